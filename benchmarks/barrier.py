@@ -321,7 +321,8 @@ def compare(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> l
     median = {peer: statistics.median(each) for peer, each in times.items()}
     best = {peer: min(each) for peer, each in times.items()}
     return [
-        f"{median[peer]:.2f} ({best[peer]:.2f}): {median[peer] / median[peers[0]]:.2f} ({best[peer] / best[peers[0]]:.2f})"
+        f"{median[peer]:.2f} ({best[peer]:.2f}): {median[peer] / median[peers[0]]:.2f}"
+        f" ({best[peer] / best[peers[0]]:.2f})"
         for peer in peers
     ]
 
@@ -368,7 +369,8 @@ def busy(clients: int, rounds: int, repeats: int) -> None:
             times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
     idle, full = statistics.median(times[0]), statistics.median(times[1])
     print(
-        f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio {full / idle:.2f}"
+        f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio"
+        f" {full / idle:.2f}"
     )
 
 
@@ -380,8 +382,9 @@ def crowd(clients: int) -> None:
         cluster.run("barrier 2")
         times = [cluster.run("barrier 5") / 5 for _ in range(5)]
         print(
-            f"{clients} own clients: joined in {joined_s:.1f} s; barrier median {statistics.median(times):.3f} s, best {min(times):.3f} s; "
-            f"service {cluster.memory_mb():.0f} MB resident"
+            f"{clients} own clients: joined in {joined_s:.1f} s; barrier median"
+            f" {statistics.median(times):.3f} s, best {min(times):.3f} s; service"
+            f" {cluster.memory_mb():.0f} MB resident"
         )
 
 

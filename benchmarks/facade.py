@@ -101,7 +101,8 @@ def main() -> None:
             for name in ("native", "facade")
         )
         print(
-            f"{figure}: native {native_ms:.2f} ms, facade {facade_ms:.2f} ms, {100 * (facade_ms / native_ms - 1):+.1f} %"
+            f"{figure}: native {native_ms:.2f} ms, facade {facade_ms:.2f} ms,"
+            f" {100 * (facade_ms / native_ms - 1):+.1f} %"
         )
 
 

@@ -96,7 +96,8 @@ def main() -> None:
     ended = time.perf_counter()
     assert all((left == right).all() for left, right in zip(arrays, memory, strict=True))
     print(
-        f"write {size / (written - began) / 1e9:.2f} GB/s, read {size / (ended - written) / 1e9:.2f} GB/s"
+        f"write {size / (written - began) / 1e9:.2f} GB/s, read"
+        f" {size / (ended - written) / 1e9:.2f} GB/s"
     )
     for path in folder.iterdir():
         path.unlink()

@@ -122,7 +122,8 @@ def measure(title: str, state_of: Callable[[int], Any], saves: int, folder: Path
         space = bytes_in(saver.root) / 2**20
         shown = f"{size / 2**20:8.1f} MiB" if size else " " * 12
         print(
-            f"  {name:12} {median:6.3f} s  {median / plain:5.2f} of plain  written {shown}  both steps take {space:7.0f} MiB"
+            f"  {name:12} {median:6.3f} s  {median / plain:5.2f} of plain  written {shown}  both"
+            f" steps take {space:7.0f} MiB"
         )
 
 

@@ -367,7 +367,8 @@ def main() -> None:
         if above in medians:
             print(f"{name:32} {medians[above] / medians[below]:6.2f}   (wanted {wanted})")
     print(
-        f"{len(found['blocked beside'])} local saves while a durable one took {chosen.throttle_s:g} s"
+        f"{len(found['blocked beside'])} local saves while a durable one took"
+        f" {chosen.throttle_s:g} s"
     )
     copying = (
         medians["receiving, CPU s/GB"] + medians["sending, CPU s/GB"] - medians["checks, CPU s/GB"]

@@ -65,7 +65,8 @@ def restores(folder: Path, name: str, tree: dict[str, Any], rounds: int) -> None
     found = in_turns(rounds, orbax=by_orbax, holdfast=lambda: load(root / str(STEP), like))
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
     print(
-        f"| {name} | {total / 2**20:.0f} MiB | {found['orbax']:.3f} | {found['holdfast']:.3f} | {found['orbax'] / found['holdfast']:.2f} |",
+        f"| {name} | {total / 2**20:.0f} MiB | {found['orbax']:.3f} | {found['holdfast']:.3f} |"
+        f" {found['orbax'] / found['holdfast']:.2f} |",
         flush=True,
     )
 
@@ -101,7 +102,8 @@ def verifies(folder: Path, gigabytes: float, rounds: int) -> None:
     size = sum(path.stat().st_size for path in files) / 1e9
     ratio = found["verify"] / found["read"]
     print(
-        f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s, ratio {ratio:.2f}"
+        f"\nverify of {size:.2f} GB: {found['verify']:.3f} s, plain reading {found['read']:.3f} s,"
+        f" ratio {ratio:.2f}"
     )
 
 
@@ -119,10 +121,12 @@ def main() -> None:
         folder = Path(scratch)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         print(
-            f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, jax {jax.__version__}, orbax {ocp.__version__}\n"
+            f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, jax {jax.__version__},"
+            f" orbax {ocp.__version__}\n"
         )
         print(
-            "| checkpoint of Orbax's | size | Orbax restores, s | holdfast restores, s | times as fast |\n|---|---|---|---|---|"
+            "| checkpoint of Orbax's | size | Orbax restores, s | holdfast restores, s | times as"
+            " fast |\n|---|---|---|---|---|"
         )
         rng = np.random.default_rng(0)
         large = {

@@ -90,7 +90,8 @@ def many_processes() -> None:
         lambda: check_plan(replace(plan, process=0)),
     )
     print(
-        f"record: {len(data):,} bytes; this process writes {plan.own_bytes:,} of {plan.total_bytes:,} bytes"
+        f"record: {len(data):,} bytes; this process writes {plan.own_bytes:,} of"
+        f" {plan.total_bytes:,} bytes"
     )
 
 

@@ -425,7 +425,10 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
     lines.append(f"| steps redone | {' | | '.join(steps)} | |")
     for name, found in results.items():
         totals = sorted(each["new"] for each in found)
-        text = f"{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to {totals[-1]:.1f} s"
+        text = (
+            f"{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to"
+            f" {totals[-1]:.1f} s"
+        )
         lines.append(f"\n{LAUNCHERS[name]}: {text}, median {statistics.median(totals):.1f}")
     return "\n".join(lines)
 
@@ -496,7 +499,8 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
     print(
-        f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after\n\n{table(results)}\n\n```\n{bars(results)}\n```"
+        f"load average {before:.1f} before and {os.getloadavg()[0]:.1f}"
+        f" after\n\n{table(results)}\n\n```\n{bars(results)}\n```"
     )
     if arguments.write:
         from plot import draw

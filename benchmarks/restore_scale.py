@@ -161,9 +161,10 @@ def restore(
         reader.fill(reads, pool.take)
         needed += sum(read.nbytes for read in reads)
     print(
-        f"{label}: {len(waves)} wave(s) of {needed / len(waves):,.0f} bytes (by the arrays' own bytes at least {before} waves of "
-        f"{needed / before:,.0f}); reads {store.bytes:,} bytes in {store.reads:,} calls for {needed:,} needed: "
-        f"{store.bytes / needed:.3f}; {time.perf_counter() - began:.2f} s"
+        f"{label}: {len(waves)} wave(s) of {needed / len(waves):,.0f} bytes (by the arrays' own"
+        f" bytes at least {before} waves of {needed / before:,.0f}); reads {store.bytes:,} bytes in"
+        f" {store.reads:,} calls for {needed:,} needed: {store.bytes / needed:.3f};"
+        f" {time.perf_counter() - began:.2f} s"
     )
 
 
@@ -179,7 +180,8 @@ def many_processes() -> None:
     )  # type: ignore[arg-type]
     sent = group.bytes // group.messages
     print(
-        f"record: {len(store.record):,} bytes, {sent:,} as a message; the primary sends {group.messages:,} of them: {group.bytes:,} bytes"
+        f"record: {len(store.record):,} bytes, {sent:,} as a message; the primary sends"
+        f" {group.messages:,} of them: {group.bytes:,} bytes"
     )
     restore(
         store,

@@ -61,7 +61,8 @@ def main() -> None:
             seen = median_ms(options.rounds, lambda folder=folder: structure(folder).items)  # type: ignore[misc]
             read = median_ms(options.rounds, lambda folder=folder: load(folder, tree))  # type: ignore[misc]
             print(
-                f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms, {seen / read:.3f}"
+                f"{layout}: {options.leaves} leaves: structure {seen:.1f} ms, load {read:.1f} ms,"
+                f" {seen / read:.3f}"
             )
 
 

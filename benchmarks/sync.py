@@ -157,14 +157,16 @@ def main() -> None:
     ours_first = found["holdfast", "ours"]
     print(f"{args.processes} processes, {args.rounds} barriers a repeat, {args.repeats} repeats\n")
     print(
-        "| barrier | service | ms, best | ms, median | ours / this, median of the repeats |\n|---|---|---|---|---|"
+        "| barrier | service | ms, best | ms, median | ours / this, median of the repeats"
+        " |\n|---|---|---|---|---|"
     )
     for (service, peer), times in found.items():
         ratio = statistics.median(
             mine / other for mine, other in zip(ours_first, times, strict=True)
         )
         print(
-            f"| {PEERS[peer]} | {SERVICES[service]} | {min(times) * 1e3:.3f} | {statistics.median(times) * 1e3:.3f} | {ratio:.2f} |"
+            f"| {PEERS[peer]} | {SERVICES[service]} | {min(times) * 1e3:.3f} |"
+            f" {statistics.median(times) * 1e3:.3f} | {ratio:.2f} |"
         )
     return None
 

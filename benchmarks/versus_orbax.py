@@ -436,7 +436,8 @@ def table(results: dict[str, Any]) -> str:
                         f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
                     )
             lines.append(
-                f"| {label} | {system} | {' | '.join(cells.values())} | {found[system]['peak_extra_bytes'] >> 20} MiB |"
+                f"| {label} | {system} | {' | '.join(cells.values())} |"
+                f" {found[system]['peak_extra_bytes'] >> 20} MiB |"
             )
     return "\n".join(lines)
 
@@ -485,7 +486,10 @@ def main() -> None:
         print(table({name: results[name]}), flush=True)
     after = os.getloadavg()
     load = f"load average {before[0]:.1f} before and {after[0]:.1f} after"
-    text = f"{machine()}; {load}; median of {options.repeats}; seconds; the slowest process counts.\n\n{table(results)}\n\n"
+    text = (
+        f"{machine()}; {load}; median of {options.repeats}; seconds; the slowest process"
+        f" counts.\n\n{table(results)}\n\n"
+    )
     text += f"Times Orbax's speed; each five marks double it:\n\n```\n{bars(results)}\n```\n"
     print(text)
     if options.write:

@@ -31,8 +31,8 @@ from holdfast.web import feed
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 WEB = "from holdfast.cli import main; main()"
 AT_ONCE = (
-    "import holdfast.web.feed as feed; feed._INTERVAL_S, feed._PROCESSES_PER_S = 0.0, float('inf'); "
-    + WEB
+    "import holdfast.web.feed as feed; feed._INTERVAL_S, feed._PROCESSES_PER_S = 0.0,"
+    " float('inf'); " + WEB
 )
 
 
@@ -198,7 +198,8 @@ def main() -> None:
     with Cluster(Peer("holdfast", "holdfast"), options.processes) as cluster:
         cluster.run("barrier 2")
         print(
-            f"{options.processes} processes | coordinator | its memory | page | its memory | barrier of all, median (best)"
+            f"{options.processes} processes | coordinator | its memory | page | its memory |"
+            " barrier of all, median (best)"
         )
         print("|---" * 6)
         found = turns(cluster, options)
@@ -209,8 +210,8 @@ def main() -> None:
                 f"{100 * median.page:.1f} % | {median.page_mb:.0f} MB" if median.page_mb else " | "
             )
             print(
-                f"| {name} | {100 * median.coordinator:.2f} % | {median.coordinator_mb:.0f} MB | {served} | "
-                f"{median.barrier_ms:.0f} ms ({best_ms:.0f}) |"
+                f"| {name} | {100 * median.coordinator:.2f} % | {median.coordinator_mb:.0f} MB |"
+                f" {served} | {median.barrier_ms:.0f} ms ({best_ms:.0f}) |"
             )
         if options.hour:
             hour(

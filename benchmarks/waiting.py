@@ -145,8 +145,9 @@ def waits(options: argparse.Namespace) -> None:
             silent_s = max(float(worker.stdout.readline()) for worker in workers if worker.stdout)
             interval_s = options.heartbeat_timeout_s / 4
             print(
-                f"{count} clients wait in a {what}: {100 * used:.2f} % of a core; oldest sign of life {oldest_s:.1f} s, "
-                f"oldest answer {silent_s:.1f} s (interval {interval_s:g} s); {memory_mb(service.pid):.0f} MB",
+                f"{count} clients wait in a {what}: {100 * used:.2f} % of a core; oldest sign of"
+                f" life {oldest_s:.1f} s, oldest answer {silent_s:.1f} s (interval {interval_s:g}"
+                f" s); {memory_mb(service.pid):.0f} MB",
                 flush=True,
             )
         stopped_s = 2 * options.heartbeat_timeout_s
@@ -158,7 +159,8 @@ def waits(options: argparse.Namespace) -> None:
             print("meet 120", file=worker.stdin, flush=True)
         met = sum(int(worker.stdout.readline()) for worker in workers if worker.stdout)
         print(
-            f"stopped for {stopped_s:g} s and continued: {met} of {count} clients meet at a barrier",
+            f"stopped for {stopped_s:g} s and continued: {met} of {count} clients meet at a"
+            " barrier",
             flush=True,
         )
         for worker in workers:
@@ -184,7 +186,8 @@ def memory(tasks: int, barriers: int) -> None:
         machine.completions.clear()
         machine.forget_changes()
     print(
-        f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB more"
+        f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB"
+        " more"
     )
 
 

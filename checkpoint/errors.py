@@ -100,8 +100,12 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
 
 
 _ADVICE = {
-    errno.EACCES: "this process lacks the permission: see its user and the mode of the folders above",
-    errno.EPERM: "this process lacks the permission: see its user and the mode of the folders above",
+    errno.EACCES: (
+        "this process lacks the permission: see its user and the mode of the folders above"
+    ),
+    errno.EPERM: (
+        "this process lacks the permission: see its user and the mode of the folders above"
+    ),
     errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n)",
 }
 

@@ -84,7 +84,8 @@ class CheckpointManager:
         self._closed, self._forked = True, False  # until it is open
         if local is not None and save_policy is None:
             raise ValueError(
-                "CheckpointManager: local= expects a save_policy besides: without one every call saves durably"
+                "CheckpointManager: local= expects a save_policy besides: without one every call"
+                " saves durably"
             )
         self._options = options or Options()
         self._group = group if group is not None else default_group()
@@ -350,7 +351,10 @@ class CheckpointManager:
                 step=step,
             )
         if not overwrite and self._exists(step):
-            message = f"step {step} is already in {root}; nothing was written. To replace it, pass overwrite=True"
+            message = (
+                f"step {step} is already in {root}; nothing was written. To replace it, pass"
+                " overwrite=True"
+            )
             raise StepExists(message, step=step, path=root)
 
     # --- keeping
@@ -361,7 +365,8 @@ class CheckpointManager:
         step = check_step(step)
         if step in self._foreign:
             raise CheckpointError(
-                f"step {step} of {self._storage.root} was written by another library; holdfast deletes only its own",
+                f"step {step} of {self._storage.root} was written by another library; holdfast"
+                " deletes only its own",
                 step=step,
             )
         self._saver.join()
@@ -379,7 +384,10 @@ class CheckpointManager:
             return
         if error := self._index.remove([step]).get(step):
             root = self._storage.root
-            message = f"step {step} of {root} could not be deleted and is still there: {error}; look at the disk or the mount, then"
+            message = (
+                f"step {step} of {root} could not be deleted and is still there: {error}; look at"
+                " the disk or the mount, then"
+            )
             raise CheckpointError(f"{message} delete it again", step=step, path=root) from error
         self._report_root()
         self._worker.wait(self._options.save_timeout_s)
@@ -626,7 +634,10 @@ def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
         return None
     load_digest()
     if not isinstance(storage, LocalStorage) or options.single_writer:
-        message = f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a POSIX folder, without single_writer"
+        message = (
+            f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a"
+            " POSIX folder, without single_writer"
+        )
         raise CheckpointError(f"{message}. Leave out Options(incremental=True)", path=storage.root)
     return SaveHistory(options.full_every)
 

@@ -169,14 +169,18 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
     step, name = check_step(step), split(os.fspath(path))[1]
     if other_step(step, name) is not None:
         raise ValueError(
-            f"save: the folder {name} is called as step {name} is, and step={step}; call it otherwise, or leave `step` out"
+            f"save: the folder {name} is called as step {name} is, and step={step}; call it"
+            " otherwise, or leave `step` out"
         )
     return step
 
 
 def _refuse_existing(storage: Storage) -> None:
     if has_record(storage, ""):
-        message = f"{storage.root} holds a checkpoint already; save to another folder, or pass overwrite=True"
+        message = (
+            f"{storage.root} holds a checkpoint already; save to another folder, or pass"
+            " overwrite=True"
+        )
         raise StepExists(message, path=storage.root)
 
 
@@ -246,7 +250,8 @@ def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -
     """
     if options.get("group") is not None:
         raise ValueError(
-            "load_async: group= expects all processes to load in one order, which threads do not keep; expected load(...)"
+            "load_async: group= expects all processes to load in one order, which threads do not"
+            " keep; expected load(...)"
         )
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
@@ -266,8 +271,9 @@ def _open_alone(path: str | os.PathLike[str], wanted: Mapping[str, Any]) -> Chec
         folder, _ = find_checkpoint(open_storage(path))
         if folder.name:
             raise ValueError(
-                f"load: {os.fspath(path)} is a root of steps, and `like` spans processes: each would take the latest step that it sees, "
-                f"here {folder}; pass group=holdfast.multihost.default_group(), or the folder of one step"
+                f"load: {os.fspath(path)} is a root of steps, and `like` spans processes: each"
+                f" would take the latest step that it sees, here {folder}; pass"
+                " group=holdfast.multihost.default_group(), or the folder of one step"
             )
     return open_checkpoint(path)
 

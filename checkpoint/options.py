@@ -188,5 +188,6 @@ class Options:
                 )
         if self.full_every is not None and (self.full_every < 1 or not self.incremental):
             raise ValueError(
-                f"Options: full_every={self.full_every!r} expects a whole number above 0, and incremental=True"
+                f"Options: full_every={self.full_every!r} expects a whole number above 0, and"
+                " incremental=True"
             )

@@ -45,7 +45,10 @@ stall_timeout_option = click.option(
     type=click.FloatRange(0, min_open=True),
     default=math.inf,
     metavar="SECONDS",
-    help="Without a step of all, or of one that is behind, the job hangs: it is said who and where, and restarted.  [default: never]",
+    help=(
+        "Without a step of all, or of one that is behind, the job hangs: it is said who and where,"
+        " and restarted.  [default: never]"
+    ),
 )
 straggler_steps_option = click.option(
     "--straggler-steps",
@@ -79,7 +82,8 @@ class Failure(click.ClickException):
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
             click.echo(
-                "What is damaged cannot be mended: take another step (`holdfast ls` lists them), or a copy of this one.",
+                "What is damaged cannot be mended: take another step (`holdfast ls` lists them), or"
+                " a copy of this one.",
                 err=True,
             )
 

@@ -70,7 +70,8 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     elif len(folders) > len(failed):
         kept = f", {len(total.skipped)} were there already" if total.skipped else ""
         click.echo(
-            f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was read back and is whole"
+            f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was"
+            " read back and is whole"
         )
     if failed:
         several = (

@@ -46,7 +46,10 @@ def _pairs(
 @click.option(
     "--insecure",
     is_flag=True,
-    help="No Secret with a token and certificates: any pod that reaches the coordinator can disturb the job.",
+    help=(
+        "No Secret with a token and certificates: any pod that reaches the coordinator can disturb"
+        " the job."
+    ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def kubernetes(

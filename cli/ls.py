@@ -152,8 +152,14 @@ def _where(here: list[int], count: int, dead: str) -> str:
     if dead:
         return f"{parts}; {dead}"
     if len(here) == count:
-        return f"{parts}: all, so that it survives the loss of every other host; `holdfast status` of its job says where there are copies"
-    return f"{parts}; whether other hosts have the rest, or copies of these, is not known here: `holdfast status` of its job says that"
+        return (
+            f"{parts}: all, so that it survives the loss of every other host; `holdfast status` of"
+            " its job says where there are copies"
+        )
+    return (
+        f"{parts}; whether other hosts have the rest, or copies of these, is not known here:"
+        " `holdfast status` of its job says that"
+    )
 
 
 def _file_row(path: str) -> dict[str, Any]:

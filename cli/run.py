@@ -71,7 +71,8 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
         at += 2 if command[at] in ("-X", "-W") else 1
     if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
         raise click.UsageError(
-            f"--orbax: expected a command like `python train.py` or `python -m train`, found {' '.join(command)}"
+            "--orbax: expected a command like `python train.py` or `python -m train`, found"
+            f" {' '.join(command)}"
         )
     return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
 
@@ -117,7 +118,10 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--standby/--no-standby",
     default=None,
-    help="Interpreters that wait to become the next attempt, jax imported.  [default: where restarts are allowed]",
+    help=(
+        "Interpreters that wait to become the next attempt, jax imported.  [default: where restarts"
+        " are allowed]"
+    ),
 )
 @click.option(
     "--preload",
@@ -179,12 +183,17 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     type=_SECONDS,
     default=600.0,
     show_default=True,
-    help="For machines for all processes; with --stall-timeout-s, from the start to the first step.",
+    help=(
+        "For machines for all processes; with --stall-timeout-s, from the start to the first step."
+    ),
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Ray: no token and certificates; whoever reaches the coordinator's port can disturb the job.",
+    help=(
+        "Ray: no token and certificates; whoever reaches the coordinator's port can disturb the"
+        " job."
+    ),
 )
 @click.option(
     "--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`."
@@ -263,11 +272,13 @@ def run(
     """
     if ray is not None and log_dir is not None:
         raise click.UsageError(
-            "--log-dir is for processes of this machine: with --ray, redirect the output, which holds the lines of all"
+            "--log-dir is for processes of this machine: with --ray, redirect the output, which"
+            " holds the lines of all"
         )
     if ray is not None and web:
         raise click.UsageError(
-            "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that is printed"
+            "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the"
+            " address that is printed"
         )
     if ray is not None and metrics_port is not None:
         raise click.UsageError(

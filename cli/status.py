@@ -135,7 +135,8 @@ def _own_job() -> tuple[RunningJob, Credentials]:
     if not running:
         where = user_folder()
         raise click.ClickException(
-            f"no job of this user runs on this machine ({where} has none): give the address that the launcher printed"
+            f"no job of this user runs on this machine ({where} has none): give the address that"
+            " the launcher printed"
         )
     if len(running) > 1:
         lines = [
@@ -162,7 +163,10 @@ def _explain(address: str | None, error: CoordinationError, tried_s: float) -> s
     """Returns what was tried, for how long, and what the operating system says to one more connection."""
     if address is None or error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         return f"{address}: {error}" if address else str(error)
-    return f"{address}: no coordinator answered a status request within {tried_s:.1f} s; connecting: {_connect(address)}"
+    return (
+        f"{address}: no coordinator answered a status request within {tried_s:.1f} s; connecting:"
+        f" {_connect(address)}"
+    )
 
 
 def _connect(address: str) -> str:
@@ -180,7 +184,10 @@ def _connect(address: str) -> str:
         return "this is no address; expected HOST:PORT or unix:PATH"
     except OSError as error:
         return str(error.strerror or error)
-    return "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-ca) or is stopped"
+    return (
+        "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-ca) or is"
+        " stopped"
+    )
 
 
 def _print_stacks(client: StatusClient) -> None:
@@ -278,8 +285,8 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     kept = f"{status.keys} keys, {status.key_bytes / 1024:.1f} KiB"
     passed = f"{status.barriers_passed} barriers passed, {status.barriers_failed} failed"
     return (
-        f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s; {kept}; {passed}"
-        + "".join(f"; {flag}" for flag in flags)
+        f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s; {kept};"
+        f" {passed}" + "".join(f"; {flag}" for flag in flags)
     )
 
 

@@ -17,12 +17,17 @@ import click
 )
 @click.option(
     "--host",
-    help="Where the others reach a coordinator that process 0 starts.  [default: its machine's name]",
+    help=(
+        "Where the others reach a coordinator that process 0 starts.  [default: its machine's name]"
+    ),
 )
 @click.option(
     "--rendezvous",
     type=click.Path(path_type=Path),
-    help="A folder all see, where process 0 leaves the address and, for this user alone, token and certificates.",
+    help=(
+        "A folder all see, where process 0 leaves the address and, for this user alone, token and"
+        " certificates."
+    ),
 )
 @click.option("--job-id", help="Of this job.  [default: the launcher's]")
 @click.option(

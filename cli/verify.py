@@ -55,11 +55,15 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
                 if report["seconds"] > 0.01
                 else "at once"
             )
-            files = f"{report['leaves']} leaves in {report['files']} files, {decimal(report['bytes'])}, {rate}"
+            files = (
+                f"{report['leaves']} leaves in {report['files']} files, {decimal(report['bytes'])},"
+                f" {rate}"
+            )
             click.echo(f"{report['path']}: whole ({report['layout']}: {files})")
             if report["layout"] != "holdfast":
                 click.echo(
-                    "  this layout keeps no checksums of its arrays: they can be read, which is all that can be said",
+                    "  this layout keeps no checksums of its arrays: they can be read, which is all"
+                    " that can be said",
                     err=True,
                 )
     if failed:
@@ -123,7 +127,9 @@ def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any
         reports.append(row | {"seconds": round(time.perf_counter() - began, 3)})
     if not reports:
         raise StepNotFound(
-            f"{local} has no {'part of a local step' if step is None else f'part of a local step {step}'} of {path}",
+            f"{local} has no"
+            f" {'part of a local step' if step is None else f'part of a local step {step}'} of"
+            f" {path}",
             path=local,
         )
     return reports

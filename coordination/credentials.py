@@ -73,7 +73,8 @@ def require_together(**files: object) -> None:
     if 0 < len(found) < len(files):
         why = "each side shows a certificate, and checks the other's"
         raise ValueError(
-            f"{', '.join(files)} belong together: {why}; expected all three, found {', '.join(found)}"
+            f"{', '.join(files)} belong together: {why}; expected all three, found"
+            f" {', '.join(found)}"
         )
 
 

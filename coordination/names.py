@@ -64,7 +64,10 @@ def is_tested_grpc(version: str = grpc.__version__) -> bool:
     tested = TESTED_GRPC[0] <= release < TESTED_GRPC[1]
     if not tested:
         first, last = (".".join(map(str, each)) for each in TESTED_GRPC)
-        what = f"grpcio {version} was not tested, only {first} to before {last}: calls go through gRPC's public API, which is slower"
+        what = (
+            f"grpcio {version} was not tested, only {first} to before {last}: calls go through"
+            " gRPC's public API, which is slower"
+        )
         log.warning("%s; for the fast path install 'grpcio>=%s,<%s'", what, first, last)
     return tested
 

@@ -99,7 +99,8 @@ def main():
 
     multihost.initialize()  # 1. joins the other processes; alone, it does nothing
     print(
-        f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()}, {jax.device_count()} devices in all",
+        f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()},"
+        f" {jax.device_count()} devices in all",
         flush=True,
     )
 

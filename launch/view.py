@@ -111,11 +111,13 @@ def _state(job: Job, process: int) -> str:
         return (
             "done"
             if code == 0
-            else "preempted"
-            if code == PREEMPTED
-            else f"signal {-code}"
-            if code < 0
-            else f"exit {code}"
+            else (
+                "preempted"
+                if code == PREEMPTED
+                else f"signal {-code}"
+                if code < 0
+                else f"exit {code}"
+            )
         )
     return (
         "saving"

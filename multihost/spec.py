@@ -61,17 +61,20 @@ class ProcessSpec:
             and self.coordinator.startswith(_UNIX)
         ):
             raise ValueError(
-                f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a slice_address to meet at"
+                f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a"
+                " slice_address to meet at"
             )
         per_slice, rest = divmod(self.num_processes, self.num_slices)
         if rest:
             raise ValueError(
-                f"num_processes={self.num_processes} in num_slices={self.num_slices}: a slice is incomplete, or they differ in size"
+                f"num_processes={self.num_processes} in num_slices={self.num_slices}: a slice is"
+                " incomplete, or they differ in size"
             )
         if self.process_id // per_slice != self.slice_id:
             raise ValueError(
-                f"process_id={self.process_id} reports slice_id={self.slice_id}, expected {self.process_id // per_slice}: "
-                f"sort the processes by slice and worker, {per_slice} a slice"
+                f"process_id={self.process_id} reports slice_id={self.slice_id}, expected"
+                f" {self.process_id // per_slice}: sort the processes by slice and worker,"
+                f" {per_slice} a slice"
             )
 
     def to_env(self) -> dict[str, str]:
@@ -96,7 +99,8 @@ class ProcessSpec:
         for key in ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR"):
             if key not in found:
                 raise ValueError(
-                    f"{key} is not set, but {', '.join(sorted(found))} is: start the process with `holdfast run`, or unset all"
+                    f"{key} is not set, but {', '.join(sorted(found))} is: start the process with"
+                    " `holdfast run`, or unset all"
                 )
         fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in found.items()}
         return cls(**fields)
@@ -119,7 +123,8 @@ class ProcessSpec:
                 environment[key] = value
             if before not in (None, value):
                 lines.append(
-                    f"{key}: {before!r} -> {'removed, the job has one slice' if value is None else repr(value)}"
+                    f"{key}: {before!r} ->"
+                    f" {'removed, the job has one slice' if value is None else repr(value)}"
                 )
         return lines
 

@@ -140,7 +140,8 @@ class Picture:
         self.boxes[key] = box
         shapes = self.behind if kind == "room" else self.shapes
         shapes.append(
-            f'<rect class="{kind}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6"/>'
+            f'<rect class="{kind}" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}"'
+            f' height="{box.height:g}" rx="6"/>'
         )
 
     def text(self, x: float, y: float, kind: str, text: str) -> None:
@@ -161,7 +162,8 @@ class Picture:
         )
         bend = (y2 - y1) / 2
         self.arrows.append(
-            f'<path class="arrow" marker-end="url(#head)" d="M{x1:g},{y1:g} C{x1:g},{y1 + bend:g} {x2:g},{y2 - bend:g} {x2:g},{y2 - 3:g}"/>'
+            f'<path class="arrow" marker-end="url(#head)" d="M{x1:g},{y1:g} C{x1:g},{y1 + bend:g}'
+            f' {x2:g},{y2 - bend:g} {x2:g},{y2 - 3:g}"/>'
         )
 
     def room(self, name: str, x: float, y: float, width: float) -> float:
@@ -209,10 +211,16 @@ def draw() -> str:
         for end in sorted(ends):
             picture.arrow(picture.boxes[start], picture.boxes[end])
     tip = '<path class="head" d="M0,0 L8,4 L0,8 z"/>'
-    head = f'<marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">{tip}</marker>'
+    head = (
+        '<marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7"'
+        f' orient="auto">{tip}</marker>'
+    )
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" role="img" aria-label="Rooms and wings of holdfast">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" role="img"'
+                ' aria-label="Rooms and wings of holdfast">'
+            ),
             f"<style>{STYLE}</style><defs>{head}</defs>",
             f'<rect class="page" width="{WIDTH}" height="{y:g}"/>',
             *picture.behind,

@@ -20,7 +20,9 @@ BEGIN, END = "<!-- names: made by scripts/list_orbax_names.py -->", "<!-- names 
 FACE = "holdfast.compat.orbax"
 # Names that are there and do something else than a caller of Orbax's might expect: what.
 TRANSLATED = {
-    "AsyncCheckpointHandler": "its futures are waited for in `save`; each process writes into a folder of its own",
+    "AsyncCheckpointHandler": (
+        "its futures are waited for in `save`; each process writes into a folder of its own"
+    ),
     "AsyncCheckpointer": "`save` blocks until the checkpoint is durable",
     "AsyncOptions": "`timeout_secs` counts; callbacks are refused",
     "AtomicityMode": "no effect: the record is the commit",

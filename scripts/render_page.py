@@ -20,7 +20,10 @@ from holdfast.web.snapshot import snapshot
 
 SCREENS = Path(__file__).resolve().parent.parent / "docs" / "screens"
 COUNT, ODD, NOW, SILENT_S = 256, 77, 1_700_000_900.0, 41
-WAITING = 'Thread MainThread:\n  File "/home/me/train.py", line 50, in step\n  File "/x/site-packages/jax/a.py", line 1, in block_until_ready'
+WAITING = (
+    'Thread MainThread:\n  File "/home/me/train.py", line 50, in step\n  File'
+    ' "/x/site-packages/jax/a.py", line 1, in block_until_ready'
+)
 LOADING = 'Thread MainThread:\n  File "/home/me/train.py", line 26, in load_batch'
 STEPS: list[tuple[int, int, dict[str, bool]]] = [
     (500, 0, {}),

@@ -162,7 +162,9 @@ def test_every_folder_is_a_listed_package() -> None:
 
 # Source files whose tests are elsewhere, and where.
 TESTED_ELSEWHERE = {
-    "checkpoint/storage/base.py": "tests/checkpoint/storage/test_storage.py",  # the Protocol's contract
+    "checkpoint/storage/base.py": (
+        "tests/checkpoint/storage/test_storage.py"
+    ),  # the Protocol's contract
     **{
         f"compat/orbax/{name}.py": "tests/compat/orbax/test_checkpoint_manager.py"
         for name in ("args", "items", "metadata", "options", "policies")
@@ -177,7 +179,9 @@ TESTED_ELSEWHERE = {
     "compat/orbax/v1/modules.py": "tests/compat/orbax/test_modules.py",
     "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
     "coordination/server/transport_aio.py": "tests/coordination/server/test_transports.py",
-    "coordination/server/transport_completion_queue.py": "tests/coordination/server/test_transports.py",
+    "coordination/server/transport_completion_queue.py": (
+        "tests/coordination/server/test_transports.py"
+    ),
     "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
     "launch/workers/shims/standby.py": "tests/launch/workers/test_standby.py",
     "launch/workers/shims/subreaper.py": "tests/launch/workers/test_shims.py",
@@ -240,7 +244,10 @@ def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", ["coordination", "multihost", "checkpoint", "launch"])
 def test_the_face_of_a_room_lists_what_it_offers(room: str) -> None:
     """Every name of `__all__` exists and is public, and no module or wing of the room bears it."""
-    code = f"import holdfast.{room} as m; assert all(not n.startswith('_') and hasattr(m, n) for n in m.__all__); print(*m.__all__)"
+    code = (
+        f"import holdfast.{room} as m; assert all(not n.startswith('_') and hasattr(m, n) for n in"
+        " m.__all__); print(*m.__all__)"
+    )
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
     )

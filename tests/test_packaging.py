@@ -72,7 +72,10 @@ def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path
     assert "holdfast/__init__.py" not in names, "holdfast is a namespace"
     assert {"holdfast/checkpoint/py.typed", "holdfast/proto/coordination.proto"} <= set(names)
     folder = _hostile_folder(tmp_path / "user")
-    code = "import sys, holdfast.checkpoint as c; assert c.__file__.startswith(sys.argv[1]), c.__file__"
+    code = (
+        "import sys, holdfast.checkpoint as c; assert c.__file__.startswith(sys.argv[1]),"
+        " c.__file__"
+    )
     # The interpreter below the virtual environment reads no .pth file there, so the editable install is out of sight.
     environment = {
         "PYTHONPATH": f"{tmp_path / 'site'}:{sysconfig.get_path('purelib')}",

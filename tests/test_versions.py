@@ -48,7 +48,10 @@ def _python(version: str) -> str:
     for place in filter(shutil.which, places):
         if subprocess.run([place, "-c", check], capture_output=True, check=False).returncode == 0:
             return place
-    missing = f"no Python {version} that runs with venv and ensurepip: looked at {', '.join(places)} and in {pyenv}"
+    missing = (
+        f"no Python {version} that runs with venv and ensurepip: looked at {', '.join(places)} and"
+        f" in {pyenv}"
+    )
     assert not os.environ.get("CI"), missing
     pytest.skip(missing)
 
@@ -101,7 +104,10 @@ def test_the_ends_are_those_that_are_promised() -> None:
 def test_an_end_is_what_its_name_says(end: str) -> None:
     """The environment of an end has that Python and that jax; at the lowest end every version is the pinned one."""
     version, pins = ENDS[end]
-    code = "import sys, importlib.metadata as m; print('%d.%d' % sys.version_info[:2], *map(m.version, sys.argv[1:]))"
+    code = (
+        "import sys, importlib.metadata as m; print('%d.%d' % sys.version_info[:2], *map(m.version,"
+        " sys.argv[1:]))"
+    )
     names = [re.split("[=>]", pin)[0] for pin in pins]
     ran = subprocess.run(
         [_environment(end), "-c", code, *names], capture_output=True, text=True, check=True

@@ -31,11 +31,14 @@ KEPT = {
 }
 
 PUBLIC = {
-    "coordination": """
+    "coordination": (
+        """
         BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Fenced HoldfastError
         ProcessInfo ProcessLost Relay StatusClient
-    """,
-    "multihost": """
+    """
+    ),
+    "multihost": (
+        """
         HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice Polled
         Preempted ProcessInfo ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
         WatchedFile WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all
@@ -50,27 +53,38 @@ PUBLIC = {
         replica_count replica_devices runtime_to_distributed_ids runtime_to_distributed_process_id should_skip_process_sync
         shutdown slice_count sync_global_processes tree_memory_per_device unique_barrier_key unique_processes_from_devices
         use_experimental_distributed_process_id watchdog
-    """,
-    "checkpoint": """
+    """
+    ),
+    "checkpoint": (
+        """
         SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps Files FirstSave
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo KeepEvery KeepEverySeconds KeepLast
         KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
         SavePolicy StepExists StepFacts StepGone StepNotFound Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
         iterate_steps load load_async register_leaf_type save structure sweep verify wait_for_new_step
-    """,
-    "launch": """
+    """
+    ),
+    "launch": (
+        """
         DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
         StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
-    """,
-    "compat": """
+    """
+    ),
+    "compat": (
+        """
         orbax
-    """,
-    "web": """
+    """
+    ),
+    "web": (
+        """
         serve_page write_report
-    """,
-    "cli": """
+    """
+    ),
+    "cli": (
+        """
         main
-    """,
+    """
+    ),
 }
 
 

@@ -27,7 +27,8 @@ def write_report(status_file: Path, report_file: Path) -> None:
         )
     except (KeyError, TypeError, ValueError, ParseError) as error:
         raise ValueError(
-            f"{status_file}: expected the status that `holdfast run` leaves, found {type(error).__name__}: {error}"
+            f"{status_file}: expected the status that `holdfast run` leaves, found"
+            f" {type(error).__name__}: {error}"
         ) from None
     report_file.write_text(_standing_still(shown), encoding="utf-8")
 

@@ -25,8 +25,10 @@ _FILES = {
     "page.js": ("page.js", "text/javascript"),
 }
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri"
+        " 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -164,7 +166,8 @@ def _listening(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise OSError(
-            f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another --port, or 0 for a free one"
+            f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another"
+            " --port, or 0 for a free one"
         ) from None
 
 

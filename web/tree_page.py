@@ -52,7 +52,10 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
         for name in ("metrics", "metadata")
         if shown[name]
     )
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width"><title>{title}</title><style>{_STYLE}</style>'
+    )
     return (
         f'<!doctype html><html lang="en"><head>{head}</head><body><main><h1>{title}</h1>'
         f"<p>{len(shown['leaves'])} leaves, {_size(total)}</p>{facts}"
@@ -126,7 +129,8 @@ def _treemap(arrays: Sequence[Mapping[str, Any]]) -> str:
         for cell in squarify([size for _, size in labels], 0, 0, WIDTH, HEIGHT)
     ]
     return (
-        f'<svg class="map" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="Sizes of the leaves; the table below says them">'
+        f'<svg class="map" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="Sizes of'
+        ' the leaves; the table below says them">'
         f"{''.join(drawn)}</svg>"
     )
 
@@ -138,7 +142,10 @@ def _cell(cell: Cell, label: str, size: int, groups: Mapping[str, int]) -> str:
     most = int((cell.width - 8) / 7)
     text = f'<text x="{cell.x + 4:.1f}" y="{cell.y + 14:.1f}">{escape(name[-most:])}</text>'
     fits = cell.width > _LABEL_WIDTH and cell.height > _LABEL_HEIGHT
-    return f'<g><title>{escape(label)}: {_size(size)}</title><rect {box} fill="hsl({hue} 60% 75%)"/>{text if fits else ""}</g>'
+    return (
+        f'<g><title>{escape(label)}: {_size(size)}</title><rect {box} fill="hsl({hue} 60%'
+        f' 75%)"/>{text if fits else ""}</g>'
+    )
 
 
 def _table(leaves: Sequence[Mapping[str, Any]]) -> str:
@@ -198,11 +205,15 @@ def _bars(counts: Sequence[int]) -> str:
     if not most:
         return ""
     bars = [
-        f'<rect x="{8 * n}" y="{30 - 30 * count / most:.1f}" width="7" height="{30 * count / most:.1f}"/>'
+        f'<rect x="{8 * n}" y="{30 - 30 * count / most:.1f}" width="7"'
+        f' height="{30 * count / most:.1f}"/>'
         for n, count in enumerate(counts)
     ]
     label = f"histogram: {', '.join(map(str, counts))}"
-    return f'<svg class="bars" width="{8 * len(counts)}" height="30" role="img" aria-label="{label}">{"".join(bars)}</svg>'
+    return (
+        f'<svg class="bars" width="{8 * len(counts)}" height="30" role="img"'
+        f' aria-label="{label}">{"".join(bars)}</svg>'
+    )
 
 
 def _size(count: int) -> str:

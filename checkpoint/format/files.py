@@ -208,8 +208,9 @@ def parse_step_format(text: str) -> StepNames:
     except ValueError:
         pass
     raise ValueError(
-        f'step_format={text!r}: expected a name of at most 64 letters, digits, "_", "-" and ".", which does not begin with "." or end in a '
-        'digit, and then {:d}, or {:08d} for at least 8 digits (at most 18): "checkpoint_{:08d}"'
+        f'step_format={text!r}: expected a name of at most 64 letters, digits, "_", "-" and ".",'
+        ' which does not begin with "." or end in a digit, and then {:d}, or {:08d} for at'
+        ' least 8 digits (at most 18): "checkpoint_{:08d}"'
     )
 
 
@@ -234,7 +235,10 @@ def read_step_names(storage: Storage) -> StepNames:
         raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         path = join(storage.root, STEP_NAMES)
-        message = f"{path}: this does not say how the folders of steps are called: {error!r}; expected a prefix and a width of 1 to 18"
+        message = (
+            f"{path}: this does not say how the folders of steps are called: {error!r}; expected a"
+            " prefix and a width of 1 to 18"
+        )
         raise HostileCheckpoint(message, path=path, file=path) from error
 
 

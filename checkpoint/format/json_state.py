@@ -139,7 +139,8 @@ _DECODERS: dict[str, Any] = {
 
 def _unsupported(path: str, value: Any) -> UnsupportedLeaf:
     return UnsupportedLeaf(
-        f"{path} is a {type(value).__name__}, which a JSON item cannot hold; expected JSON types, bytes, tuples, numpy arrays or numbers",
+        f"{path} is a {type(value).__name__}, which a JSON item cannot hold; expected JSON types,"
+        " bytes, tuples, numpy arrays or numbers",
         leaf=path,
         found=type(value).__name__,
     )

@@ -45,7 +45,8 @@ def register_leaf_type(
     known = _LeafType(name or type_name(cls), to_fields, from_fields)
     if any(other is not cls and found.name == known.name for other, found in _by_class.items()):
         raise ValueError(
-            f"register_leaf_type: the name {known.name!r} is another class's; give one of its own: name=..."
+            f"register_leaf_type: the name {known.name!r} is another class's; give one of its own:"
+            " name=..."
         )
     _by_class[cls] = _by_name[known.name] = known
 
@@ -72,7 +73,10 @@ def _encode(leaf: Any, path: str) -> Any:
             {str(key): encode_leaf_types(value) for key, value in known.to_fields(leaf).items()},
         )
     except Exception as error:
-        message = f"the leaf {path!r} is a {type_name(type(leaf))}, whose to_fields failed: {error_text(error)}"
+        message = (
+            f"the leaf {path!r} is a {type_name(type(leaf))}, whose to_fields failed:"
+            f" {error_text(error)}"
+        )
         raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf))) from error
 
 
@@ -105,5 +109,8 @@ def make_leaf(name: str, fields: dict[str, Any]) -> Any:
     try:
         return _by_name[name].from_fields(fields)
     except Exception as error:
-        message = f"the leaf type {name!r} cannot be made of its fields {sorted(fields)}: {error_text(error)}"
+        message = (
+            f"the leaf type {name!r} cannot be made of its fields {sorted(fields)}:"
+            f" {error_text(error)}"
+        )
         raise TreeMismatch(message, expected=name, found=str(sorted(fields))) from error

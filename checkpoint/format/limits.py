@@ -30,8 +30,8 @@ def check_item_name(name: Any) -> str:
     """Returns the name of an item; raises ValueError for one that could not be a folder in every store."""
     if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):
         raise ValueError(
-            f"an item cannot be called {name!r}: expected 1 to 100 ASCII letters, digits, '_', '.' and '-', "
-            "the first of them a letter, a digit or '_'"
+            f"an item cannot be called {name!r}: expected 1 to 100 ASCII letters, digits, '_', '.'"
+            " and '-', the first of them a letter, a digit or '_'"
         )
     return name
 
@@ -44,13 +44,15 @@ def encode_json(value: Any, what: str) -> bytes:
         ).encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{what} cannot be saved as JSON: a string in it is not valid UTF-8: {error.object[error.start : error.end]!r}"
+            f"{what} cannot be saved as JSON: a string in it is not valid UTF-8:"
+            f" {error.object[error.start : error.end]!r}"
         ) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise type(error)(f"{what} cannot be saved as JSON: {error}") from error
     if len(data) > JSON_LIMIT_BYTES:
         raise ValueError(
-            f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put large values into an array"
+            f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put"
+            " large values into an array"
         )
     return data
 

@@ -36,7 +36,8 @@ class Files:
     def __post_init__(self) -> None:
         if self.per_process and self.shared:
             raise ValueError(
-                "Files: per_process keeps the files of each process apart, and shared puts them together; expected one of both"
+                "Files: per_process keeps the files of each process apart, and shared puts them"
+                " together; expected one of both"
             )
 
 
@@ -69,7 +70,8 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
         for name, size in sizes.items():
             if max_file_bytes is not None and size > max_file_bytes:
                 raise ValueError(
-                    f"the file {name!r} has {size:,} bytes, and this store takes {max_file_bytes:,}; expected several files"
+                    f"the file {name!r} has {size:,} bytes, and this store takes"
+                    f" {max_file_bytes:,}; expected several files"
                 )
         return StagedFiles(folder, tuple(sizes), files.per_process, sum(sizes.values()))
     except BaseException:
@@ -98,7 +100,10 @@ def _join(name: str, pieces: Iterable[memoryview], where: str) -> bytes:
     for piece in pieces:
         found += piece
         if len(found) > JSON_LIMIT_BYTES:
-            message = f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not returned as one object"
+            message = (
+                f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not"
+                " returned as one object"
+            )
             raise HostileCheckpoint(f"{message}; pass a `like`: Files(read=...)", path=where)
     return bytes(found)
 
@@ -136,13 +141,15 @@ def own_names(folder: Path) -> list[str]:
             )
         if not is_own_name(name):
             raise ValueError(
-                f"{name!r} is no name for a file: expected printable characters, at most {OWN_NAME_LIMIT}, and no backslash"
+                f"{name!r} is no name for a file: expected printable characters, at most"
+                f" {OWN_NAME_LIMIT}, and no backslash"
             )
         if path.is_file():
             found.append(name)
     if len(found) > MAX_FILES:
         raise ValueError(
-            f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack them into archives"
+            f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack"
+            " them into archives"
         )
     return found
 

@@ -125,7 +125,10 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
         record = parse_record(data, path)
     number = other_step(record.step, join(storage.root, step_dir))
     if number is not None:
-        message = f"{path}: this is the record of step {record.step}, in the folder of step {number}; call the folder {record.step} again"
+        message = (
+            f"{path}: this is the record of step {record.step}, in the folder of step {number};"
+            f" call the folder {record.step} again"
+        )
         raise Corrupt(
             f"{message}, or by a name that is no number", path=path, file=path, step=number
         )
@@ -158,7 +161,10 @@ def check_record(data: bytes, path: str) -> None:
 def check_record_size(data: bytes, path: str) -> None:
     """Raises HostileCheckpoint for a record that is longer than readers take."""
     if len(data) > RECORD_LIMIT_BYTES:
-        message = f"{path}: its record would have {len(data):,} bytes, and readers take at most {RECORD_LIMIT_BYTES:,}"
+        message = (
+            f"{path}: its record would have {len(data):,} bytes, and readers take at most"
+            f" {RECORD_LIMIT_BYTES:,}"
+        )
         raise HostileCheckpoint(
             f"{message}; save fewer leaves, or shorter names, values and metadata", path=path
         )
@@ -218,7 +224,8 @@ def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
     if not is_sealed(data):
         raise Corrupt(
-            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it was written",
+            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it"
+            " was written",
             path=path,
             file=path,
         )
@@ -243,7 +250,10 @@ def parse_record(data: bytes, path: str) -> Record:
 
 def _parse(data: dict[str, Any], path: str) -> Record:
     if data["format"] != FORMAT:
-        message = f"{path}: the format is {data['format']!r}, this version reads {FORMAT!r}; read it with the version that wrote it"
+        message = (
+            f"{path}: the format is {data['format']!r}, this version reads {FORMAT!r}; read it with"
+            " the version that wrote it"
+        )
         raise HostileCheckpoint(message, path=path, file=path)
     items = {name: _parse_item(name, item, path) for name, item in data["items"].items()}
     return Record(

@@ -51,7 +51,8 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
         new = rename(name)
         if new in taken:
             raise ValueError(
-                f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one of its rules"
+                f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one"
+                " of its rules"
             )
         found[name] = new
         taken[new] = name

@@ -114,7 +114,10 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
     except ValueError as error:
         for path, node in _walk_dicts(tree, ""):
             if len({type(key) for key in node}) > 1:
-                message = f"the dict at {path or 'the root'!r} mixes keys of several types, which jax cannot sort; use str or int alone"
+                message = (
+                    f"the dict at {path or 'the root'!r} mixes keys of several types, which jax"
+                    " cannot sort; use str or int alone"
+                )
                 raise UnsupportedLeaf(message, leaf=path, found="dict with mixed keys") from error
         raise
     return leaves, treedef
@@ -231,7 +234,10 @@ def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
     if type(tree) in _MAPPINGS:
         for key in keys:
             if type(key) not in (str, int):
-                message = f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or int: rename it before saving"
+                message = (
+                    f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or"
+                    " int: rename it before saving"
+                )
                 raise UnsupportedLeaf(message, leaf=path, found=f"key of type {type(key).__name__}")
         return {"kind": _MAPPINGS[type(tree)], "keys": keys}
     if type(tree) in (list, tuple):
@@ -310,7 +316,10 @@ def _call(cls: type, keys: Sequence[str | int], children: Sequence[Any]) -> Any:
             return cls(**dict(zip(map(str, keys), children, strict=True)))
         return cls(*children)
     except (TypeError, ValueError) as error:
-        message = f"{type_name(cls)} cannot be made of its fields {list(keys)}: {error}; pass a `like` that holds one instead"
+        message = (
+            f"{type_name(cls)} cannot be made of its fields {list(keys)}: {error}; pass a `like`"
+            " that holds one instead"
+        )
         raise TreeMismatch(message, expected=type_name(cls), found=str(list(keys))) from error
 
 

@@ -224,7 +224,10 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if steps:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
     if "://" not in storage.root and os.path.isfile(storage.root):
-        return f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in .safetensors"
+        return (
+            f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
+            " .safetensors"
+        )
     entries = storage.list("")
     if not entries:
         exists = "://" not in storage.root and os.path.isdir(storage.root)
@@ -237,7 +240,10 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
     shown = _some([entry.name for entry in entries])
-    return f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it holds {shown}"
+    return (
+        f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"
+        f" holds {shown}"
+    )
 
 
 def _above(storage: Storage) -> str:
@@ -316,7 +322,10 @@ def _give_grain_state(
         if re.fullmatch(rf"process_{process}-of-{count or '[0-9]+'}\.json", name)
     ]
     if not found:
-        message = f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'}, and none is process {process}'s"
+        message = (
+            f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
+            f" and none is process {process}'s"
+        )
         expected = f"process_{process}-of-{count or 'N'}.json"
         raise TreeMismatch(
             f"{message}; expected {expected}; process=... takes another one's",

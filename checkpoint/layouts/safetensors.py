@@ -122,7 +122,10 @@ class SafetensorsCheckpoint:
         twice = self._tensors.keys() & tensors.keys()
         if twice:
             found = min(twice)
-            message = f"'{found}' is both in {self._tensors[found].file} and in {name} of {self._folder}; only one can be meant"
+            message = (
+                f"'{found}' is both in {self._tensors[found].file} and in {name} of {self._folder};"
+                " only one can be meant"
+            )
             raise Corrupt(message, file=f"{self._folder}/{name}", leaf=found)
         self._tensors |= tensors
         self._metadata |= metadata
@@ -168,7 +171,10 @@ class SafetensorsCheckpoint:
             got = self._folder.read(each.file, each.offset, [each.buffer])
             if got != len(each.buffer):
                 path = f"{self._folder}/{each.file}"
-                message = f"{path} ends {len(each.buffer) - got} bytes before '{each.leaf}' does: it was cut off"
+                message = (
+                    f"{path} ends {len(each.buffer) - got} bytes before '{each.leaf}' does: it was"
+                    " cut off"
+                )
                 raise Corrupt(message, file=path, leaf=each.leaf)
 
 

@@ -189,7 +189,8 @@ class HostFolder:
         part = Part.from_bytes(data, str(path))
         if part.run != self.run or path != self.path / part.key.part_name(part.process):
             raise ValueError(
-                f"it is process {part.process}'s part of {part.key} of run {part.run}, under another name"
+                f"it is process {part.process}'s part of {part.key} of run {part.run}, under"
+                " another name"
             )
         for name, size in part.files.items():
             if self.storage.size(name) != size:

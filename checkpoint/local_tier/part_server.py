@@ -198,7 +198,8 @@ class PartServer:
             answer[NONCE_BYTES:], proof(self._secret, b"client", nonces, fingerprint)
         ):
             raise UnfitRequest(
-                "who connected does not know this job's secret: it is of another attempt, or a stranger"
+                "who connected does not know this job's secret: it is of another attempt, or a"
+                " stranger"
             )
         connection.sendall(proof(self._secret, b"server", nonces, fingerprint))
 

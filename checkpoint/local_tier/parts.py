@@ -97,7 +97,8 @@ class Part:
         """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint for what no process of ours writes."""
         if data != sealed(body_of(data)):
             raise Corrupt(
-                f"{path}: the part's checksum does not fit its bytes; it was damaged after it was written",
+                f"{path}: the part's checksum does not fit its bytes; it was damaged after it was"
+                " written",
                 path=path,
                 file=path,
             )
@@ -254,7 +255,8 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
     for process, share in enumerate(shares):
         if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
             raise SaveFailed(
-                f"local step {key.step}: process {process} saved the items {sorted(share)}, others {sorted(shares[0])}"
+                f"local step {key.step}: process {process} saved the items {sorted(share)}, others"
+                f" {sorted(shares[0])}"
             )
     for name in shares[0]:
         tree, reports = head.trees.get(name), [share[name] for share in shares]
@@ -288,6 +290,7 @@ def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport])
         or any(report.where is not None for report in reports)
     ):
         raise HostileCheckpoint(
-            f"item {name!r} of a local step: the reports of its parts are not what its plan asks for"
+            f"item {name!r} of a local step: the reports of its parts are not what its plan"
+            " asks for"
         )
     check_shares(name, tree.plan, tree.names, reports)

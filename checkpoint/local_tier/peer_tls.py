@@ -58,9 +58,10 @@ class PeerTls:
             ).digest()
         except (OSError, ValueError) as error:  # it is being renewed
             raise self._error(error) from error
-        return context.wrap_socket(
-            connection, server_side=True, do_handshake_on_connect=False
-        ), fingerprint
+        return (
+            context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False),
+            fingerprint,
+        )
 
     def connected(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
         """Returns a connection to a server, after its handshake, and the fingerprint of the server's certificate.
@@ -88,7 +89,11 @@ class PeerTls:
         return context
 
     def _error(self, error: Exception) -> BadTlsFiles:
-        files = f"the certificate {self.cert} with the key {self.key} does not pass for one of {self.ca}"
+        files = (
+            f"the certificate {self.cert} with the key {self.key} does not pass for one of"
+            f" {self.ca}"
+        )
         return BadTlsFiles(
-            f"{files}: {error_text(error)}; expected one that is valid now, for servers and for clients"
+            f"{files}: {error_text(error)}; expected one that is valid now, for servers and for"
+            " clients"
         )

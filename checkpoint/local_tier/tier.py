@@ -300,7 +300,10 @@ class LocalTier:
             (self._path / self._mark).write_text(host)
             found = self._path.stat()
         except OSError as error:
-            why = f"{error.strerror or error}; expected a folder that this process may write to, or none"
+            why = (
+                f"{error.strerror or error}; expected a folder that this process may write to, or"
+                " none"
+            )
             raise CheckpointError(f"{self._path} cannot be written: {why}") from error
         return found.st_dev, found.st_ino
 
@@ -333,7 +336,10 @@ class LocalTier:
                 if path.name in marks and marks[path.name].host != own.host
             ]
             if strangers:
-                self._error = f"{self._path} is shared by the hosts {own.host} and {strangers[0].host}; expected a folder of one host"
+                self._error = (
+                    f"{self._path} is shared by the hosts {own.host} and {strangers[0].host};"
+                    " expected a folder of one host"
+                )
             for path in there if self._is_keeper else ():
                 with contextlib.suppress(
                     FileNotFoundError
@@ -466,8 +472,8 @@ class LocalTier:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises as staging does."""
         self._saver.join()
         self._counter += 1
-        save_id = (
-            f"{self._writer_id}{1 << 31 | self._counter:08x}"  # the durable lane counts from 1
+        save_id = (  # the durable lane counts from 1
+            f"{self._writer_id}{1 << 31 | self._counter:08x}"
         )
         request = SaveRequest(self._counter, step, save_id)
         self.started(step)
@@ -560,9 +566,9 @@ class LocalTier:
             and need * (self._local.keep + 1) > self._local.max_bytes
         ):
             raise TierTooLarge(
-                f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other processes need "
-                f"{need * (self._local.keep + 1):,} bytes here, above max_bytes={self._local.max_bytes:,}; raise it, or lower replicas or "
-                "keep"
+                f"{self._local.keep + 1} local steps with the copies of {len(self._wards)} other"
+                f" processes need {need * (self._local.keep + 1):,} bytes here, above"
+                f" max_bytes={self._local.max_bytes:,}; raise it, or lower replicas or keep"
             )
         free = shutil.disk_usage(self._path).free + folder.storage.spare_bytes()
         if need > free:
@@ -576,7 +582,10 @@ class LocalTier:
                 if others
                 else ""
             )
-            why = f"a local step and its copies need {need:,} bytes here, {free:,} are free{held}; make room, or name another folder"
+            why = (
+                f"a local step and its copies need {need:,} bytes here, {free:,} are free{held};"
+                " make room, or name another folder"
+            )
             raise OSError(errno.ENOSPC, why, str(self._path))
 
     def _write(
@@ -613,7 +622,8 @@ class LocalTier:
             if (part.run, part.key, part.process) != (folder.run, key, ward):
                 raise PeerFailed(
                     errno.EIO,
-                    f"process {ward} gave process {part.process}'s part of {part.key}, where its own of {key} was asked for",
+                    f"process {ward} gave process {part.process}'s part of {part.key}, where its"
+                    f" own of {key} was asked for",
                 )
             self._check_rate(sum(part.files.values()), target)
             try:
@@ -639,8 +649,9 @@ class LocalTier:
         rate, left_s = self._local.rate_bytes_s, target.remaining_s
         if rate is not None and nbytes / rate > left_s:
             raise SaveFailed(
-                f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at rate_bytes_s={rate:,.0f}, and {left_s:,.0f} s are left of "
-                f"timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
+                f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at"
+                f" rate_bytes_s={rate:,.0f}, and {left_s:,.0f} s are left of"
+                f" timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
             )
 
     def _settle(
@@ -769,7 +780,8 @@ class LocalTier:
             except (OSError, CheckpointError) as error:
                 failures.append(f"process {rank}: {error_text(error)}")
         raise Corrupt(
-            f"local step {found.key.step}: the part of process 0 cannot be read: {'; '.join(failures)}",
+            f"local step {found.key.step}: the part of process 0 cannot be read:"
+            f" {'; '.join(failures)}",
             step=found.key.step,
         )
 
@@ -851,15 +863,24 @@ def _why_unreachable(peers: Sequence[_Peer]) -> str:
     others = [rank for rank, peer in enumerate(peers) if peer.has_tls != peers[0].has_tls]
     if others:
         with_tls, without = (0, others[0]) if peers[0].has_tls else (others[0], 0)
-        return f"process {with_tls} has the files of TLS, and process {without} has none: set them for all, or for none"
+        return (
+            f"process {with_tls} has the files of TLS, and process {without} has none: set them for"
+            " all, or for none"
+        )
     inside = [
         (rank, peer)
         for rank, peer in enumerate(peers)
         if peer.address.startswith(("127.", "[::1]"))
     ]
     if inside and len({peer.machine for peer in peers}) > 1:
-        found = f"process {inside[0][0]} has the address {inside[0][1].address}, which other hosts cannot reach"
-        return f"{found}: pass Local(address=...), or give its host's name another address than loopback"
+        found = (
+            f"process {inside[0][0]} has the address {inside[0][1].address}, which other hosts"
+            " cannot reach"
+        )
+        return (
+            f"{found}: pass Local(address=...), or give its host's name another address than"
+            " loopback"
+        )
     return ""
 
 
@@ -894,7 +915,8 @@ def _own_address() -> str:
     address = host_address()
     if address is None:
         raise CheckpointError(
-            "which address of this host its peers reach is not known, since no coordinator is: pass Local(address=...)"
+            "which address of this host its peers reach is not known, since no coordinator is: pass"
+            " Local(address=...)"
         )
     return address
 

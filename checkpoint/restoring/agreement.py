@@ -37,7 +37,8 @@ def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[
         return {item: like}
     if like is not None or item != "state":
         raise ValueError(
-            "restore: give either `item` and `like`, or `items`, a dict of each item's name and its `like`"
+            "restore: give either `item` and `like`, or `items`, a dict of each item's name and its"
+            " `like`"
         )
     return dict(items)
 
@@ -158,13 +159,17 @@ def judge(reports: Sequence[RestoreReport]) -> tuple[int, list[Any], bool] | Non
     for process, report in enumerate(reports):
         if report.call != first.call:
             message = (
-                f"it restores {report.call}, and the primary {first.call}; every process has to restore the same item of the same step, in "
-                "the same order and by the same arguments"
+                f"it restores {report.call}, and the primary {first.call}; every process has to"
+                " restore the same item of the same step, in the same order and by the same"
+                " arguments"
             )
             return process, ["CheckpointError", message, {}], True
     for process, report in enumerate(reports):
         if report.save_id != first.save_id:
-            message = f"it has read another save than the primary ({first.call}): the step was overwritten meanwhile; restore it again"
+            message = (
+                f"it has read another save than the primary ({first.call}): the step was"
+                " overwritten meanwhile; restore it again"
+            )
             return process, ["StepGone", message, {}], False
     return None
 

@@ -53,7 +53,8 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
         lines.append(f"{_count(missing)} of `like` not in the checkpoint: {_listed(missing)}")
     if unexpected:
         lines.append(
-            f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)} (partial=True leaves them out)"
+            f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)}"
+            " (partial=True leaves them out)"
         )
     expected, found = ("a leaf", "none") if missing else ("none", "a leaf")
     raise TreeMismatch(
@@ -74,8 +75,9 @@ def check_leaf_types(found: ItemRecord, leaves: Sequence[Any], paths: Sequence[s
         ):
             continue
         message = (
-            f"item {found.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and saved as a tree; register its class as it "
-            "was registered when it was saved: register_leaf_type(cls, to_fields, from_fields)"
+            f"item {found.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and"
+            " saved as a tree; register its class as it was registered when it was saved:"
+            " register_leaf_type(cls, to_fields, from_fields)"
         )
         raise TreeMismatch(message, leaf=path, expected=type_name(type(leaf)), found="a tree")
 
@@ -113,7 +115,10 @@ def _check_is_there(leaf: LeafRecord) -> None:
 
 def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
     if dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        message = f"the leaf {leaf.path!r} is wanted as a jax.Array of {dtype.name}, which jax has only with jax_enable_x64; ask for numpy"
+        message = (
+            f"the leaf {leaf.path!r} is wanted as a jax.Array of {dtype.name}, which jax has only"
+            " with jax_enable_x64; ask for numpy"
+        )
         raise TreeMismatch(message, leaf=leaf.path, expected=dtype.name, found=show_leaf(leaf))
 
 
@@ -133,7 +138,10 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
         return NamedSharding(Mesh(chosen, description["axes"]), spec)
     except (KeyError, TypeError, ValueError) as error:
         shown, found = show_sharding(description), f"{len(devices)} devices"
-        message = f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a `like` with shardings"
+        message = (
+            f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a"
+            " `like` with shardings"
+        )
         raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
 
 

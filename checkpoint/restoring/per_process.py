@@ -42,8 +42,9 @@ def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRe
             else f"for each of {selection.processes} processes"
         )
         refusal = (
-            f"the leaf {leaf.path!r} was kept per process and is there for {count} processes, not {wanted}; to take the copy of one of "
-            f"them, pass process=0 to {count - 1}; to leave it out, a `partial` that says no to it"
+            f"the leaf {leaf.path!r} was kept per process and is there for {count} processes, not"
+            f" {wanted}; to take the copy of one of them, pass process=0 to {count - 1}; to leave"
+            " it out, a `partial` that says no to it"
         )
     value = None if leaf.grid is not None or refusal else leaf.value[selection.process]
     grid = None if leaf.grid is None else Grid(shape, shape, shape, leaf.grid.itemsize)

@@ -129,7 +129,10 @@ class ItemReader:
             return allocate(read.nbytes)
         except MemoryError as error:
             path = join(self._storage.root, self._step_dir)
-            message = f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r} that this process is to have"
+            message = (
+                f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r}"
+                " that this process is to have"
+            )
             raise CheckpointError(
                 f"{message}; restore it divided over more processes", path=path
             ) from error
@@ -175,7 +178,10 @@ class ItemReader:
                     leaf=leaf.path,
                 )
             dtype, sizes, _ = shape.expected
-            message = f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says {dtype}{list(sizes)}"
+            message = (
+                f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says"
+                f" {dtype}{list(sizes)}"
+            )
             raise HostileCheckpoint(message, path=path, file=path)
         return ChunkRead(leaf, shape.region, entry, reads)
 
@@ -290,7 +296,8 @@ class ItemReader:
         if crc != file.crc:
             what = "header" if file.head else "file"
             raise Corrupt(
-                f"{path}: the checksum of the {what} does not fit; its bytes are not what was written",
+                f"{path}: the checksum of the {what} does not fit; its bytes are not what was"
+                " written",
                 path=path,
                 file=path,
             )
@@ -419,7 +426,10 @@ class ItemReader:
         if crc != expected:
             path, leaf = self._path(file), chunk.leaf.path
             name = chunk_name(leaf, chunk.region, chunk.leaf.shape)
-            message = f"{path}: the checksum of {name!r} does not fit: its bytes are not what was written (leaf {leaf!r})"
+            message = (
+                f"{path}: the checksum of {name!r} does not fit: its bytes are not what was written"
+                f" (leaf {leaf!r})"
+            )
             raise Corrupt(message, path=path, file=path, leaf=leaf)
 
 

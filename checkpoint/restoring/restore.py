@@ -66,7 +66,8 @@ class RestoreOptions:
         """Raises ValueError where the options do not go with the `like`."""
         if self.plain and like is not None and like is not SAVED:
             raise ValueError(
-                "plain=True is for a restore without a `like` (or with SAVED): a `like` says itself of which classes its tree is"
+                "plain=True is for a restore without a `like` (or with SAVED): a `like` says itself"
+                " of which classes its tree is"
             )
 
 
@@ -327,7 +328,10 @@ def restore_files(
 def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
     """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
     if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
-        found = f"{path}: the item {item!r} is of kind {kind!r}, and its `like` is a {type(like).__name__}"
+        found = (
+            f"{path}: the item {item!r} is of kind {kind!r}, and its `like` is a"
+            f" {type(like).__name__}"
+        )
         message = f"{found}; an item of files takes Files(read=...), or no `like`"
         raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
 
@@ -394,8 +398,9 @@ def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> 
     if own is None or own.processes in (None, record.processes):
         return 0 if own is None else own.process
     message = (
-        f"{record.path}: the item {item!r} has a state for each of {record.processes} processes, and this job has {own.processes}; to take "
-        f"that of one of them, pass process=0 to {record.processes - 1}"
+        f"{record.path}: the item {item!r} has a state for each of {record.processes} processes,"
+        f" and this job has {own.processes}; to take that of one of them, pass process=0 to"
+        f" {record.processes - 1}"
     )
     raise TreeMismatch(
         message,

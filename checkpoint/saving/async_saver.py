@@ -84,7 +84,8 @@ class SaveHandle:
         """
         if self._thread_id == threading.get_ident():
             raise RuntimeError(
-                f"what was given to on_commit waits for its own save, of step {self.step}, which ends when it returns"
+                f"what was given to on_commit waits for its own save, of step {self.step}, which"
+                " ends when it returns"
             )
         self._join(timeout_s)
         self._is_unread = False

@@ -41,6 +41,7 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         dtype = np.dtype(object)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as jnp.bfloat16, or None"
+            f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as"
+            " jnp.bfloat16, or None"
         )
     return leaf if leaf.dtype == dtype else leaf.astype(dtype)

@@ -183,9 +183,11 @@ def _run(performer: _Part, target: SaveTarget) -> SaveResult:
     writers = range(group.count)
     try:
         result = drive(
-            lead(target.key, writers)
-            if group.index == 0
-            else follow(target.key, group.index, writers),
+            (
+                lead(target.key, writers)
+                if group.index == 0
+                else follow(target.key, group.index, writers)
+            ),
             performer.perform,
         )
     except BaseException:
@@ -330,7 +332,10 @@ class _Part:
         """Makes the step exist, in one atomic operation."""
         target, name = self._target, join(self._target.folder, RECORD_NAME)
         if not target.remaining_s:
-            message = f"step {target.key.step} was not saved: it took longer than save_timeout_s={target.timeout_s:g}"
+            message = (
+                f"step {target.key.step} was not saved: it took longer than"
+                f" save_timeout_s={target.timeout_s:g}"
+            )
             return Refused(SaveFailed(message, step=target.key.step))
         target.report(SaveStage.COMMITTING)
         replaced = set(_named_files(target)) if target.overwrite else set()
@@ -338,7 +343,10 @@ class _Part:
             target.cancellation.close(target.key.step, target.group.index)
             target.storage.commit(name, record, target.claim, replace=target.overwrite)
         except NameTaken:
-            message = f"{target.where} holds a checkpoint already, saved by another writer meanwhile; nothing was changed"
+            message = (
+                f"{target.where} holds a checkpoint already, saved by another writer meanwhile;"
+                " nothing was changed"
+            )
             return Refused(StepExists(message, step=target.key.step, path=target.where))
         except (NotCommitted, Fenced, SaveCancelled) as error:
             return Refused(error)

@@ -62,9 +62,10 @@ class ShardPlacement:
         first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
         order = np.argsort(~first, axis=1, kind="stable")
         counts = first.sum(axis=1)
-        return np.take_along_axis(ranks, order, axis=1)[
-            :, : max(1, int(counts.max(initial=1)))
-        ], counts
+        return (
+            np.take_along_axis(ranks, order, axis=1)[:, : max(1, int(counts.max(initial=1)))],
+            counts,
+        )
 
     def without(self, leaving: Collection[int]) -> ShardPlacement:
         """Returns the placement in which ranks that leave hold nothing that one which stays holds too."""

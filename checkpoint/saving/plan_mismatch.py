@@ -42,8 +42,9 @@ def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[I
     others = [report.process for report in reports if report.plan != plan]
     if others:
         message = (
-            f"item {item!r}: processes {others} planned another save than process {reports[0].process}: "
-            "their trees differ in structure, shapes, dtypes or shardings; save the same tree everywhere"
+            f"item {item!r}: processes {others} planned another save than process"
+            f" {reports[0].process}: their trees differ in structure, shapes, dtypes or shardings;"
+            " save the same tree everywhere"
         )
         raise PlansDiffer(message, process=others[0], item=item)
     for position, name in enumerate(names if len(reports) > 1 else []):
@@ -54,8 +55,9 @@ def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[I
         ]
         if others:
             message = (
-                f"item {item!r}: the leaf {name!r} is local to each process and differs on processes {others} from process 0; "
-                "make it equal, or keep it per process: Options(per_process=...)"
+                f"item {item!r}: the leaf {name!r} is local to each process and differs on"
+                f" processes {others} from process 0; make it equal, or keep it per process:"
+                " Options(per_process=...)"
             )
             raise SaveFailed(message, process=others[0], leaf=name)
 
@@ -80,7 +82,10 @@ def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
             above = [name[:at] for at, character in enumerate(name) if character == "/"]
             for taken in [name, *above]:
                 if owners.get(taken, report.process) != report.process:
-                    message = f"item {item!r}: processes {owners[taken]} and {report.process} both wrote {taken!r}; expected one of them to"
+                    message = (
+                        f"item {item!r}: processes {owners[taken]} and {report.process} both wrote"
+                        f" {taken!r}; expected one of them to"
+                    )
                     raise SaveFailed(message, process=report.process)
 
 
@@ -174,6 +179,9 @@ def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tu
                 )
             return (
                 path,
-                f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process {process}",
+                (
+                    f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process"
+                    f" {process}"
+                ),
             )
     return "", ""

@@ -124,7 +124,10 @@ class Planner:
         if leaf.is_value:
             return replace(leaf, per_process=True)
         if leaf.placement is not None:
-            message = f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per process; leave it out of per_process"
+            message = (
+                f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per"
+                " process; leave it out of per_process"
+            )
             raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
         rows = self._rows.setdefault(len(leaf.shape), row_placement(self._count, len(leaf.shape)))
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
@@ -161,7 +164,10 @@ class Planner:
         if key not in self._placements:
             placement = placement_of(leaf, self._ranks)
             if (placement.holders[1] == 0).any():
-                message = f"shards of the leaf {path!r} are on processes outside of this group; save it with a group that holds all of it"
+                message = (
+                    f"shards of the leaf {path!r} are on processes outside of this group; save it"
+                    " with a group that holds all of it"
+                )
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
             placement = placement.without(self._leaving) if self._leaving else placement
             self._placements[key] = (
@@ -178,7 +184,10 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
         return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
     if type(leaf) in VALUE_TYPES:
         return Leaf(path, type(leaf).__name__)
-    advice = "save its arrays, or register its class: as a pytree (jax.tree_util.register_dataclass), or by register_leaf_type"
+    advice = (
+        "save its arrays, or register its class: as a pytree (jax.tree_util.register_dataclass), or"
+        " by register_leaf_type"
+    )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         advice = "it has no values: save the array that it describes"
     message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
@@ -210,7 +219,10 @@ def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
 
 def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
     if not can_store(dtype):
-        message = f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert it to a little-endian number dtype"
+        message = (
+            f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert"
+            " it to a little-endian number dtype"
+        )
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
 
 

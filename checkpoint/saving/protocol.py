@@ -395,8 +395,9 @@ def check_save_reports(
         if not fits(report.key, key):
             other = report.key
             raise SaveFailed(
-                f"step {key.step} was not saved: process {report.process} is at its save {other.counter} of step {other.step}, the primary "
-                f"at its save {key.counter} of step {key.step}; every process has to save the same steps in the same order"
+                f"step {key.step} was not saved: process {report.process} is at its save"
+                f" {other.counter} of step {other.step}, the primary at its save {key.counter} of"
+                f" step {key.step}; every process has to save the same steps in the same order"
                 + (f". It failed: {report.error}" if report.error else ""),
                 step=key.step,
                 process=report.process,
@@ -407,13 +408,17 @@ def check_save_reports(
             raise reported_error(report)
     missing = sorted(set(writers) - {report.process for report in shares})
     if missing:
-        message = f"step {key.step} was not saved: there is no report of process {missing[0]}, which has a share in it"
+        message = (
+            f"step {key.step} was not saved: there is no report of process {missing[0]}, which has"
+            " a share in it"
+        )
         raise SaveFailed(message, step=key.step, process=missing[0])
     for report in shares:
         if set(report.items) != set(shares[0].items):
             raise SaveFailed(
-                f"step {key.step} was not saved: process {report.process} saves the items {sorted(report.items)}, the primary "
-                f"{sorted(shares[0].items)}; expected the same items on every process",
+                f"step {key.step} was not saved: process {report.process} saves the items"
+                f" {sorted(report.items)}, the primary {sorted(shares[0].items)}; expected the same"
+                " items on every process",
                 step=key.step,
                 process=report.process,
             )
@@ -500,7 +505,10 @@ def _not_committed(key: SaveKey, error: Exception) -> SaveResult:
 
 
 def _unknown(key: SaveKey, why: str) -> SaveResult:
-    message = f"whether step {key.step} was saved is not known: {why}. It may yet appear, whole or not at all; the next manager knows"
+    message = (
+        f"whether step {key.step} was saved is not known: {why}. It may yet appear, whole or not at"
+        " all; the next manager knows"
+    )
     return SaveResult(key, CommitUnknown(message, step=key.step))
 
 

@@ -98,8 +98,9 @@ def check_plan(plan: Plan) -> None:
             if nbytes > HEADER_LIMIT_BYTES:
                 longest = max(chunks, key=lambda chunk: len(chunk.name))
                 raise UnsupportedLeaf(
-                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a reader takes {HEADER_LIMIT_BYTES:,}, "
-                    f"and its {len(chunks):,} chunks have names of up to {len(longest.name):,} characters; shorten the keys",
+                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a"
+                    f" reader takes {HEADER_LIMIT_BYTES:,}, and its {len(chunks):,} chunks have"
+                    f" names of up to {len(longest.name):,} characters; shorten the keys",
                     leaf=plan.leaves[longest.leaf].path,
                 )
     if plan.process == 0:
@@ -150,8 +151,9 @@ def check_sizes(
                 zip(plan.value_leaves, sizes, strict=True), key=lambda pair: pair[1]
             )
             raise UnsupportedLeaf(
-                f"the Python values of the item {name!r} have {sum(sizes):,} bytes in the record, a reader takes {JSON_LIMIT_BYTES:,}; the "
-                f"largest is {largest.path!r} with {nbytes:,}: put it into an array",
+                f"the Python values of the item {name!r} have {sum(sizes):,} bytes in the record, a"
+                f" reader takes {JSON_LIMIT_BYTES:,}; the largest is {largest.path!r} with"
+                f" {nbytes:,}: put it into an array",
                 leaf=largest.path,
             )
         parts[f"the Python values of the item {name!r}"] = sum(sizes)
@@ -162,8 +164,9 @@ def check_sizes(
     if sum(parts.values()) > RECORD_LIMIT_BYTES:
         largest_part = max(parts, key=lambda part: parts[part])
         raise ValueError(
-            f"the record would have about {sum(parts.values()):,} bytes, a reader takes {RECORD_LIMIT_BYTES:,}; {parts[largest_part]:,} of "
-            f"them are {largest_part}: save less of it, or put it into an array"
+            f"the record would have about {sum(parts.values()):,} bytes, a reader takes"
+            f" {RECORD_LIMIT_BYTES:,}; {parts[largest_part]:,} of them are {largest_part}: save"
+            " less of it, or put it into an array"
         )
 
 

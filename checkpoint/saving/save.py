@@ -135,7 +135,8 @@ class SnapshotWork:
         if need > free:
             raise OSError(
                 28,
-                f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old steps or keep fewer",
+                f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old"
+                " steps or keep fewer",
                 root,
             )
 

@@ -176,7 +176,10 @@ class SaveStager:
         try:
             return stage_files(value, writes=writes, max_file_bytes=self._storage.max_file_bytes)
         except Exception as error:
-            message = f"the item {item!r} was not written by its handler on process {self._group.index}: {error_text(error)}"
+            message = (
+                f"the item {item!r} was not written by its handler on process {self._group.index}:"
+                f" {error_text(error)}"
+            )
             raise SaveFailed(message, process=self._group.index) from error
 
     def _link_unmoved(

@@ -69,9 +69,13 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
         return ""
     if other.attempt > me.attempt:
         raise Fenced(
-            f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is attempt {me.attempt}: stop"
+            f"attempt {other.attempt} of job {me.job!r} writes here (on {other.host}); this is"
+            f" attempt {me.attempt}: stop"
         )
-    return f"writer {other.id} is attempt {other.attempt} of job {me.job!r}, which is now at attempt {me.attempt}"
+    return (
+        f"writer {other.id} is attempt {other.attempt} of job {me.job!r}, which is now at attempt"
+        f" {me.attempt}"
+    )
 
 
 class Claims(Protocol):
@@ -130,8 +134,9 @@ class LocalClaims:
                 lock.close()
             _remove(made)
             raise CheckpointError(
-                f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error} ({error.filename or made}); "
-                "expected a folder that this process may write to. To only read, pass Options(read_only=True)",
+                f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error}"
+                f" ({error.filename or made}); expected a folder that this process may write to. To"
+                " only read, pass Options(read_only=True)",
                 path=str(self._folder.parent),
             ) from error
         except CheckpointError:
@@ -153,8 +158,9 @@ class LocalClaims:
         dead = [(writer, here in (None, writer.host) and _is_free(lock)) for writer, lock in found]
         if here is not None and any(writer.host != here for writer, _ in dead):
             _log.warning(
-                "file locks in %s hold on one host alone (see its mount options): whether writers on other hosts are dead is not known, "
-                "and what they left stays until `holdfast sweep --force`",
+                "file locks in %s hold on one host alone (see its mount options): whether writers"
+                " on other hosts are dead is not known, and what they left stays until `holdfast"
+                " sweep --force`",
                 self._folder,
             )
         return dead
@@ -387,8 +393,9 @@ def _check_links(folder: Path) -> None:
     if reason:
         root = folder.parent.parent
         raise CheckpointError(
-            f"{root} is on a file system where a commit cannot be made safe against a second writer ({reason}). "
-            "If you promise that only one manager writes here, pass Options(single_writer=True)",
+            f"{root} is on a file system where a commit cannot be made safe against a second writer"
+            f" ({reason}). If you promise that only one manager writes here, pass"
+            " Options(single_writer=True)",
             path=str(root),
         )
 

@@ -163,8 +163,8 @@ def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
         return Swept(fenced, deleted, sorted(claims.standing()))
     except OSError as error:
         raise CheckpointError(
-            f"{storage.root} cannot be swept: {error}; expected a root that this process may write to. What was swept before stays so: "
-            "sweep again",
+            f"{storage.root} cannot be swept: {error}; expected a root that this process may write"
+            " to. What was swept before stays so: sweep again",
             path=storage.root,
         ) from error
 

@@ -29,8 +29,8 @@ def add_hold(storage: Storage, step: int, seconds: float) -> str:
         storage.write(name, 1, [(0, [memoryview(b"\n")])])
     except OSError as error:
         raise CheckpointError(
-            f"step {step} of {storage.root} cannot be held: {error}; expected a root that this process may write to. To read without "
-            "a hold, pass hold_s=0",
+            f"step {step} of {storage.root} cannot be held: {error}; expected a root that this"
+            " process may write to. To read without a hold, pass hold_s=0",
             path=storage.root,
             step=step,
         ) from error

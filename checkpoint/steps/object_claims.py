@@ -49,8 +49,8 @@ class ObjectClaims:
             self._taken.add(writer.id)
         except OSError as error:
             raise CheckpointError(
-                f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket that this process may write to. "
-                "To only read, pass Options(read_only=True)",
+                f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket"
+                " that this process may write to. To only read, pass Options(read_only=True)",
                 path=self._storage.root,
             ) from error
 
@@ -76,9 +76,10 @@ class ObjectClaims:
             return
         root = self._storage.root
         raise CheckpointError(
-            f"{root} is on a store that ignores the condition of a conditional write ({condition}: {won} writes of {RACERS} at once went "
-            "through, expected 1): a commit cannot be made safe against a second writer. If you promise that only one manager writes here, "
-            "pass Options(single_writer=True)",
+            f"{root} is on a store that ignores the condition of a conditional write ({condition}:"
+            f" {won} writes of {RACERS} at once went through, expected 1): a commit cannot be made"
+            " safe against a second writer. If you promise that only one manager writes here, pass"
+            " Options(single_writer=True)",
             path=root,
         )
 

@@ -180,8 +180,9 @@ def _step_names(storage: Storage, options: Options) -> StepNames:
 
 def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> CheckpointError:
     return CheckpointError(
-        f"{storage.root} calls its step 7 {names.name_of(7)}, and step_format would call it {wanted.name_of(7)}: a root has one format for "
-        "good. Leave step_format out, or choose another folder",
+        f"{storage.root} calls its step 7 {names.name_of(7)}, and step_format would call it"
+        f" {wanted.name_of(7)}: a root has one format for good. Leave step_format out, or choose"
+        " another folder",
         path=storage.root,
     )
 
@@ -198,7 +199,8 @@ def _settle_step_names(
         return found
     if others := [other.id for other, _ in claims.others(writer.id)]:
         raise CheckpointError(
-            f"{storage.root} gets no step_format while writer {others[0]} has it open, which calls its steps 7: close that one first",
+            f"{storage.root} gets no step_format while writer {others[0]} has it open, which calls"
+            " its steps 7: close that one first",
             path=storage.root,
         )
     with contextlib.suppress(NameTaken, FileExistsError):
@@ -231,7 +233,8 @@ def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) 
         if needs_claim or not _is_full(error):
             raise
         _log.warning(
-            "opened without a claim: steps can be restored and deleted, none saved until there is room: %s",
+            "opened without a claim: steps can be restored and deleted, none saved until there is"
+            " room: %s",
             error,
         )
         return False

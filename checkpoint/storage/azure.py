@@ -59,7 +59,10 @@ class AzureStorage(ObjectStorage):
 
     def kvstore(self, folder: str) -> dict[str, Any]:
         """Raises CheckpointError: tensorstore cannot open it."""
-        message = f"{self._url}/{folder}: tensorstore, which reads and writes other people's arrays, does not know Azure; copy it to a disk first"
+        message = (
+            f"{self._url}/{folder}: tensorstore, which reads and writes other people's arrays, does"
+            " not know Azure; copy it to a disk first"
+        )
         raise CheckpointError(message, path=self._url)
 
     def keys(self, prefix: str) -> Sequence[str]:

@@ -331,7 +331,8 @@ def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
 def fenced(claim: str) -> Fenced:
     """Returns the error of a writer whose claim is gone."""
     return Fenced(
-        f"the claim {claim} was taken away: another writer has fenced this one; open a new manager to write again"
+        f"the claim {claim} was taken away: another writer has fenced this one; open a new manager"
+        " to write again"
     )
 
 

@@ -138,7 +138,8 @@ class ObjectStorage:
         if found is not None and found != data:
             if writer_id in fenced_writers(found):
                 raise Fenced(
-                    f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to write again"
+                    f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to"
+                    " write again"
                 )
             if not found.startswith(TOMBSTONE) and not replace:
                 raise NameTaken(errno.EEXIST, "Object exists", f"{self._url}/{name}")
@@ -155,7 +156,8 @@ class ObjectStorage:
         if found == data:
             self.put(name, tombstone({writer_id}), generation)
         raise Fenced(
-            f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open a new manager to write again"
+            f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open"
+            " a new manager to write again"
         )
 
     def list(
@@ -258,9 +260,11 @@ class ObjectStorage:
         """Deletes a value if its generation is still the one given."""
         key = self._prefix + name
         _done(
-            self._kv.write(key, None)
-            if self._single_writer
-            else self._kv.write(key, None, if_equal=generation),
+            (
+                self._kv.write(key, None)
+                if self._single_writer
+                else self._kv.write(key, None, if_equal=generation)
+            ),
             name,
         )
 

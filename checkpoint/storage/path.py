@@ -94,7 +94,8 @@ def open_storage(
         )
     if file_mode is not None or folder_mode is not None:
         raise ValueError(
-            f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of the bucket instead"
+            f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of"
+            " the bucket instead"
         )
     if text.startswith("az://"):
         return AzureStorage(text, single_writer=single_writer)

@@ -139,14 +139,20 @@ def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
     for item, _ in chosen.values():
         for leaf in item.leaves:
             if leaf.per_process and leaf.grid is None:
-                message = f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy to take (--process N)"
+                message = (
+                    f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy"
+                    " to take (--process N)"
+                )
                 raise UnsupportedLeaf(message, leaf=leaf.path)
 
 
 def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
     for name, kind in checkpoint.info.items.items():
         if kind == "files":
-            message = f"the item '{name}' of {checkpoint.info.path} is a folder of files, which {to} does not hold; name the items to take"
+            message = (
+                f"the item '{name}' of {checkpoint.info.path} is a folder of files, which {to} does"
+                " not hold; name the items to take"
+            )
             raise UnsupportedLeaf(f"{message} (--item NAME)", leaf=name)
 
 
@@ -165,7 +171,10 @@ def _to_orbax(
         if kind == "json" and name in checkpoint.info.owners
     ]
     if kept and process is None:
-        message = f"the item '{kept[0]}' has a value of each of {checkpoint.info.owners[kept[0]]} processes, and orbax holds one"
+        message = (
+            f"the item '{kept[0]}' has a value of each of {checkpoint.info.owners[kept[0]]}"
+            " processes, and orbax holds one"
+        )
         raise UnsupportedLeaf(f"{message}; say whose to take (--process N)", leaf=kept[0])
     target = root / str(checkpoint.info.step or 0)
     writer = OrbaxWriter(target)
@@ -254,7 +263,8 @@ def _named(
             )
             if name in leaves or name in texts:
                 raise UnsupportedLeaf(
-                    f"two leaves would be called '{name}' in a safetensors file; rename one of them",
+                    f"two leaves would be called '{name}' in a safetensors file; rename one of"
+                    " them",
                     leaf=leaf.path,
                 )
             if isinstance(leaf.value, (str, bytes)):
@@ -290,7 +300,10 @@ def _unescaped(path: str) -> Iterator[str]:
 def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.dtype[Any]]:
     dtype = np.asarray(leaf.value).dtype if leaf.grid is None else dtype_named(leaf.dtype)
     if dtype not in NAMES:
-        message = f"a safetensors file cannot hold '{name}' of dtype {dtype}; leave it out (--path) or cast it before saving"
+        message = (
+            f"a safetensors file cannot hold '{name}' of dtype {dtype}; leave it out (--path) or"
+            " cast it before saving"
+        )
         raise UnsupportedLeaf(message, leaf=leaf.path, found=str(dtype))
     assert dtype is not None
     return leaf.shape, dtype

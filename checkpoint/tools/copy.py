@@ -70,7 +70,8 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
     record = read_record(source.storage, source.name)
     if other_step(record.step, str(target)) is not None:
         raise CheckpointError(
-            f"{target} is called as another step than {source}, which is step {record.step}; choose another name",
+            f"{target} is called as another step than {source}, which is step {record.step}; choose"
+            " another name",
             path=str(target),
         )
     jobs, data = repack(
@@ -106,7 +107,8 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
     claims.forget_fenced()
     if holder.id in claims.standing():
         raise CheckpointError(
-            f"somebody else is copying {source} to {target}, or saving there; wait until they are done",
+            f"somebody else is copying {source} to {target}, or saving there; wait until they are"
+            " done",
             path=str(target),
         )
     claims.take(me)
@@ -183,7 +185,8 @@ def _has_size(folder: StorePath, name: str, size: int) -> bool:
 def _refuse_other(target: StorePath, source: StorePath, data: bytes) -> None:
     if target.fetch(RECORD_NAME) != data:
         raise StepExists(
-            f"{target} is another checkpoint than {source}; choose another place or delete it first",
+            f"{target} is another checkpoint than {source}; choose another place or delete it"
+            " first",
             path=str(target),
         )
 
@@ -192,7 +195,10 @@ def _check_size(target: StorePath, name: str, size: int) -> None:
     limit = target.storage.max_file_bytes
     if limit is not None and size > limit:
         hint = "--to safetensors" if name.endswith(".safetensors") else "--to orbax"
-        message = f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast convert {hint}`, which divides them"
+        message = (
+            f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast"
+            f" convert {hint}`, which divides them"
+        )
         raise CheckpointError(message, path=str(target))
 
 
@@ -211,7 +217,8 @@ def _parts(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part
         if got != len(buffer):
             path = f"{source}/{job.source}"
             raise Corrupt(
-                f"{path} ends after {job.offset + at + got} bytes; it was longer when it was written",
+                f"{path} ends after {job.offset + at + got} bytes; it was longer when it was"
+                " written",
                 path=path,
                 file=path,
             )

@@ -22,6 +22,7 @@ def __getattr__(name: str) -> Any:
     face = importlib.import_module(f"{__name__}.face")
     if not hasattr(face, name):
         raise AttributeError(
-            f"holdfast.compat.orbax has no {name!r}, and neither has orbax.checkpoint; docs/from-orbax.md lists every name"
+            f"holdfast.compat.orbax has no {name!r}, and neither has orbax.checkpoint;"
+            " docs/from-orbax.md lists every name"
         )
     return getattr(face, name)

@@ -91,7 +91,10 @@ class PyTreeRestore(CheckpointArgs):
 
     def __post_init__(self) -> None:
         if self.transforms or self.legacy_transform_fn is not None:
-            nearest = "restore without transforms, and rename with holdfast.checkpoint.load(path, like, rename=...)"
+            nearest = (
+                "restore without transforms, and rename with holdfast.checkpoint.load(path, like,"
+                " rename=...)"
+            )
             raise not_covered(
                 "args.PyTreeRestore(transforms=..., legacy_transform_fn=...)", nearest
             )

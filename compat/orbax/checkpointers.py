@@ -178,9 +178,11 @@ class StandardCheckpointer(AsyncCheckpointer):
         given = kwargs.get("args", target)
         return self._restore(
             directory,
-            given
-            if isinstance(given, args_lib.CheckpointArgs)
-            else args_lib.StandardRestore(target, strict=strict),
+            (
+                given
+                if isinstance(given, args_lib.CheckpointArgs)
+                else args_lib.StandardRestore(target, strict=strict)
+            ),
         )
 
 

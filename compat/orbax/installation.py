@@ -38,7 +38,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for part in below.split(".") if below else ():
             found = getattr(found, part, None)
         if not isinstance(found, ModuleType):
-            message = f"{spec.name} is not covered by {FACE}: leave it out, or use what docs/from-orbax.md names instead"
+            message = (
+                f"{spec.name} is not covered by {FACE}: leave it out, or use what"
+                " docs/from-orbax.md names instead"
+            )
             raise ModuleNotFoundError(message, name=spec.name)
         alias = ModuleType(
             spec.name, found.__doc__

@@ -70,7 +70,8 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
     leaves, treedef = flatten(item)
     if len(casts) != len(leaves):
         raise ValueError(
-            f"{call}: save_args has {len(casts)} leaves, the item {len(leaves)}; expected one for each"
+            f"{call}: save_args has {len(casts)} leaves, the item {len(leaves)}; expected one for"
+            " each"
         )
     return jax.tree.unflatten(
         treedef, [args_lib.cast(leaf, cast) for leaf, cast in zip(leaves, casts, strict=True)]
@@ -78,7 +79,10 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
 
 
 def _unknown(call: str, args: Any) -> NotImplementedError:
-    nearest = "use StandardSave/StandardRestore for trees, JsonSave/JsonRestore for values, or register it: args.register_with_handler"
+    nearest = (
+        "use StandardSave/StandardRestore for trees, JsonSave/JsonRestore for values, or register"
+        " it: args.register_with_handler"
+    )
     return not_covered(f"{call} with args.{type(args).__name__}", nearest)
 
 
@@ -89,7 +93,10 @@ def restore_item(
     if item.kind == "files":
         own = handlers_lib.own_handler(handler, args)
         if own is None:
-            nearest = f"give it: CheckpointManager(item_handlers={{{name!r}: handler}}), or restore the files with holdfast.checkpoint.load"
+            nearest = (
+                f"give it: CheckpointManager(item_handlers={{{name!r}: handler}}), or restore the"
+                " files with holdfast.checkpoint.load"
+            )
             raise not_covered(
                 f"{call}: the item {name!r}, of a handler that only its writer knows", nearest
             )

@@ -22,8 +22,14 @@ from . import (
 )
 from .refusals import make_module, stand_in
 
-OWN_HANDLER = "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their arguments: args.register_with_handler"
-TRANSFORMS = "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like, rename=...)"
+OWN_HANDLER = (
+    "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
+    " arguments: args.register_with_handler"
+)
+TRANSFORMS = (
+    "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like,"
+    " rename=...)"
+)
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
 PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"
 METADATA = "manager.metadata(step), or holdfast.checkpoint.structure(path)"
@@ -71,37 +77,57 @@ MODULES: Mapping[str, tuple[str, str]] = {
         BYTES,
     ),
     "step": (
-        "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN TMP_DIR_SUFFIX NameFormat Metadata MetadataT all_temporary_paths "
-        "build_step_metadatas build_step_path composite_name_format find_step_path "
-        "get_save_directory is_path_finalized is_path_temporary is_standard_name_format is_tmp_checkpoint latest_step_metadata "
-        "maybe_find_step_metadata single_host_load_and_broadcast_name_format standard_name_format step_metadata_of_checkpoint_path "
-        "step_prefix_with_underscore checkpoint_steps_paths is_checkpoint_finalized step_from_checkpoint_name tmp_checkpoints",
+        (
+            "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN TMP_DIR_SUFFIX NameFormat Metadata"
+            " MetadataT all_temporary_paths build_step_metadatas build_step_path"
+            " composite_name_format find_step_path get_save_directory is_path_finalized"
+            " is_path_temporary is_standard_name_format is_tmp_checkpoint latest_step_metadata"
+            " maybe_find_step_metadata single_host_load_and_broadcast_name_format"
+            " standard_name_format step_metadata_of_checkpoint_path step_prefix_with_underscore"
+            " checkpoint_steps_paths is_checkpoint_finalized step_from_checkpoint_name"
+            " tmp_checkpoints"
+        ),
         PATHS,
     ),
     "test_utils": ("", TESTING),
     "transform_utils": (
-        "MultiValueFn RestoreTransform Transform ValueFn apply_transformations intersect_trees merge_trees",
+        (
+            "MultiValueFn RestoreTransform Transform ValueFn apply_transformations intersect_trees"
+            " merge_trees"
+        ),
         TRANSFORMS,
     ),
     "tree": (
-        "JsonType PyTree PyTreeKey PyTreeOf PyTreePath deserialize_tree from_flat_dict get_param_names is_flat_dict merge_trees "
-        "serialize_tree str_keypath to_flat_dict tree_difference tree_trim",
+        (
+            "JsonType PyTree PyTreeKey PyTreeOf PyTreePath deserialize_tree from_flat_dict"
+            " get_param_names is_flat_dict merge_trees serialize_tree str_keypath to_flat_dict"
+            " tree_difference tree_trim"
+        ),
         "jax.tree_util and flax.traverse_util do this",
     ),
     "type_handlers": (
-        "ArrayHandler NumpyHandler ParamInfo ScalarHandler SingleReplicaArrayHandler SingleReplicaArrayRestoreArgs StringHandler "
-        "TypeHandler TypeHandlerRegistry check_input_arguments create_type_handler_registry get_cast_tspec_deserialize "
-        "get_cast_tspec_serialize get_json_tspec_read get_json_tspec_write get_ts_context get_type_handler has_type_handler "
-        "is_ocdbt_checkpoint is_supported_empty_value is_supported_type merge_ocdbt_per_process_files "
-        "register_standard_handlers_with_options register_type_handler supported_types",
+        (
+            "ArrayHandler NumpyHandler ParamInfo ScalarHandler SingleReplicaArrayHandler"
+            " SingleReplicaArrayRestoreArgs StringHandler TypeHandler TypeHandlerRegistry"
+            " check_input_arguments create_type_handler_registry get_cast_tspec_deserialize"
+            " get_cast_tspec_serialize get_json_tspec_read get_json_tspec_write get_ts_context"
+            " get_type_handler has_type_handler is_ocdbt_checkpoint is_supported_empty_value"
+            " is_supported_type merge_ocdbt_per_process_files"
+            " register_standard_handlers_with_options register_type_handler supported_types"
+        ),
         "leaves are arrays, numbers and texts; turn other values into them before saving",
     ),
     "utils": (
-        "TMP_DIR_SUFFIX all_leaves_are_placeholders checkpoint_steps_paths deserialize_tree from_flat_dict from_flattened_with_keypath "
-        "fully_replicated_host_local_array_to_global_array get_key_name get_save_directory is_checkpoint_finalized is_dict_key "
-        "is_empty_node is_empty_or_leaf is_gcs_path is_scalar is_sequence_key is_tmp_checkpoint leaf_is_placeholder leaf_placeholder "
-        "name_from_leaf_placeholder pytree_structure record_saved_duration serialize_tree step_from_checkpoint_name to_flat_dict "
-        "tmp_checkpoints tuple_path_from_keypath sync_global_devices",
+        (
+            "TMP_DIR_SUFFIX all_leaves_are_placeholders checkpoint_steps_paths deserialize_tree"
+            " from_flat_dict from_flattened_with_keypath"
+            " fully_replicated_host_local_array_to_global_array get_key_name get_save_directory"
+            " is_checkpoint_finalized is_dict_key is_empty_node is_empty_or_leaf is_gcs_path"
+            " is_scalar is_sequence_key is_tmp_checkpoint leaf_is_placeholder leaf_placeholder"
+            " name_from_leaf_placeholder pytree_structure record_saved_duration serialize_tree"
+            " step_from_checkpoint_name to_flat_dict tmp_checkpoints tuple_path_from_keypath"
+            " sync_global_devices"
+        ),
         "use holdfast's manager for steps, and jax.tree_util for trees",
     ),
 }
@@ -112,18 +138,26 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
         OWN_HANDLER,
     ),
     handlers: (
-        "CheckpointHandlerRegistry CompositeResults DefaultCheckpointHandlerRegistry "
-        "ProtoCheckpointHandler ProtoRestoreArgs ProtoSaveArgs create_default_handler_registry handler_registration",
+        (
+            "CheckpointHandlerRegistry CompositeResults DefaultCheckpointHandlerRegistry"
+            " ProtoCheckpointHandler ProtoRestoreArgs ProtoSaveArgs create_default_handler_registry"
+            " handler_registration"
+        ),
         OWN_HANDLER,
     ),
     metadata: (
-        "MetadataStore NamedShardingMetadata ShardingMetadata SingleDeviceShardingMetadata StorageMetadata get_step_metadata "
-        "metadata_store tree value",
+        (
+            "MetadataStore NamedShardingMetadata ShardingMetadata SingleDeviceShardingMetadata"
+            " StorageMetadata get_step_metadata metadata_store tree value"
+        ),
         METADATA,
     ),
     checkpoint_manager: (
-        "CheckpointHandlerRegistry CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME RESERVED_ITEM_NAMES "
-        "deserialize_root_metadata determine_default_item_mode_from_args is_async_checkpointer serialize_root_metadata",
+        (
+            "CheckpointHandlerRegistry CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME"
+            " RESERVED_ITEM_NAMES deserialize_root_metadata determine_default_item_mode_from_args"
+            " is_async_checkpointer serialize_root_metadata"
+        ),
         METADATA,
     ),
     checkpoint_utils: ("STANDARD_ARRAY_TYPES get_snapshot_dir_from_step_dir", PATHS),
@@ -212,7 +246,10 @@ def _covered(module: str) -> dict[str, Any]:
             names
             | managers
             | abstract
-            | {"preservation_policy": policies, "save_decision_policy": policies}
+            | {
+                "preservation_policy": policies,
+                "save_decision_policy": policies,
+            }
         )
     if module == "type_handlers":
         return {

@@ -142,7 +142,8 @@ class CheckpointManagerOptions:
             and self.max_to_keep < 0
         ):
             raise ValueError(
-                f"CheckpointManagerOptions: max_to_keep must be None or not below 0, found {self.max_to_keep}"
+                "CheckpointManagerOptions: max_to_keep must be None or not below 0, found"
+                f" {self.max_to_keep}"
             )
         call = "CheckpointManagerOptions"
         refuse(

@@ -76,7 +76,8 @@ class CoordinationClient:
     ) -> None:
         if process_id < 0 or (num_processes is not None and process_id >= num_processes):
             raise ValueError(
-                f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'}, found {process_id}"
+                f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'},"
+                f" found {process_id}"
             )
         if ":" not in address:
             raise ValueError(f"address must be host:port, found {address!r}")
@@ -305,7 +306,10 @@ class CoordinationClient:
         service without Sessions waits for the time-out.
         """
         _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
-        timed_out = f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have set it"
+        timed_out = (
+            f"key {key!r} was not set within {timeout_in_ms} ms; find the process that should have"
+            " set it"
+        )
         if timeout_in_ms <= 0:
             raise CoordinationError(timed_out, code="DEADLINE_EXCEEDED")
         try:

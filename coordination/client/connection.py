@@ -193,9 +193,13 @@ class Connection:
     def _check_heartbeat_timeout(self) -> None:
         wanted_s, found_s = self._wanted_heartbeat_timeout_s, self.heartbeat_timeout_s
         if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
-            what = f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not {wanted_s:g} s"
+            what = (
+                f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not"
+                f" {wanted_s:g} s"
+            )
             raise CoordinationError(
-                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give none here",
+                f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give"
+                " none here",
                 code="FAILED_PRECONDITION",
             )
 
@@ -268,7 +272,10 @@ class Connection:
         self._counts["breaks"] += 1
         self._require_transport()
         if error.sent and not again:
-            what = f"the connection to {self._address} broke during {method}: it may or may not have been applied ({error.message})"
+            what = (
+                f"the connection to {self._address} broke during {method}: it may or may not have"
+                f" been applied ({error.message})"
+            )
             raise CoordinatorLost(what, address=self._address, tried_s=deadline.elapsed_s())
         if deadline.remaining_s() <= pause_s:
             raise self._out_of_reach(deadline, error)
@@ -384,7 +391,10 @@ class Connection:
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
-        silence = f"has been silent for {silent_s:.1f} s (heartbeat timeout {self.heartbeat_timeout_s:g} s)"
+        silence = (
+            f"has been silent for {silent_s:.1f} s (heartbeat timeout"
+            f" {self.heartbeat_timeout_s:g} s)"
+        )
         return CoordinatorLost(
             f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s
         )
@@ -513,7 +523,10 @@ class Connection:
 
     def abandon(self) -> None:
         """Ends the connection in a forked child without a byte: it is the parent's, and its threads are not here."""
-        what = "this process was forked from the one that connected, and is no process of the job: call this in its parent"
+        what = (
+            "this process was forked from the one that connected, and is no process of the job:"
+            " call this in its parent"
+        )
         self._over = CoordinationError(what, code="FAILED_PRECONDITION")
         self._stop, self._wake, self._lock = (
             threading.Event(),

@@ -204,7 +204,10 @@ class _SessionStream:
         """Sends a request and waits for its reply."""
         body = request.SerializeToString()
         if len(body) > MOST_BYTES:  # the service would end the whole session
-            what = f"{method}: a request of {len(body)} bytes; expected at most {MOST_BYTES}: split the value, or put it into a file"
+            what = (
+                f"{method}: a request of {len(body)} bytes; expected at most {MOST_BYTES}: split"
+                " the value, or put it into a file"
+            )
             raise CoordinationError(what, code="RESOURCE_EXHAUSTED")
         number = next(self._ids)
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
@@ -260,7 +263,8 @@ class _SessionStream:
 def without_memory(address: str) -> Fenced:
     """Returns the error of a service that is another than the one that was joined."""
     return Fenced(
-        f"the coordinator at {address} was restarted without its journal: its keys and barriers are gone; restart the job"
+        f"the coordinator at {address} was restarted without its journal: its keys and barriers are"
+        " gone; restart the job"
     )
 
 

@@ -184,7 +184,10 @@ class Barriers:
         task_id = arrival.task_id
         older = barrier.waiting.get(task_id)
         if older is not None:
-            sentence = f"barrier {_shown(barrier.name)}: a newer call of process {task_id} took this one's place"
+            sentence = (
+                f"barrier {_shown(barrier.name)}: a newer call of process {task_id} took this one's"
+                " place"
+            )
             self._completions.append(Completion(older, None, Status(Code.CANCELLED, sentence)))
         if task_id not in barrier.arrived:
             barrier.arrived[task_id] = (arrival.life, now)
@@ -212,7 +215,8 @@ class Barriers:
             return _conflict(
                 barrier.name,
                 barrier.counter,
-                f"It is one of {_some(participants)}; process {arrival.task_id} came with {_some(named)}",
+                f"It is one of {_some(participants)}; process {arrival.task_id} came with"
+                f" {_some(named)}",
             )
         if arrival.task_id not in named:
             return _not_among(arrival, named, barrier.counter)
@@ -401,7 +405,10 @@ class Barriers:
         """Fails an instance whose time is over, naming all that have not arrived."""
         missing = self._task_table.missing(barrier.missing(), now)
         what = f"Barrier timed out. Id: {barrier.name[:_SHOWN_CHARACTERS]}::{barrier.counter}."
-        sentence = f"{what} {_arrived(barrier)}, missing {name_processes(missing)}; waited {now - barrier.opened:.1f} s"
+        sentence = (
+            f"{what} {_arrived(barrier)}, missing {name_processes(missing)}; waited"
+            f" {now - barrier.opened:.1f} s"
+        )
         self._task_table.events.note("barrier", sentence, now)
         self._finish(
             barrier,
@@ -415,7 +422,10 @@ class Barriers:
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:
         missing = self._task_table.missing(barrier.participants & self._task_table.lost, now)
-        sentence = f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)} {'is' if len(missing) == 1 else 'are'} lost"
+        sentence = (
+            f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)}"
+            f" {'is' if len(missing) == 1 else 'are'} lost"
+        )
         self._finish(
             barrier,
             Status(
@@ -433,7 +443,10 @@ class Barriers:
         for barrier in [
             each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life
         ]:
-            sentence = f"{_arrived(barrier)}; it can never be passed: process {task_id} arrived with a client that another has replaced"
+            sentence = (
+                f"{_arrived(barrier)}; it can never be passed: process {task_id} arrived with a"
+                " client that another has replaced"
+            )
             self._finish(
                 barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
             )
@@ -517,12 +530,18 @@ def _counter_mismatch(name: str, expected: int, found: int) -> Status:
 
 
 def _conflict(name: str, counter: int, why: str) -> Status:
-    what = f"Conflicting tasks specified by different processes for the same barrier: {name[:_SHOWN_CHARACTERS]}::{counter}."
+    what = (
+        "Conflicting tasks specified by different processes for the same barrier:"
+        f" {name[:_SHOWN_CHARACTERS]}::{counter}."
+    )
     return Status(Code.INVALID_ARGUMENT, f"{what} {why}", barrier=(name, counter))
 
 
 def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Status:
-    what = f"A non-participating task ({arrival.task_id}) called the barrier: {arrival.name[:_SHOWN_CHARACTERS]}::{counter}"
+    what = (
+        f"A non-participating task ({arrival.task_id}) called the barrier:"
+        f" {arrival.name[:_SHOWN_CHARACTERS]}::{counter}"
+    )
     return Status(
         Code.INVALID_ARGUMENT,
         f"{what}; it is one of {_some(named)}",

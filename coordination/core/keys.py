@@ -96,11 +96,13 @@ class Keys:
         total = self.total_bytes + len(value) + (len(key) if old is None else -len(old))
         if total > limits.total_bytes:
             return _exhausted(
-                f"key {key!r}: all keys would hold {total} bytes; expected at most {limits.total_bytes}; delete some"
+                f"key {key!r}: all keys would hold {total} bytes; expected at most"
+                f" {limits.total_bytes}; delete some"
             )
         if old is None and len(self.values) >= limits.keys:
             return _exhausted(
-                f"key {key!r}: there are {len(self.values)} keys, the most that this service holds; delete some"
+                f"key {key!r}: there are {len(self.values)} keys, the most that this service holds;"
+                " delete some"
             )
         return None
 
@@ -184,7 +186,10 @@ class Keys:
             number = _INT64
         if not -_INT64 <= number < _INT64:
             what = f'Failed to parse value "{text[:40].decode(errors="replace")}" as an integer.'
-            sentence = f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal number"
+            sentence = (
+                f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal"
+                " number"
+            )
             self._completions.append(
                 Completion(
                     call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)

@@ -54,7 +54,10 @@ class LivenessBarrier:
     ) -> None:
         """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
         if task_id not in task_ids:
-            sentence = f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks request."
+            sentence = (
+                f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks"
+                " request."
+            )
             self._completions.append(
                 Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False))
             )

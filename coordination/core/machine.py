@@ -89,7 +89,10 @@ class Machine:
         `lost` lets in the calls by which a lost process learns that it is lost, and ends.
         """
         if service_incarnation != self.config.incarnation:
-            sentence = "the call names another life of the coordination service: it was restarted without its journal, or never registered with"
+            sentence = (
+                "the call names another life of the coordination service: it was restarted without"
+                " its journal, or never registered with"
+            )
             return Status(Code.INTERNAL, sentence, mismatch=service_incarnation)
         known = self.task_table.by_agent.get(task_incarnation)
         if known is None or task_id not in (None, known):
@@ -169,7 +172,8 @@ class Machine:
             ):
                 self._give_up(
                     task,
-                    f"its side closed the connection without a goodbye, and it did not come back within {grace_s:g} s",
+                    "its side closed the connection without a goodbye, and it did not come back"
+                    f" within {grace_s:g} s",
                     now,
                 )
 
@@ -393,7 +397,10 @@ class Machine:
         values = values or {}
         progress, most = self.task_table.tasks[task_id].progress, self.config.limits.report_values
         if len(progress.values | values) > most or any(len(name) > 100 for name in values):
-            sentence = f"a report of {len(progress.values | values)} values; expected at most {most}, with names of at most 100 characters"
+            sentence = (
+                f"a report of {len(progress.values | values)} values; expected at most {most}, with"
+                " names of at most 100 characters"
+            )
             self._complete(call, status=Status(Code.RESOURCE_EXHAUSTED, sentence))
             return
         progress.root = progress.root if root is None else root

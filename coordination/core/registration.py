@@ -64,7 +64,10 @@ class Registration:
         task = self._task_table.get(task_id)
         if task is None:
             count = len(self._task_table)
-            sentence = f"Unexpected task registered with task={task_id}: the job has {count}, 0 to {count - 1}"
+            sentence = (
+                f"Unexpected task registered with task={task_id}: the job has {count}, 0 to"
+                f" {count - 1}"
+            )
             self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
             return
         if (
@@ -109,9 +112,15 @@ class Registration:
             return None
         if task.state is TaskState.ERROR:
             assert task.error is not None
-            sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {task.error.message}"
+            sentence = (
+                f"process {task.task_id} cannot come back, the job is not recoverable:"
+                f" {task.error.message}"
+            )
         else:
-            what = f"{task.task_id} unexpectedly tried to connect with a different incarnation. It has likely restarted."
+            what = (
+                f"{task.task_id} unexpectedly tried to connect with a different incarnation. It has"
+                " likely restarted."
+            )
             sentence = f"{what} The job is not recoverable"
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
@@ -125,7 +134,10 @@ class Registration:
         if task is None:
             return self._task_table.no_such_task(task_id)
         if len(host.encode()) > self._config.limits.host_bytes:
-            sentence = f"a host name of {len(host.encode())} bytes; expected at most {self._config.limits.host_bytes}"
+            sentence = (
+                f"a host name of {len(host.encode())} bytes; expected at most"
+                f" {self._config.limits.host_bytes}"
+            )
             return Status(Code.RESOURCE_EXHAUSTED, sentence)
         if incarnation == 0:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
@@ -234,7 +246,10 @@ class Registration:
         missing = self._missing(now)
         total = len(self._task_table)
         self._end(wait)
-        sentence = f"{total - len(missing)} of {total} registered, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
+        sentence = (
+            f"{total - len(missing)} of {total} registered, missing {name_processes(missing)};"
+            f" waited {now - wait.since:.1f} s"
+        )
         self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
 
     def _missing(self, now: float) -> tuple[Missing, ...]:

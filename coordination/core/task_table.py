@@ -190,7 +190,10 @@ class TaskTable:
     def fenced(self, task: Task) -> Status:
         """Returns the error of an incarnation that is over for good."""
         cause = task.error.message if task.error else "another life of it has taken its place"
-        sentence = f"this life of process {task.task_id} is over: {cause}; end it, and start the process again"
+        sentence = (
+            f"this life of process {task.task_id} is over: {cause}; end it, and start the process"
+            " again"
+        )
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
     def forgive(self, seconds: float, now: float) -> None:

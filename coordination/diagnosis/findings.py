@@ -179,7 +179,10 @@ def _stuck(evidence: Evidence) -> Iterator[Finding]:
 def _about_silence(
     status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, look: Look | None
 ) -> tuple[str, Frame | None]:
-    heard = f"last heard of {task.heartbeat_age_s:.0f} s ago, expected every {expected_s(status, task):.0f} s"
+    heard = (
+        f"last heard of {task.heartbeat_age_s:.0f} s ago, expected every"
+        f" {expected_s(status, task):.0f} s"
+    )
     if look is None:
         elsewhere = (
             "stopped, cut off, or held by C code: `holdfast status` on its own host tells which"
@@ -195,7 +198,10 @@ def _about_silence(
     if look.held_s is not None:
         return f"{where}, in C code that holds its interpreter for {look.held_s:.0f} s", place
     return (
-        f"{where}, but is cut off from the coordinator ({heard}): look at the network between the two",
+        (
+            f"{where}, but is cut off from the coordinator ({heard}): look at the network between"
+            " the two"
+        ),
         place,
     )
 
@@ -215,8 +221,14 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
             ):
                 tasks = _tasks(evidence, at_fewer)
                 place = place_of(evidence, tasks)
-                text = f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier {_barrier(fewer)}{at(place)}, while "
-                others = f"{_others(len(at_more))} {'waits' if len(at_more) == 1 else 'wait'} for it at {_barrier(more)}"
+                text = (
+                    f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier"
+                    f" {_barrier(fewer)}{at(place)}, while "
+                )
+                others = (
+                    f"{_others(len(at_more))} {'waits' if len(at_more) == 1 else 'wait'} for it at"
+                    f" {_barrier(more)}"
+                )
                 yield _finding("crossed", text + others, tasks, place)
                 return
 
@@ -264,7 +276,10 @@ def _missed(evidence: Evidence) -> Iterator[Finding]:
         ):
             tasks = _tasks(evidence, set(barrier.missing))
             place = place_of(evidence, tasks)
-            text = f"{who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier {_barrier(barrier)}{at(place)}: "
+            text = (
+                f"{who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier"
+                f" {_barrier(barrier)}{at(place)}: "
+            )
             yield _finding(
                 "missed",
                 f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s",
@@ -291,7 +306,10 @@ def _slow(evidence: Evidence) -> Iterator[Finding]:
     usual = max((task.usual_steps_per_second for task in evidence.status.tasks), default=0.0)
     slower = f"; {pace:.1f} steps/s, {usual:.1f} at best" if 0 < pace < 0.8 * usual else ""
     keep = _verb(stragglers, "keeps", "keep")
-    text = f"{who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their time{at(place)}{slower}"
+    text = (
+        f"{who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their"
+        f" time{at(place)}{slower}"
+    )
     yield _finding("slow", text, stragglers, place)
 
 
@@ -307,7 +325,8 @@ def _gathering(evidence: Evidence) -> Iterator[Finding]:
         came = len(status.tasks) - len(absent)
         yield _finding(
             "gathering",
-            f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of {len(status.tasks)} have",
+            f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of"
+            f" {len(status.tasks)} have",
             absent,
         )
 
@@ -394,7 +413,10 @@ def _step_difference(evidence: Evidence, odd: frozenset[int]) -> str:
     if len(own) != 1 or len(others) != 1 or own == others:
         return ""
     (mine,), (theirs,) = own, others
-    return f", at step {mine}, {abs(mine - theirs)} {'ahead of' if mine > theirs else 'behind'} the others' {theirs}"
+    return (
+        f", at step {mine}, {abs(mine - theirs)} {'ahead of' if mine > theirs else 'behind'} the"
+        f" others' {theirs}"
+    )
 
 
 def _stragglers(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:

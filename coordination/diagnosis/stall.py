@@ -43,7 +43,10 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
         return ""
     for_s = min(task.step_age_s for task in still)
     if len(still) == len(running):
-        return f"no process has made a step for {for_s:.0f} s, since step {max(task.progress.step for task in running)}"
+        return (
+            f"no process has made a step for {for_s:.0f} s, since step"
+            f" {max(task.progress.step for task in running)}"
+        )
     middle = median(task.progress.step for task in running)
     behind = [task for task in still if task.progress.step < middle]
     return f"{_behind(behind, middle)}, and no step further for {for_s:.0f} s" if behind else ""
@@ -77,4 +80,7 @@ def _running(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]
 
 def _behind(tasks: Sequence[session_pb2.TaskStatus], middle: float) -> str:
     step = min(task.progress.step for task in tasks)
-    return f"{who(tasks)} {'is' if len(tasks) == 1 else 'are'} at step {step}, {middle - step:.0f} behind the median"
+    return (
+        f"{who(tasks)} {'is' if len(tasks) == 1 else 'are'} at step {step}, {middle - step:.0f}"
+        " behind the median"
+    )

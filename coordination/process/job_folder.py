@@ -126,7 +126,10 @@ def user_folder(*, create: bool = False) -> Path:
             _check_owner(path)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        message = f"no temporary folder for the coordinator: {where}{error.strerror or error}; set TMPDIR to a folder that is there and writable"
+        message = (
+            f"no temporary folder for the coordinator: {where}{error.strerror or error}; set TMPDIR"
+            " to a folder that is there and writable"
+        )
         raise CoordinationError(message, code="FAILED_PRECONDITION") from None
     return path
 
@@ -134,7 +137,10 @@ def user_folder(*, create: bool = False) -> Path:
 def _check_owner(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        what = f"expected a folder of user {os.getuid()}, found {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
+        what = (
+            f"expected a folder of user {os.getuid()}, found"
+            f" {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
+        )
         raise CoordinationError(
             f"{path}: {what}; remove it, or set TMPDIR to another folder", code="PERMISSION_DENIED"
         )

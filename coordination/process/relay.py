@@ -153,7 +153,10 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Refuses a request for another process. Profile A's calls name their task by the incarnation that it registered with."""
         strangers = [task_id for task_id in task_ids(message) if task_id not in self._allowed]
         if strangers:
-            what = f"process {strangers[0]} is not of this relay, which speaks for {sorted(self._allowed)}"
+            what = (
+                f"process {strangers[0]} is not of this relay, which speaks for"
+                f" {sorted(self._allowed)}"
+            )
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):
             self._incarnations.add(message.incarnation)
@@ -161,7 +164,10 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             hasattr(message, "incarnations")
             and message.incarnations.task_incarnation not in self._incarnations
         ):
-            what = f"the caller has not registered through this relay, which speaks for {sorted(self._allowed)}"
+            what = (
+                "the caller has not registered through this relay, which speaks for"
+                f" {sorted(self._allowed)}"
+            )
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
     async def _unary(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:

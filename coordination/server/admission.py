@@ -22,7 +22,10 @@ _PROCESS_URI = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)proce
 certificates have one URI, "spiffe://example.org/job/holdfast/process/3". The latter passes jax_mtls_peer_uri_prefix too."""
 
 
-_NO_KEY = f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}, or a certificate that names its process"
+_NO_KEY = (
+    f"the call holds no key; expected a secret of its process in {KEY_HEADER!r}, or a certificate"
+    " that names its process"
+)
 _UNKNOWN_KEY = "no process has come with the key of this call; expected a registration first"
 
 
@@ -73,7 +76,8 @@ class Admission:
         if calls > self._limits.calls_per_second:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"more than {self._limits.calls_per_second} calls in a second from one peer; slow down",
+                f"more than {self._limits.calls_per_second} calls in a second from one peer; slow"
+                " down",
             )
 
 
@@ -165,5 +169,6 @@ def _not_certified(task_id: int, certified: frozenset[int]) -> Status:
 
 def _anothers(task_id: int) -> Status:
     return _denied(
-        f"process {task_id} is another's: the call does not hold the key that it came with; give each process a number of its own"
+        f"process {task_id} is another's: the call does not hold the key that it came with; give"
+        " each process a number of its own"
     )

@@ -37,13 +37,15 @@ class SqliteJournal:
         try:
             self._database = sqlite3.connect(self.path, isolation_level=None)
             self._database.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
-                "CREATE TABLE IF NOT EXISTS rows (tab TEXT, key TEXT, value BLOB, PRIMARY KEY (tab, key)) WITHOUT ROWID;"
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA"
+                " locking_mode=EXCLUSIVE;CREATE TABLE IF NOT EXISTS rows (tab TEXT, key TEXT, value"
+                " BLOB, PRIMARY KEY (tab, key)) WITHOUT ROWID;"
             )
         except sqlite3.DatabaseError as error:
             os.close(self._lock)
             raise JournalError(
-                f"journal {self.path}: not a journal of a coordinator ({error}); expected one, or no file"
+                f"journal {self.path}: not a journal of a coordinator ({error}); expected one, or"
+                " no file"
             ) from None
 
     def _take_lock(self) -> int:
@@ -52,7 +54,8 @@ class SqliteJournal:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JournalError(
-                f"journal {self.path}: cannot be opened: {error.strerror}; expected a folder that can be written"
+                f"journal {self.path}: cannot be opened: {error.strerror}; expected a folder that"
+                " can be written"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +87,8 @@ class SqliteJournal:
         expected, found = _identity(config), {name: kept.get(name) for name in _identity(config)}
         if expected != found:
             raise JournalError(
-                f"journal {self.path}: of another job: expected {_describe(expected)}, found {_describe(found)}; use another journal"
+                f"journal {self.path}: of another job: expected {_describe(expected)}, found"
+                f" {_describe(found)}; use another journal"
             )
         return int(kept["incarnation"])
 
@@ -162,4 +166,7 @@ def _identity(config: Config) -> dict[str, object]:
 
 
 def _describe(identity: dict[str, object]) -> str:
-    return f"job {identity['job']!r}, attempt {identity['attempt']}, {identity['num_processes']} processes, format {identity['format']!r}"
+    return (
+        f"job {identity['job']!r}, attempt {identity['attempt']}, {identity['num_processes']}"
+        f" processes, format {identity['format']!r}"
+    )

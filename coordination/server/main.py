@@ -203,7 +203,8 @@ def _token(file: Path | None) -> str | None:
     token = file.read_text().strip()
     if len(token) < _MIN_TOKEN_CHARACTERS:
         raise click.UsageError(
-            f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found {len(token)}"
+            f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found"
+            f" {len(token)}"
         )
     return token
 
@@ -307,10 +308,16 @@ def _warn_if_open(host: str, listening: Listening) -> None:
     ):
         return
     if listening.token is None:
-        text = f"listening at {host} without TLS or token: whoever reaches this port can disturb the job"
+        text = (
+            f"listening at {host} without TLS or token: whoever reaches this port can disturb"
+            " the job"
+        )
     else:
         cure = "add --tls-cert, --tls-key and --tls-ca"
-        text = f"listening at {host} with a token, without TLS: whoever reads this network can take the token; {cure}"
+        text = (
+            f"listening at {host} with a token, without TLS: whoever reads this network can take"
+            f" the token; {cure}"
+        )
     print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
 
 

@@ -141,7 +141,8 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             raise OSError(
-                f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another --metrics-port"
+                f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another"
+                " --metrics-port"
             ) from None
         self.port = int(self._server.server_port)
 

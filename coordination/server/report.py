@@ -14,8 +14,8 @@ from ..core.task_table import Task
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
 _MAX_PREFIXES = 50
-_STACKS_PREFIX = (
-    "holdfast/stacks/"  # where the watchdog of holdfast.multihost leaves its report as JSON
+_STACKS_PREFIX = (  # where the watchdog of holdfast.multihost leaves its report as JSON
+    "holdfast/stacks/"
 )
 
 

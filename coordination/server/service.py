@@ -321,7 +321,10 @@ class Service:
         elif self._deserted_at is None:
             self._deserted_at = now
         elif linger_s and now - self._deserted_at > linger_s:
-            return f"the job never gathered, and nobody of it has been there for {now - self._deserted_at:.0f} s"
+            return (
+                "the job never gathered, and nobody of it has been there for"
+                f" {now - self._deserted_at:.0f} s"
+            )
         never = all(task.last_seen is None for task in machine.task_table.tasks)
         if never and startup_timeout_s and now - machine.started > startup_timeout_s:
             return f"no process came within {startup_timeout_s:.0f} s"

@@ -325,7 +325,10 @@ class SessionStreams:
             session.second, session.frames = now, 0
         session.frames += 1
         if session.frames > limits.calls_per_second:
-            return f"process {session.task_id} makes more than {limits.calls_per_second} calls in a second; slow down"
+            return (
+                f"process {session.task_id} makes more than {limits.calls_per_second} calls in a"
+                " second; slow down"
+            )
         if len(session.calls) >= limits.waiters_per_task:
             return (
                 f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
@@ -456,7 +459,8 @@ class SessionStreams:
             self._end(
                 session.stream,
                 Code.RESOURCE_EXHAUSTED,
-                f"the client has left {session.stream.backlog_bytes} bytes unread; expected {most} at most",
+                f"the client has left {session.stream.backlog_bytes} bytes unread; expected {most}"
+                " at most",
             )
             return
         if session.version == task_table.version:

@@ -232,7 +232,8 @@ def run_slurm(
     """
     if "SLURM_JOB_ID" not in environment:
         raise ValueError(
-            "SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line of an sbatch script"
+            "SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line"
+            " of an sbatch script"
         )
     if not insecure:
         require_cryptography()

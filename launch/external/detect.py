@@ -48,7 +48,8 @@ def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
         if (detected := detector(environment)) is not None:
             if not 0 <= detected.process_id < detected.num_processes:
                 raise ValueError(
-                    f"{detected.launcher} says that this is process {detected.process_id} of {detected.num_processes}"
+                    f"{detected.launcher} says that this is process {detected.process_id} of"
+                    f" {detected.num_processes}"
                 )
             return detected
     return None
@@ -66,9 +67,11 @@ def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
         attempt=1,
         process_id=_number(environment, "OMPI_COMM_WORLD_RANK"),
         num_processes=_number(environment, "OMPI_COMM_WORLD_SIZE"),
-        local_rank=_number(environment, "OMPI_COMM_WORLD_LOCAL_RANK")
-        if "OMPI_COMM_WORLD_LOCAL_RANK" in environment
-        else None,
+        local_rank=(
+            _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK")
+            if "OMPI_COMM_WORLD_LOCAL_RANK" in environment
+            else None
+        ),
         local_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
     )
 
@@ -87,9 +90,9 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
         attempt=slurm_attempt(environment) + _number(environment, "SLURM_STEP_ID", 0),
         process_id=_number(environment, "SLURM_PROCID"),
         num_processes=size,
-        local_rank=_number(environment, "SLURM_LOCALID")
-        if "SLURM_LOCALID" in environment
-        else None,
+        local_rank=(
+            _number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else None
+        ),
         local_size=len(here) or (size if environment.get("SLURM_STEP_NUM_NODES") == "1" else 0),
         node=environment.get("SLURMD_NODENAME", ""),
         processes_here=here,

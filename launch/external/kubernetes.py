@@ -53,7 +53,8 @@ class KubernetesJob:
             )
         if self.num_processes < 1 or self.num_slices < 1 or self.num_processes % self.num_slices:
             raise ValueError(
-                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size"
+                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected"
+                " slices of one size"
             )
         if not self.command:
             raise ValueError("no command to run")

@@ -99,7 +99,8 @@ def _prepare(
     detected = detect(environment)
     if detected is None:
         raise ValueError(
-            "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job (see docs/engines-*.md)"
+            "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
+            " Indexed Job (see docs/engines-*.md)"
         )
     job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
     environment = dict(environment)
@@ -112,7 +113,8 @@ def _prepare(
     if address is None:
         if secrets is not None:
             raise ValueError(
-                "--secrets are those of a coordinator that runs: give its address, --coordinator HOST:PORT"
+                "--secrets are those of a coordinator that runs: give its address, --coordinator"
+                " HOST:PORT"
             )
         address, secrets = _rendezvous(detected, job, number, host, rendezvous, insecure)
     own_address = None
@@ -151,7 +153,8 @@ def _rendezvous(
     one_machine = detected.local_size == detected.num_processes
     if rendezvous is None and not one_machine:
         raise ValueError(
-            f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT, or --rendezvous with a shared folder"
+            f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT,"
+            " or --rendezvous with a shared folder"
         )
     secured = not insecure and not (one_machine and host is None)
     if secured:
@@ -219,8 +222,9 @@ def _read(path: Path) -> dict[str, Any]:
         )  # which nobody else can enter
         if about.st_uid != os.getuid() or others:
             raise StartupFailed(
-                f"{path}: expected a file that only user {os.getuid()} can read, found mode {stat.S_IMODE(about.st_mode):04o} of user "
-                f"{about.st_uid}; remove it, or give --rendezvous a folder of this user's alone"
+                f"{path}: expected a file that only user {os.getuid()} can read, found mode"
+                f" {stat.S_IMODE(about.st_mode):04o} of user {about.st_uid}; remove it, or give"
+                " --rendezvous a folder of this user's alone"
             )
         found: dict[str, Any] = json.load(file)
     return found

@@ -74,8 +74,10 @@ _BUDGETS: dict[type[JobError], str] = {
 }
 
 _STEPS_WANTED = (
-    "stall_timeout_s goes by steps; call multihost.reached_preemption(step), manager.should_save(step) or group.report(step=step) in the "
-    "training loop, give startup_timeout_s more seconds where the first step takes so long, or leave stall_timeout_s out"
+    "stall_timeout_s goes by steps; call multihost.reached_preemption(step),"
+    " manager.should_save(step) or group.report(step=step) in the training loop, give"
+    " startup_timeout_s more seconds where the first step takes so long, or leave"
+    " stall_timeout_s out"
 )
 
 
@@ -199,7 +201,8 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
         if job.alive:
             return _decision(
                 job,
-                f"process {event.process} is done; {len(job.alive)} of {job.num_processes} still run",
+                f"process {event.process} is done; {len(job.alive)} of {job.num_processes}"
+                " still run",
             )
         following = replace(job, state=State.FINISHED, wake_at=None)
         return _decision(
@@ -220,7 +223,10 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
 def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Decision:
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
-    message = f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
+    message = (
+        f"{event.why} while {len(job.alive)} of {job.num_processes} processes ran, in attempt"
+        f" {job.attempt}"
+    )
     return _end_attempt(
         replace(job, saves={}), _error(job, WorkerFailed, message), now
     )  # nobody says any more how a save stands
@@ -276,7 +282,8 @@ def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     if job.notices or job.stopping or job.exit_codes:
         return _decision(
             job,
-            f"{event.source} withdrew its notice; {len(job.notices)} others hold, {len(job.exit_codes)} processes have left",
+            f"{event.source} withdrew its notice; {len(job.notices)} others hold,"
+            f" {len(job.exit_codes)} processes have left",
         )
     return _decision(
         replace(job, state=State.RUNNING, wake_at=None),
@@ -296,7 +303,10 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     ):
         return _decision(job, f"room for {event.num_processes} processes, {job.num_processes} run")
     following = replace(job, state=State.RESIZING, wake_at=now + job.policy.preemption_grace_s)
-    reason = f"room for {event.num_processes} processes, {job.num_processes} run: save, leave and come back as {num_processes}"
+    reason = (
+        f"room for {event.num_processes} processes, {job.num_processes} run: save, leave and come"
+        f" back as {num_processes}"
+    )
     return _decision(following, reason, Notify("growing"))
 
 
@@ -337,7 +347,8 @@ def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> D
     assert job.wake_at is not None
     return _decision(
         job,
-        f"{why}: {len(job.alive)} of {job.num_processes} processes have {max(0.0, job.wake_at - now):.0f} s to save and leave",
+        f"{why}: {len(job.alive)} of {job.num_processes} processes have"
+        f" {max(0.0, job.wake_at - now):.0f} s to save and leave",
         *actions,
     )
 
@@ -353,7 +364,8 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
         job = replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s))
     return _decision(
         job,
-        f"process {event.process} left with exit code {event.code}; {len(job.alive)} of {job.num_processes} still there",
+        f"process {event.process} left with exit code {event.code}; {len(job.alive)} of"
+        f" {job.num_processes} still there",
     )
 
 
@@ -451,7 +463,10 @@ def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True)
             patient,
         )
     if job.step >= 0 and idle >= max(1, job.policy.attempts_without_progress):
-        why = f"{error}; {idle} attempts in a row made no progress beyond step {max(job.saved_step, job.step)}"
+        why = (
+            f"{error}; {idle} attempts in a row made no progress beyond step"
+            f" {max(job.saved_step, job.step)}"
+        )
         return _end_last(job, error, why, now, patient)
     return _retry(
         job,
@@ -510,7 +525,10 @@ def _end_processes(job: Job, now: float, reason: str, patient: bool) -> Decision
         return _decision(job, reason, Kill())
     job, actions = _clear(job)
     if waiting := _committing(job):
-        reason += f"; {len(waiting)} of them have {job.policy.commit_grace_s:g} s to end the save that can still be committed"
+        reason += (
+            f"; {len(waiting)} of them have {job.policy.commit_grace_s:g} s to end the save that"
+            " can still be committed"
+        )
     return _decision(job, reason, *actions)
 
 
@@ -576,7 +594,8 @@ def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
         return _back_off(
             job,
             now,
-            f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is fenced off",
+            f"processes {_list(job.alive)} did not even end by SIGKILL; their attempt is"
+            " fenced off",
         )
     waiting, until = _committing(job), job.ending_since + job.policy.commit_grace_s
     if waiting and now < until:

@@ -24,7 +24,9 @@ class State(enum.StrEnum):
     RUNNING = "running"
     PREEMPTING = "preempting"  # a notice is out; the processes are saving and leaving
     RESTARTING = "restarting"  # what is left of an attempt is being ended, then a back-off
-    RESIZING = "resizing"  # more capacity is there: the processes are saving and leaving to come back as more
+    RESIZING = (  # more capacity is there: the processes are saving and leaving to come back as more
+        "resizing"
+    )
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -122,7 +124,8 @@ class Job:
     def __post_init__(self) -> None:
         if not 1 <= self.min_processes <= self.max_processes:
             raise ValueError(
-                f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and {self.max_processes}"
+                f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and"
+                f" {self.max_processes}"
             )
 
     @property

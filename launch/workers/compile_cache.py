@@ -47,7 +47,8 @@ def compile_cache(
             }
         except OSError as error:
             say(
-                f"no compile cache, each attempt compiles anew: {error.filename}: {error.strerror}; remove it, or set {_FOLDER}"
+                f"no compile cache, each attempt compiles anew: {error.filename}: {error.strerror};"
+                f" remove it, or set {_FOLDER}"
             )
         except (
             CoordinationError

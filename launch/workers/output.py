@@ -133,5 +133,6 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         say, self._say = self._say, None
         if say is not None:
             say(
-                f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost until it can"
+                f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost"
+                " until it can"
             )

@@ -136,8 +136,8 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            'a job that leaves this machine is closed to others by certificates, which need cryptography: pip install "holdfast[tls]", '
-            "or --insecure"
+            "a job that leaves this machine is closed to others by certificates, which need"
+            ' cryptography: pip install "holdfast[tls]", or --insecure'
         ) from error
 
 

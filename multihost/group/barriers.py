@@ -52,7 +52,8 @@ def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierS
         return lambda *, key, timeout_ms: None
     if processes and process_index() not in processes:
         raise ValueError(
-            f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is not one of them"
+            f"barrier of processes {sorted(processes)}: this is process {process_index()}, which is"
+            " not one of them"
         )
     group_client = current_group_client()
     members = _runtime_indices(processes) if processes else None
@@ -98,7 +99,8 @@ def _runtime_indices(processes: Collection[int]) -> list[int]:
     strangers = sorted(process for process in processes if not 0 <= process < count)
     if strangers:
         raise ValueError(
-            f"there is no process {strangers[0]}: the job has {count}, 0 to {count - 1}; found processes={sorted(processes)}"
+            f"there is no process {strangers[0]}: the job has {count}, 0 to {count - 1}; found"
+            f" processes={sorted(processes)}"
         )
     if use_experimental_distributed_process_id() and is_runtime_to_distributed_ids_initialized():
         runtime = {task: index for index, task in enumerate(runtime_to_distributed_ids())}

@@ -99,7 +99,8 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
             _raise_if_anybody_is_lost(group_client, what)
             if not changed.wait(deadline.remaining_s()):
                 raise BarrierTimeout(
-                    f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or hangs",
+                    f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it,"
+                    " or hangs",
                     name=what,
                 )
             changed.clear()
@@ -172,7 +173,8 @@ def _to_numpy(path: str, leaf: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(leaf)
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise TypeError(
-            f"broadcast_one_to_all: leaf {path or 'at the root'} is {type(leaf).__name__} {array.dtype}, expected an array of numbers"
+            f"broadcast_one_to_all: leaf {path or 'at the root'} is {type(leaf).__name__}"
+            f" {array.dtype}, expected an array of numbers"
         )
     return array
 

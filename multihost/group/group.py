@@ -95,7 +95,8 @@ class ClusterGroup:
     ) -> None:
         if not 0 <= index < count or (processes is not None and len(processes) != count):
             raise ValueError(
-                f"rank {index} of {count} processes {processes}: expected 0 <= rank < count, and a process for every rank"
+                f"rank {index} of {count} processes {processes}: expected 0 <= rank < count, and a"
+                " process for every rank"
             )
         self.index = index
         self.count = count
@@ -150,7 +151,8 @@ class ClusterGroup:
         """Returns rank 0's value. Whoever comes last deletes it, so that rank 0 need not wait."""
         if (value is None) != bool(self.index):
             raise ValueError(
-                f"broadcast {name!r}: rank 0 gives the value and the others None; this is rank {self.index} with {type(value)}"
+                f"broadcast {name!r}: rank 0 gives the value and the others None; this is rank"
+                f" {self.index} with {type(value)}"
             )
         deadline = Deadline(timeout_s)
         with self._group_client.call("broadcast" + self._kind, name, deadline) as call:

@@ -130,7 +130,8 @@ class GroupClient:
                 queue.users -= 1
         if not acquired:
             raise BarrierTimeout(
-                f"another thread of this process still waits at {name!r} after {deadline.timeout_s:g} s",
+                f"another thread of this process still waits at {name!r} after"
+                f" {deadline.timeout_s:g} s",
                 name=name,
             )
         try:
@@ -205,7 +206,10 @@ class GroupClient:
         except CoordinationError as error:
             if error.code != "DEADLINE_EXCEEDED":
                 raise
-        why = f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has not sent it, or hangs"
+        why = (
+            f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has"
+            " not sent it, or hangs"
+        )
         raise BarrierTimeout(why, name=name, missing=(source,))
 
     def list(self, folder: str) -> dict[str, bytes]:
@@ -233,7 +237,8 @@ class GroupClient:
             return process
         if not 0 <= process < len(self.tasks):
             raise ValueError(
-                f"there is no process {process}: the job has {len(self.tasks)}, 0 to {len(self.tasks) - 1}"
+                f"there is no process {process}: the job has {len(self.tasks)}, 0 to"
+                f" {len(self.tasks) - 1}"
             )
         return self.tasks[process]
 
@@ -300,7 +305,8 @@ class GroupClient:
                 info = next(info for info in self.infos() if info.process_id == task)
                 process, why = self.process(task), info.message or info.state.lower()
                 raise ProcessLost(
-                    f"{name!r} needs process {process} (host {info.host or 'unknown'}), which is gone: {why}",
+                    f"{name!r} needs process {process} (host {info.host or 'unknown'}), which is"
+                    f" gone: {why}",
                     process=process,
                     host=info.host or None,
                 )

@@ -61,7 +61,8 @@ def exchange_ids(
         numbers = sorted(getattr(entry, field) for entry in ids)
         if numbers != list(range(num_processes)):
             raise ValueError(
-                f"the {field} numbers of the processes are {numbers}, expected 0 to {num_processes - 1}: two processes claim one number"
+                f"the {field} numbers of the processes are {numbers}, expected 0 to"
+                f" {num_processes - 1}: two processes claim one number"
             )
     return ids
 
@@ -118,7 +119,8 @@ def runtime_to_distributed_ids() -> list[int]:
     """Returns the distributed ids in order of runtime index. Raises ValueError before they are known."""
     if _runtime_to_distributed is None:
         raise ValueError(
-            "the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in every process"
+            "the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in"
+            " every process"
         )
     return _runtime_to_distributed
 
@@ -135,7 +137,8 @@ def distributed_to_device_ids() -> list[list[int]]:
     """Returns the device ids of every process in order of distributed id. Raises ValueError before they are known."""
     if _distributed_to_devices is None:
         raise ValueError(
-            "the device ids are not known yet: call initialize_distributed_to_device_ids() in every process"
+            "the device ids are not known yet: call initialize_distributed_to_device_ids() in every"
+            " process"
         )
     return _distributed_to_devices
 

@@ -102,7 +102,8 @@ def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> 
         tuple(leaf.sharding.spec)
     ):
         raise ValueError(
-            f"a leaf of shape {leaf.shape} has {leaf.sharding}: expected a NamedSharding over the axes of a replica, without {axis!r}"
+            f"a leaf of shape {leaf.shape} has {leaf.sharding}: expected a NamedSharding over the"
+            f" axes of a replica, without {axis!r}"
         )
     sharding = NamedSharding(mesh, PartitionSpec(axis, *leaf.sharding.spec))
     shape = (mesh.shape[axis], *leaf.shape)

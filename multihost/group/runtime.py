@@ -97,7 +97,8 @@ def get_jax_distributed_client() -> Any:
     client = distributed.global_state.client
     if client is None:
         raise ValueError(
-            "jax.distributed has no client: call holdfast.multihost.initialize() or jax.distributed.initialize() first"
+            "jax.distributed has no client: call holdfast.multihost.initialize() or"
+            " jax.distributed.initialize() first"
         )
     return client
 

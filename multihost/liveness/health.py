@@ -179,7 +179,8 @@ class Health:
 def _lost(ended: ProcessInfo, name: str) -> ProcessLost:
     host = ended.host or None
     return ProcessLost(
-        f"{name!r} needs process {ended.process_id} (host {host or 'unknown'}), which is gone: {ended.error}",
+        f"{name!r} needs process {ended.process_id} (host {host or 'unknown'}), which is gone:"
+        f" {ended.error}",
         process=ended.process_id,
         host=host,
     )
@@ -223,11 +224,13 @@ def live_processes(
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
     if jax.process_index() not in members:
         raise ValueError(
-            f"live_processes of {members}: this is process {jax.process_index()}, which is not one of them"
+            f"live_processes of {members}: this is process {jax.process_index()}, which is not one"
+            " of them"
         )
     if not 0 <= members[0] <= members[-1] < jax.process_count():
         raise ValueError(
-            f"live_processes of {members}: the job has {jax.process_count()} processes, 0 to {jax.process_count() - 1}"
+            f"live_processes of {members}: the job has {jax.process_count()} processes, 0 to"
+            f" {jax.process_count() - 1}"
         )
     if jax.process_count() == 1:
         return {0: 0}

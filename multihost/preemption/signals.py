@@ -82,7 +82,8 @@ class Signals:
             self._previous[number] = signal.signal(number, self._handle)
             if self._previous[number] is None:
                 _log.warning(
-                    "%s was handled in C (JAX's preemption service); from here on it feeds holdfast's sync point",
+                    "%s was handled in C (JAX's preemption service); from here on it feeds"
+                    " holdfast's sync point",
                     number.name,
                 )
 
@@ -150,7 +151,8 @@ class Signals:
         elif now - self._first_s >= self._repeat_s and self.seconds_idle() >= self._repeat_s:
             os.write(
                 2,
-                f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks nothing: ending it\n".encode(),
+                f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks"
+                " nothing: ending it\n".encode(),
             )
             faulthandler.dump_traceback(all_threads=True)
             os._exit(128 + number)

@@ -224,8 +224,9 @@ class SyncPoint:
         )
         why = f"; the last call failed with: {self._last_error}" if self._last_error else ""
         return BarrierTimeout(
-            f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at step {step}: no answer from "
-            f"processes {list(missing)} of {len(self._tasks)}; every process has to ask too, or have died{why}",
+            f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at"
+            f" step {step}: no answer from processes {list(missing)} of {len(self._tasks)}; every"
+            f" process has to ask too, or have died{why}",
             name=self.name,
             missing=missing,
         )

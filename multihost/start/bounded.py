@@ -81,9 +81,13 @@ def _culprit(
         return error
     for task in tasks:
         if task.pid and not task.has_session and not task.error:
-            what = f"process {task.task_id} (host {task.host or 'unknown'}, silent for {task.heartbeat_age_s:.0f} s)"
+            what = (
+                f"process {task.task_id} (host {task.host or 'unknown'}, silent for"
+                f" {task.heartbeat_age_s:.0f} s)"
+            )
             return ProcessLost(
-                f"{what} joined the job and is gone before jax had started, for which initialize() waited {deadline.elapsed_s():.0f} s",
+                f"{what} joined the job and is gone before jax had started, for which initialize()"
+                f" waited {deadline.elapsed_s():.0f} s",
                 process=task.task_id,
                 host=task.host or None,
                 silent_s=task.heartbeat_age_s,
@@ -99,7 +103,8 @@ def _culprit(
         else "one whose backend does not come up"
     )
     return StartupTimeout(
-        f"jax did not start in {deadline.timeout_s:g} s: all have joined the job, and it waits for {whom}",
+        f"jax did not start in {deadline.timeout_s:g} s: all have joined the job, and it waits for"
+        f" {whom}",
         attempt=spec.attempt,
         processes=late,
         elapsed_s=deadline.elapsed_s(),

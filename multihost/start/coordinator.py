@@ -37,7 +37,8 @@ def find_coordinator(
     while (phase := phase_at(spec.coordinator)) not in (None, "", "gathering"):
         if not deadline.remaining_s():
             raise StartupFailed(
-                f"the coordinator at {spec.coordinator} is {phase}: it belongs to an earlier start; let it end, or take another port",
+                f"the coordinator at {spec.coordinator} is {phase}: it belongs to an earlier start;"
+                " let it end, or take another port",
                 elapsed_s=deadline.elapsed_s(),
                 timeout_s=deadline.timeout_s,
                 knob="timeout_s",
@@ -89,8 +90,8 @@ def gather_workers(
         address, attempt = broadcast(started, deadline.remaining_s())
     except TimeoutError as error:
         raise StartupTimeout(
-            f"the {worker.num_workers} workers of Ray Train have not all called initialize() in {deadline.timeout_s:g} s; "
-            "each has to, before it computes anything",
+            f"the {worker.num_workers} workers of Ray Train have not all called initialize() in"
+            f" {deadline.timeout_s:g} s; each has to, before it computes anything",
             elapsed_s=deadline.elapsed_s(),
             timeout_s=deadline.timeout_s,
             knob="timeout_s",

@@ -69,7 +69,8 @@ def discover_process(
         return DiscoveredProcess(None)
     if missing := [field for field in GIVEN if field not in given]:
         raise ValueError(
-            f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with `holdfast run`"
+            f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with"
+            " `holdfast run`"
         )
     return DiscoveredProcess(ProcessSpec(**given), False, devices)
 
@@ -87,7 +88,8 @@ def _with_first_node(address: str, nodes: str) -> str:
         ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         raise ValueError(
-            f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of process 0"
+            f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of"
+            " process 0"
         ) from error
     return f"{first}:{port}"
 

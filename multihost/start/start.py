@@ -106,11 +106,13 @@ def initialize(
             else ""
         )
         raise RuntimeError(
-            f"this process has joined a job already: call initialize() once, and jax.distributed.initialize() never{hint}"
+            "this process has joined a job already: call initialize() once, and"
+            f" jax.distributed.initialize() never{hint}"
         )
     if xla_bridge.backends_are_initialized():
         raise RuntimeError(
-            "initialize() comes before any computation, jax.devices() and the like: the backend is up already"
+            "initialize() comes before any computation, jax.devices() and the like: the backend is"
+            " up already"
         )
     deadline = Deadline(timeout_s)
     given = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
@@ -311,8 +313,9 @@ def _start_jax(
     )
     if (found := jax.process_count()) != spec.num_processes:
         raise StartupFailed(
-            f"{spec.num_processes} processes were asked for, but jax sees {found}: its platform {jax.default_backend()!r} has not joined; "
-            "check JAX_PLATFORMS and, on CPU, jax_cpu_collectives_implementation",
+            f"{spec.num_processes} processes were asked for, but jax sees {found}: its platform"
+            f" {jax.default_backend()!r} has not joined; check JAX_PLATFORMS and, on CPU,"
+            " jax_cpu_collectives_implementation",
             attempt=spec.attempt,
             processes=(spec.process_id,),
         )

@@ -110,17 +110,26 @@ def test_errors_pickle_with_their_fields() -> None:
         (
             errno.EIO,
             "root/1/pack",
-            "root/1/pack cannot be read: Input/output error; look at the disk or the mount, then call it again",
+            (
+                "root/1/pack cannot be read: Input/output error; look at the disk or the mount,"
+                " then call it again"
+            ),
         ),
         (
             errno.EIO,
             None,
-            "root cannot be read: Input/output error; look at the disk or the mount, then call it again",
+            (
+                "root cannot be read: Input/output error; look at the disk or the mount, then call"
+                " it again"
+            ),
         ),
         (
             errno.EMFILE,
             None,
-            "root cannot be read: Too many open files; this process has too many files open: raise its limit (ulimit -n)",
+            (
+                "root cannot be read: Too many open files; this process has too many files open:"
+                " raise its limit (ulimit -n)"
+            ),
         ),
     ],
 )

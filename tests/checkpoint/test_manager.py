@@ -123,7 +123,9 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
         before = files(tmp_path)
         with pytest.raises(
             StepExists,
-            match=r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True",
+            match=(
+                r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True"
+            ),
         ):
             manager.save(1, tree(2))
         assert files(tmp_path) == before
@@ -193,7 +195,10 @@ def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
         ):
             with pytest.raises(
                 Corrupt,
-                match=r"run/5/checkpoint.json: this is the record of step 4, in the folder of step 5; .* 4 again",
+                match=(
+                    r"run/5/checkpoint.json: this is the record of step 4, in the folder of step 5;"
+                    r" .* 4 again"
+                ),
             ):
                 read()
         assert equal(manager.restore(like=tree(0), fallback=True), 4) and equal(

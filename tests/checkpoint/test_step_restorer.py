@@ -160,7 +160,9 @@ def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
                     if not fallback:
                         with pytest.raises(
                             StepGone,
-                            match="the step was overwritten while it was being read; restore it again",
+                            match=(
+                                "the step was overwritten while it was being read; restore it again"
+                            ),
                         ):
                             reader.restore(1, item=item)
                     elif item == "state":

@@ -35,8 +35,10 @@ def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
         ((), "Missing option '--num-processes'"),
         (
             ("-n", "1", "--tls-cert", __file__),
-            "--tls-cert, --tls-key, --tls-ca belong together: each side shows a certificate, and checks "
-            "the other's; expected all three, found --tls-cert",
+            (
+                "--tls-cert, --tls-key, --tls-ca belong together: each side shows a certificate,"
+                " and checks the other's; expected all three, found --tls-cert"
+            ),
         ),
         (
             ("-n", "1", "--tls-ca", __file__),

@@ -229,9 +229,10 @@ def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
         ).stdout
         texts = [line.split(maxsplit=3)[2:] for line in shown.splitlines()]
         assert texts[0][0] == "joined" and texts[1] == ["saved", "step 30 is saved"], shown
-        assert texts[2] == ["coordinator", "the coordinator was started again, with its journal"], (
-            shown
-        )
+        assert texts[2] == [
+            "coordinator",
+            "the coordinator was started again, with its journal",
+        ], shown
         as_json = subprocess.run(
             holdfast("status", service.address, "--events", "--json"),
             capture_output=True,

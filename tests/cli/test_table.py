@@ -35,14 +35,18 @@ COMMANDS = {
 NOTHING = {  # kind: what the sentence says
     "empty": "is empty: no checkpoint was saved there",
     "file": "is a file and no checkpoint: expected a folder, or a file that ends in .safetensors",
-    "folder": "is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it holds notes.txt",
+    "folder": (
+        "is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it holds notes.txt"
+    ),
     "missing": "; {parent} holds",
 }
 DAMAGED = {  # kind: what the sentence says of it, to those that read it
     "record broken": "3/checkpoint.json: the record's checksum does not fit its bytes",
     "record flipped": "3/checkpoint.json: the record's checksum does not fit its bytes",
     "pack truncated": "",
-    "pack flipped": "the checksum of 'w' does not fit: its bytes are not what was written (leaf 'w')",
+    "pack flipped": (
+        "the checksum of 'w' does not fit: its bytes are not what was written (leaf 'w')"
+    ),
     "pack missing": "the file is missing, and the record names it",
 }
 READ_NO_ARRAYS = ("ls", "show", "prune", "prune --dry-run", "sweep")

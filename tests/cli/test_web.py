@@ -30,7 +30,8 @@ def test_a_machine_without_a_job_has_no_page() -> None:
     assert ended.returncode == 1
     assert (
         ended.stderr
-        == "Error: no job of this user runs on this machine: give the address that the launcher printed\n"
+        == "Error: no job of this user runs on this machine: give the address that the launcher"
+        " printed\n"
     )
 
 

@@ -44,7 +44,10 @@ def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
     [
         (
             {"tls_cert": "c", "tls_ca": "a"},
-            "tls_cert, tls_key, tls_ca belong together: .* expected all three, found tls_cert, tls_ca",
+            (
+                "tls_cert, tls_key, tls_ca belong together: .* expected all three, found tls_cert,"
+                " tls_ca"
+            ),
         ),
         ({"tls_key": "k"}, "expected all three, found tls_key"),
         ({"tls_cert": "c", "tls_key": "k"}, "expected all three, found tls_cert, tls_key"),

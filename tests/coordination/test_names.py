@@ -54,8 +54,8 @@ def test_an_untested_grpcio_is_no_silent_switch(
     is_tested_grpc.cache_clear()
     assert not is_tested_grpc(version) and not is_tested_grpc(version)
     assert [record.getMessage() for record in caplog.records] == [
-        f"grpcio {version} was not tested, only 1.66 to before 1.86: calls go through gRPC's public API, which is slower; "
-        "for the fast path install 'grpcio>=1.66,<1.86'"
+        f"grpcio {version} was not tested, only 1.66 to before 1.86: calls go through gRPC's public"
+        " API, which is slower; for the fast path install 'grpcio>=1.66,<1.86'"
     ]
 
 
@@ -107,9 +107,9 @@ def test_a_lost_process_is_named(silent_s: float, host: str, expected: tuple[obj
 def test_counters_and_mismatches_travel_with_the_error() -> None:
     """Read back by the client; another error has neither."""
     counted = {
-        BARRIER_ERROR_TYPE: coordination_pb2.BarrierError(
-            barrier_id="b", counter=4
-        ).SerializeToString()
+        BARRIER_ERROR_TYPE: (
+            coordination_pb2.BarrierError(barrier_id="b", counter=4).SerializeToString()
+        )
     }
     assert barrier_counter(make_error("INTERNAL", "m", counted, BARRIER)) == 4
     assert is_service_mismatch(make_error("INTERNAL", "m", {MISMATCH_TYPE: b""}, BARRIER))

@@ -65,7 +65,10 @@ def test_an_environment_of_nobody_is_none() -> None:
     [
         (
             {"HOLDFAST_PROCESS_ID": None},
-            "HOLDFAST_PROCESS_ID is not set, but .*HOLDFAST_COORDINATOR.* is: start the process with `holdfast run`",
+            (
+                "HOLDFAST_PROCESS_ID is not set, but .*HOLDFAST_COORDINATOR.* is: start the process"
+                " with `holdfast run`"
+            ),
         ),
         (
             {"HOLDFAST_NUM_PROCESSES": "four"},
@@ -87,7 +90,10 @@ def test_an_environment_of_nobody_is_none() -> None:
         ({"HOLDFAST_NUM_SLICES": "3"}, "num_processes=4 in num_slices=3: a slice is incomplete"),
         (
             {"HOLDFAST_SLICE_ID": "0"},
-            "process_id=3 reports slice_id=0, expected 1: sort the processes by slice and worker, 2 a slice",
+            (
+                "process_id=3 reports slice_id=0, expected 1: sort the processes by slice and"
+                " worker, 2 a slice"
+            ),
         ),
         ({"HOLDFAST_ATTEMPT": "-1"}, "attempt=-1: expected 0 or more"),
     ],

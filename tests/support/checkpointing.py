@@ -15,7 +15,10 @@ from tests.support.cluster import Processes
 
 T = TypeVar("T")
 
-_JOIN = 'jax.distributed.initialize(f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}")'
+_JOIN = (
+    'jax.distributed.initialize(f"127.0.0.1:{port}", count, index,'
+    ' coordinator_bind_address=f"127.0.0.1:{port}")'
+)
 START = (
     f"""
 import json, os, signal, sys, time

@@ -117,7 +117,8 @@ class Processes:
                     and time.monotonic() > deadline
                 ):
                     raise AssertionError(
-                        f"process {index} never printed {text!r}; it printed:\n{''.join(self._output[index])}"
+                        f"process {index} never printed {text!r}; it"
+                        f" printed:\n{''.join(self._output[index])}"
                     )
 
     def kill(self, index: int, number: int = signal.SIGKILL) -> None:

@@ -197,9 +197,10 @@ def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert left == named | {f"{step}/checkpoint.json" for step in kept}, left
     packs = {name.split("/")[2][:5] for name in named if name.startswith("3/state/")}
-    assert packs in (set(), {f"{process:05d}" for process in range(processes)}), (
-        "each process writes packs"
-    )
+    assert packs in (
+        set(),
+        {f"{process:05d}" for process in range(processes)},
+    ), "each process writes packs"
     assert os.listdir(root / ".holdfast") == [] and len(os.listdir(root)) == 3, os.listdir(root)
     return {"steps": steps, "linked": linked}
 

@@ -83,8 +83,8 @@ def gcs_server() -> Iterator[None]:
 
 
 AZURITE = "azurite-blob"  # of npm's package azurite, on the PATH
-_AZURITE_ACCOUNT = (
-    "devstoreaccount1"  # and its key, which Azurite's documentation gives for everybody
+_AZURITE_ACCOUNT = (  # and its key, which Azurite's documentation gives for everybody
+    "devstoreaccount1"
 )
 _AZURITE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

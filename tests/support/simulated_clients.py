@@ -338,7 +338,8 @@ class Clients:
         client.counters[name] = counter
         self._world.note(
             "leaves",
-            f"{client.task_id} {name} {counter} {'OK' if completion.status is None else completion.status.code.name}",
+            f"{client.task_id} {name} {counter}"
+            f" {'OK' if completion.status is None else completion.status.code.name}",
         )
         self._next_step(client)
 
@@ -371,7 +372,8 @@ class Clients:
             self._truth.acknowledged[key] = value
         self._world.note(
             "set",
-            f"{client.task_id} {key} {'OK' if completion.status is None else completion.status.code.name}",
+            f"{client.task_id} {key}"
+            f" {'OK' if completion.status is None else completion.status.code.name}",
         )
         self._next_step(client)
 

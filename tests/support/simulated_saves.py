@@ -62,7 +62,8 @@ class Store:
         """Gives the record its name. Raises Violation where a pack that it names is gone."""
         if missing := record.files - self.packs.get(step, set()):
             raise Violation(
-                f"step {step} is committed by {record.save_id}, whose packs {sorted(missing)} are gone"
+                f"step {step} is committed by {record.save_id}, whose packs {sorted(missing)} are"
+                " gone"
             )
         if step in self.records:
             self.by_rule.add(self.records[step].save_id)
@@ -222,7 +223,8 @@ class SaveSimulation:
             return
         in_time = process.cancellation.cancel()
         self.log(
-            f"process {process.rank} calls {process.key.save_id} off, {'in time' if in_time else 'too late'}"
+            f"process {process.rank} calls {process.key.save_id} off,"
+            f" {'in time' if in_time else 'too late'}"
         )
         if in_time:
             self.cancelled.add(process.key.save_id)
@@ -230,9 +232,11 @@ class SaveSimulation:
     def may_go_on(self, process: Process, key: SaveKey) -> SaveCancelled | None:
         """Closes the time of a cancel; returns the error where it came in time."""
         try:
-            process.cancellation.close(
-                key.step, process.rank
-            ) if self.closes else process.cancellation.check(key.step, process.rank)
+            (
+                process.cancellation.close(key.step, process.rank)
+                if self.closes
+                else process.cancellation.check(key.step, process.rank)
+            )
         except SaveCancelled as error:
             return error
         return None
@@ -282,7 +286,8 @@ class SaveSimulation:
             )
         if self.now - process.began > BOUND_S or process.effects > 12:
             raise Violation(
-                f"process {process.rank} took {self.now - process.began:.0f} s and {process.effects} effects for {key}"
+                f"process {process.rank} took {self.now - process.began:.0f} s and"
+                f" {process.effects} effects for {key}"
             )
         said = (
             "committed"
@@ -333,9 +338,11 @@ class SaveSimulation:
                 self.answer(
                     process,
                     0.1,
-                    p.Failed(SaveFailed("plans differ"))
-                    if failed
-                    else p.Built((bad + named).encode()),
+                    (
+                        p.Failed(SaveFailed("plans differ"))
+                        if failed
+                        else p.Built((bad + named).encode())
+                    ),
                 )
             case p.ParseRecord(record):
                 bad = record.startswith(b"bad") and self.parses
@@ -423,7 +430,8 @@ class SaveSimulation:
             event = self.try_commit(key, record, replace)
             process.unclear = isinstance(event, p.Unclear)
             self.log(
-                f"process {process.rank} commits {key.save_id} of step {key.step}: {type(event).__name__}"
+                f"process {process.rank} commits {key.save_id} of step {key.step}:"
+                f" {type(event).__name__}"
             )
             self.resume(process, key, event)
 

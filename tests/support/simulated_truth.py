@@ -89,7 +89,8 @@ class Truth:
         before = self.results.get((name, counter))
         if before is not None and before != result:
             self._world.fail(
-                f"barrier {name} {counter} ended {before} for some and {result} for process {task_id}"
+                f"barrier {name} {counter} ended {before} for some and {result} for process"
+                f" {task_id}"
             )
         if before is None:
             self.results[name, counter] = result
@@ -182,7 +183,8 @@ class Truth:
         for call in waiting:
             if call.deadline < now:
                 self._world.fail(
-                    f"process {call.client.task_id} waits in {call.request.method} past its deadline {call.deadline:.3f}"
+                    f"process {call.client.task_id} waits in {call.request.method} past its"
+                    f" deadline {call.deadline:.3f}"
                 )
 
     def keys_are_there(self, machine: Machine) -> None:
@@ -190,7 +192,8 @@ class Truth:
         for key, value in self.acknowledged.items():
             if machine.keys.values.get(key) != value:
                 self._world.fail(
-                    f"key {key} was acknowledged with {value!r}, and is {machine.keys.values.get(key)!r}"
+                    f"key {key} was acknowledged with {value!r}, and is"
+                    f" {machine.keys.values.get(key)!r}"
                 )
 
     def at_end(self, machine: Machine) -> None:
@@ -199,5 +202,6 @@ class Truth:
         total = int(machine.keys.values.get("count", b"0"))
         if not len(self.counts) <= total <= self.increments:
             self._world.fail(
-                f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is {total}"
+                f"{len(self.counts)} increments acknowledged, {self.increments} arrived, the sum is"
+                f" {total}"
             )

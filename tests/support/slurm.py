@@ -50,8 +50,7 @@ class SlurmCluster:
         (folder / "munge.key").chmod(0o400)
         for name in ("state", "spool-n1", "spool-n2"):
             (folder / name).mkdir()
-        (folder / "slurm.conf").write_text(
-            f"""
+        (folder / "slurm.conf").write_text(f"""
 ClusterName=holdfast
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={ctld}
@@ -86,8 +85,7 @@ NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2 State=
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
 PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60 MaxTime=60 State=UP
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
-"""
-        )
+""")
 
     def _start(self, name: str, *command: str) -> None:
         log = (self.folder / f"{name}.out").open("wb")
@@ -159,7 +157,8 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
                     for path in self.folder.glob("*.log")
                 )
                 raise AssertionError(
-                    f"no {what} within {timeout_s} s\n{self.run('sinfo')}{self.run('squeue')}\n{logs}"
+                    f"no {what} within {timeout_s}"
+                    f" s\n{self.run('sinfo')}{self.run('squeue')}\n{logs}"
                 )
             time.sleep(0.1)
 

@@ -52,7 +52,9 @@ def test_exact_for_every_dtype() -> None:
 
 KILLED = {
     "barrier": 'multihost.sync_global_processes("far", timeout=60)',
-    "blocking get": 'multihost.default_group().broadcast("far", b"" if index == 0 else None, timeout_s=60)',
+    "blocking get": (
+        'multihost.default_group().broadcast("far", b"" if index == 0 else None, timeout_s=60)'
+    ),
     "gather": 'multihost.default_group().gather("far", b"", timeout_s=60)',
     "broadcast": "multihost.broadcast_one_to_all(np.arange(4), is_source=index == 3, timeout_s=60)",
     "global_max": "multihost.global_max([index], timeout_s=60)",

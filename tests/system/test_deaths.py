@@ -140,7 +140,8 @@ def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
         assert all("process 3 (" in message for _, _, message in found), found
         waited += [failed_at - killed_at for failed_at, _, _ in found]
     print(
-        f"{whose}, started by {starter or 'nobody'}: {min(waited):.2f} to {max(waited):.2f} s after SIGKILL"
+        f"{whose}, started by {starter or 'nobody'}: {min(waited):.2f} to {max(waited):.2f} s after"
+        " SIGKILL"
     )
     assert max(waited) < HEARTBEAT_S / 5
 

@@ -72,7 +72,8 @@ def test_a_loader_that_sleeps_on_one_host(tmp_path: Path, tab_if_any: Any) -> No
             job.begin("loader")
             both.says(
                 rf"{WHO} is in load_batch, train\.py:{line_of('LOADER')}, no step for \d+ s; "
-                rf"the other 2 wait in process_allgather at all_reduce, train\.py:{line_of('REDUCE')}"
+                r"the other 2 wait in process_allgather at all_reduce,"
+                rf" train\.py:{line_of('REDUCE')}"
             )
         found = job.json()["diagnosis"][0]
         assert (found["processes"], found["function"], found["line"]) == (
@@ -90,7 +91,8 @@ def test_a_stopped_process(tmp_path: Path, tab_if_any: Any) -> None:
         with watched(job, tab_if_any) as both:
             os.kill(pid := job.pid(2), signal.SIGSTOP)
             both.says(
-                rf"{WHO} is stopped, by a signal or a debugger \(.*\): kill -CONT {pid} lets it go on"
+                rf"{WHO} is stopped, by a signal or a debugger \(.*\): kill -CONT {pid} lets it"
+                r" go on"
             )
 
 
@@ -102,7 +104,8 @@ def test_dropped_packets(tmp_path: Path, tab_if_any: Any) -> None:
         with watched(job, tab_if_any) as both:
             job.drop_packets()  # type: ignore[attr-defined]
             both.says(
-                rf"{WHO} is in \w+, train\.py:\d+, but is cut off from the coordinator \(.*\): look at the network between the two"
+                rf"{WHO} is in \w+, train\.py:\d+, but is cut off from the coordinator \(.*\): look"
+                r" at the network between the two"
             )
 
 
@@ -156,7 +159,8 @@ def test_a_python_loop(tmp_path: Path, tab_if_any: Any) -> None:
         with watched(job, tab_if_any) as both:
             job.begin("loop")
             both.says(
-                rf"{WHO} is in spin, train\.py:({line_of('LOOP')}|{line_of('LOOP') + 1}), no step for \d+ s; .*"
+                rf"{WHO} is in spin, train\.py:({line_of('LOOP')}|{line_of('LOOP') + 1}), no step"
+                r" for \d+ s; .*"
             )
 
 
@@ -168,7 +172,8 @@ def test_c_code_that_holds_the_interpreter(tmp_path: Path, tab_if_any: Any) -> N
         with watched(job, tab_if_any) as both:
             job.begin("gil")
             both.says(
-                rf"{WHO} is in load_batch, train\.py:{line_of('GIL')}, in C code that holds its interpreter for \d+ s"
+                rf"{WHO} is in load_batch, train\.py:{line_of('GIL')}, in C code that holds its"
+                r" interpreter for \d+ s"
             )
 
 
@@ -193,7 +198,8 @@ def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any) -> N
         with watched(job, tab_if_any) as both:
             job.begin("slow")
             both.says(
-                rf"{WHO} keeps the others waiting for \d+% of their time \(in load_batch, train\.py:{line_of('SLOW')}\).*"
+                rf"{WHO} keeps the others waiting for \d+% of their time \(in load_batch,"
+                rf" train\.py:{line_of('SLOW')}\).*"
             )
 
 

@@ -53,7 +53,9 @@ def go_on(group: ClusterGroup, root: Path) -> list[int]:
         if group.count != 4:
             with pytest.raises(
                 TreeMismatch,
-                match=rf"a state for each of 4 processes, and this job has {group.count}.*process=0",
+                match=(
+                    rf"a state for each of 4 processes, and this job has {group.count}.*process=0"
+                ),
             ):
                 manager.restore(3, own, item="reader")
         manager.restore(3, own, item="reader", process=0)

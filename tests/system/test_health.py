@@ -38,8 +38,10 @@ def total(devices):
 
 WAITS = {
     "barrier": "multihost.sync_global_processes('meet', timeout=60)",
-    "blocking get": "multihost.ClusterGroup(multihost.current_client(), (index + 1) % 4, 4, processes=[3, 0, 1, 2])"
-    ".broadcast('value', None, timeout_s=60)",
+    "blocking get": (
+        "multihost.ClusterGroup(multihost.current_client(), (index + 1) % 4, 4, processes=[3, 0, 1,"
+        " 2]).broadcast('value', None, timeout_s=60)"
+    ),
     "gather": "group.gather('parts', b'mine', timeout_s=60)",
     "broadcast": "multihost.broadcast_one_to_all(jnp.ones(3), timeout_s=60)",
     "global_max": "multihost.global_max([index], timeout_s=60)",

@@ -93,7 +93,10 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     with CheckpointManager(root, options=Options(read_only=True)) as manager:
         with pytest.raises(
             TreeMismatch,
-            match=r"kept per process and is there for 2 processes, not for each of 1 processes; .* process=0 to 1",
+            match=(
+                r"kept per process and is there for 2 processes, not for each of 1 processes; .*"
+                r" process=0 to 1"
+            ),
         ):
             manager.restore(2)
         got = manager.restore(2, process=1)
@@ -155,7 +158,9 @@ def test_the_state_of_each_reader(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
         with pytest.raises(
             TreeMismatch,
-            match=r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1",
+            match=(
+                r"'data' has a state for each of 2 processes, and this job has 1; .* process=0 to 1"
+            ),
         ):
             manager.restore(1, like=Reader(0), item="data")
         assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71

@@ -83,8 +83,8 @@ def test_two_that_claim_one_number() -> None:
         2,
     )
     assert all(
-        "the runtime numbers of the processes are [0, 0], expected 0 to 1: two processes claim one number"
-        in output
+        "the runtime numbers of the processes are [0, 0], expected 0 to 1: two processes claim one"
+        " number" in output
         for output in outputs
     )
 

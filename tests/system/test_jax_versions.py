@@ -105,7 +105,8 @@ def test_jax_0_9_runs_through_a_relay(old_python: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", ["jax 0.9", "the installed jax"])
 def test_two_profiles_are_one_cluster(old_python: str, program: str, first: str) -> None:
     """Two processes of jax 0.9 and two of the installed jax share keys, barriers, the live set, device collectives, the sync point and the
-    shutdown, whichever has process 0. (On jaxlib's own service the other half aborts: it does not speak its profile.)"""
+    shutdown, whichever has process 0. (On jaxlib's own service the other half aborts: it does not speak its profile.)
+    """
     pythons = [old_python, sys.executable] if first == "jax 0.9" else [sys.executable, old_python]
     with CoordinationService.spawn(4) as service, ExitStack() as stack:
         halves = [

@@ -356,7 +356,11 @@ _ANSWER = PartServer._answer
 LIES: dict[
     str, tuple[int, int, Callable[[socket.socket, int], None]]
 ] = {  # to what, from which offset on, the lie
-    "a part without end": (WAIT, 0, lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62))),
+    "a part without end": (
+        WAIT,
+        0,
+        lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62)),
+    ),
     "noise for a part": (
         WAIT,
         0,
@@ -559,7 +563,9 @@ def test_a_host_without_space_fails_a_local_save_and_no_more(
             free = fill(found.folders[1], kind)
             job.each(save, 6)
         assert job.statistics("saves_failed") == [1, 1]
-        reason = "process 1 failed: OSError: [Errno 28]"  # at the process whose host it is, and not that others got nothing from it
+        reason = (  # at the process whose host it is, and not that others got nothing from it
+            "process 1 failed: OSError: [Errno 28]"
+        )
         assert all(any(reason in line for line in lines) for lines in job.each(logged)), job.each(
             logged
         )

@@ -63,10 +63,19 @@ FIRST_WORDS = {
     "barrier": "DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0.",
     "replay": "DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0.",
     "outsider": "INVALID_ARGUMENT: A non-participating task (0) called the barrier: b2::0",
-    "unknown": "INVALID_ARGUMENT: Unexpected task (7) that is not in the cluster called the barrier. Barrier Id: b4::0",
-    "twice": "INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier: b5::0.",
+    "unknown": (
+        "INVALID_ARGUMENT: Unexpected task (7) that is not in the cluster called the barrier."
+        " Barrier Id: b4::0"
+    ),
+    "twice": (
+        "INVALID_ARGUMENT: Conflicting tasks specified by different processes for the same barrier:"
+        " b5::0."
+    ),
     "late get": "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: none and duration: 200ms",
-    "live": "INVALID_ARGUMENT: Requesting task 0 is not one of the tasks specified in a GetAliveTasks request.",
+    "live": (
+        "INVALID_ARGUMENT: Requesting task 0 is not one of the tasks specified in a GetAliveTasks"
+        " request."
+    ),
 }
 
 
@@ -84,7 +93,10 @@ sys.stdin.read()
 
 REFUSALS = {
     7: "INVALID_ARGUMENT: Unexpected task registered with task=7",
-    1: "ABORTED: 1 unexpectedly tried to connect with a different incarnation. It has likely restarted.",
+    1: (
+        "ABORTED: 1 unexpectedly tried to connect with a different incarnation. It has likely"
+        " restarted."
+    ),
 }
 
 

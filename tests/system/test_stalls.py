@@ -28,7 +28,10 @@ WHO = f"process 2 (host {socket.gethostname()})"
         ("loader", f"{WHO} is in load_batch, train.py:{line_of('LOADER')}, no step for "),
         (
             "gil",
-            f"{WHO} is in load_batch, train.py:{line_of('GIL')}, in C code that holds its interpreter for ",
+            (
+                f"{WHO} is in load_batch, train.py:{line_of('GIL')}, in C code that holds its"
+                " interpreter for "
+            ),
         ),
         ("skip", f"{WHO} waits in sync_global_processes at train, train.py:{line_of('BARRIER')}"),
     ],
@@ -107,7 +110,8 @@ def test_a_stall_rule_without_steps_is_refused() -> None:
     assert (result.outcome, result.exit_code, result.attempts) == ("failed", 1, 1)
     assert isinstance(result.error, StartupFailed) and not isinstance(result.error, Hang)
     assert str(result.error).startswith(
-        "no process has reported a step within 1.5 s of its start: stall_timeout_s goes by steps; call "
+        "no process has reported a step within 1.5 s of its start: stall_timeout_s goes by steps;"
+        " call "
     )
 
 

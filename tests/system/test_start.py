@@ -17,13 +17,15 @@ def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object
     """Returns the options that give each process the environment of a launcher."""
     per_slice = count // int(str(fields.get("num_slices", 1)))
     return {
-        "env_of": lambda index: ProcessSpec(
-            process_id=index,
-            num_processes=count,
-            coordinator=coordinator,
-            slice_id=index // per_slice,
-            **fields,  # type: ignore[arg-type]
-        ).to_env()
+        "env_of": (
+            lambda index: ProcessSpec(
+                process_id=index,
+                num_processes=count,
+                coordinator=coordinator,
+                slice_id=index // per_slice,
+                **fields,  # type: ignore[arg-type]
+            ).to_env()
+        )
     }
 
 
@@ -118,8 +120,8 @@ def test_a_process_that_never_comes_is_named() -> None:
         )
     for output in outputs:
         assert (
-            "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3 processes, waiting for 1"
-            in output
+            "missing (1,) knob timeout_s 3 in time True the job did not start in 3 s: 2 of 3"
+            " processes, waiting for 1" in output
         )
         assert "INFO 2 of 3 processes, waiting for 1" in output
 
@@ -141,8 +143,8 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
         outputs = run_processes(ask, 2, arguments=[service.address, "none"])
     for output in outputs:
         assert (
-            f"refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at {service.address} is 9 s, not 7 s"
-            in output
+            "refused: FAILED_PRECONDITION: the heartbeat timeout of the coordinator at"
+            f" {service.address} is 9 s, not 7 s" in output
         )
         assert (
             "set it where the coordinator is started (--heartbeat-timeout-s), or give none here"
@@ -152,7 +154,10 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
 
 LATE = {
     "ours": "multihost.initialize(sys.argv[3], count, index, timeout_s=60)",
-    "jax's own": "jax.distributed.initialize(sys.argv[3], count, index, coordinator_bind_address='127.0.0.1:0')",
+    "jax's own": (
+        "jax.distributed.initialize(sys.argv[3], count, index,"
+        " coordinator_bind_address='127.0.0.1:0')"
+    ),
 }
 
 
@@ -251,9 +256,12 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
         seen = [line for line in output.splitlines() if line.startswith("at the backend:")]
         found = eval(seen[0].removeprefix("at the backend:"))
         assert found == (wanted if num_slices == 2 else {})
-        assert [output.count(f"WARNING stale variable {key}: ") for key in STALE] == [1, 1, 1, 1], (
-            output
-        )
+        assert [output.count(f"WARNING stale variable {key}: ") for key in STALE] == [
+            1,
+            1,
+            1,
+            1,
+        ], output
         assert f"slices {num_slices}" in output
 
 
@@ -321,7 +329,9 @@ def test_a_job_smaller_than_asked_for() -> None:
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
-    what = "2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined"  # found here, or reported by the other
+    what = (  # found here, or reported by the other
+        "2 processes were asked for, but jax sees 1: its platform 'cpu' has not joined"
+    )
     assert all("refused: " in output and what in output for output in outputs), outputs
 
 

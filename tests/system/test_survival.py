@@ -155,7 +155,8 @@ def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
     assert result.attempts == KILLS + 1
     run = len(log.read_text().splitlines())
     print(
-        f"\ngoodput: {STEPS} useful of {run} steps run = {STEPS / run:.3f}; struck at {watcher.struck}; {result.elapsed_s:.0f} s"
+        f"\ngoodput: {STEPS} useful of {run} steps run = {STEPS / run:.3f}; struck at"
+        f" {watcher.struck}; {result.elapsed_s:.0f} s"
     )
     expected, found = arrays(tmp_path / "whole"), arrays(tmp_path / "struck")
     assert expected.keys() == found.keys()

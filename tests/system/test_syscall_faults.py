@@ -25,11 +25,13 @@ def check(trials: list[dict[str, Any]], every: int) -> None:
     """Asserts that each trial ended in success or one typed error, and that the next process found the root whole, and left it clean."""
     wrong = [trial for trial in trials if trial["wrong"]]
     assert not wrong, (
-        f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at {wrong[0]['point']}:\n{wrong[0]['wrong']}"
+        f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at"
+        f" {wrong[0]['point']}:\n{wrong[0]['wrong']}"
     )
     untyped = [trial for trial in trials if trial["untyped"]]
     assert not untyped, (
-        f"{len(untyped)} of {len(trials)}, among them at {untyped[0]['point']}:\n{untyped[0]['untyped'][0]}"
+        f"{len(untyped)} of {len(trials)}, among them at"
+        f" {untyped[0]['point']}:\n{untyped[0]['untyped'][0]}"
     )
     assert not any(trial["left"] for trial in trials), [trial for trial in trials if trial["left"]][
         :3

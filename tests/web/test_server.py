@@ -150,7 +150,8 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     assert ended.returncode == 1
     assert (
         ended.stderr
-        == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port, or 0 for a free one\n"
+        == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another"
+        " --port, or 0 for a free one\n"
     )
 
 

@@ -78,7 +78,8 @@ class OrbaxItem:
             for leaf in about.leaves:  # names of files: they must stay inside
                 if ".." in leaf.name.split("/") or "\0" in leaf.name:
                     raise HostileCheckpoint(
-                        f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.name!r}, outside of its folder"
+                        f"{self._folder}/{orbax.TREE_METADATA} names a leaf {leaf.name!r}, outside"
+                        " of its folder"
                     )
             return base
         if orbax.MANIFEST not in self._files and any(_has_data(leaf) for leaf in about.leaves):
@@ -240,7 +241,10 @@ class OrbaxItem:
             value = self._done(name, future)
             if value.state != "value":
                 file = f"{self._folder}/{name}/{self._meta_name}"
-                message = f"{file} is missing: {orbax.TREE_METADATA} names the leaf '{name}', but its array is not there"
+                message = (
+                    f"{file} is missing: {orbax.TREE_METADATA} names the leaf '{name}', but its"
+                    " array is not there"
+                )
                 raise Corrupt(message, file=file, leaf=name)
             data = value.value
             if data not in known:

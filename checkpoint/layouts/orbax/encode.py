@@ -76,21 +76,27 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         else tuple(value.sharding.shard_shape(shape))
     )
     sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
-    return LeafRecord(
-        path,
-        kind,
-        np.dtype(value.dtype).name,
-        shape,
-        impl,
-        sharding,
-        Grid(shape, shard_shape, shard_shape),
-    ), value
+    return (
+        LeafRecord(
+            path,
+            kind,
+            np.dtype(value.dtype).name,
+            shape,
+            impl,
+            sharding,
+            Grid(shape, shard_shape, shard_shape),
+        ),
+        value,
+    )
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     """Describes a leaf as it will lie in Orbax's layout, under its name there; raises UnsupportedLeaf."""
     if leaf.kind not in VALUE_TYPES:
-        message = f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an array or text"
+        message = (
+            f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an"
+            " array or text"
+        )
         raise UnsupportedLeaf(message, leaf=name, found=leaf.kind)
     if leaf.kind == "str":
         return replace(leaf, path=name)
@@ -99,7 +105,10 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
             leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ())
         )
     if 0 in leaf.shape:
-        message = f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays of size zero"
+        message = (
+            f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays"
+            " of size zero"
+        )
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
     chunk = (
         leaf.grid.shard_shape
@@ -136,9 +145,11 @@ def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
         "metadata": {
             "shape": list(leaf.shape),
             "chunks": chunk_shape(leaf),
-            "dtype": dtype.name
-            if dtype.kind == "V" or dtype.name in vars(ml_dtypes)
-            else dtype.newbyteorder("<").str,
+            "dtype": (
+                dtype.name
+                if dtype.kind == "V" or dtype.name in vars(ml_dtypes)
+                else dtype.newbyteorder("<").str
+            ),
             "compressor": {"id": "zstd", "level": 1},
             "fill_value": None,
             "order": "C",

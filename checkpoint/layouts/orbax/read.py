@@ -122,7 +122,8 @@ class OrbaxCheckpoint:
             if file in names:
                 return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
         raise Corrupt(
-            f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its data",
+            f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its"
+            " data",
             file=str(folder),
         )
 

@@ -52,7 +52,9 @@ from .encode import (
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
-_MARK = b"written by holdfast\n"  # in files that only have to be there: not every store keeps empty objects
+_MARK = (  # in files that only have to be there: not every store keeps empty objects
+    b"written by holdfast\n"
+)
 
 
 class OrbaxWriter:

@@ -102,7 +102,8 @@ def pick(found: Structure, name: str | None) -> str:
     usual = [each for each in USUAL if each in trees]
     if not usual and len(trees) != 1:
         raise KeyError(
-            f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}: name one by checkpointable_name"
+            f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}:"
+            " name one by checkpointable_name"
         )
     return usual[0] if usual else trees[0]
 
@@ -116,9 +117,13 @@ def load_item(
     if item.kind == "files":
         like = checkpointable_to_load(name, target)
         if like is None:
-            message = f"{call}: the item {name!r} is of files, and {type(target).__name__} does not say who reads them"
+            message = (
+                f"{call}: the item {name!r} is of files, and {type(target).__name__} does not say"
+                " who reads them"
+            )
             raise ValueError(
-                f"{message}; expected the object that saved them, or a handler: handlers.register_handler. See {PAGE}"
+                f"{message}; expected the object that saved them, or a handler:"
+                f" handlers.register_handler. See {PAGE}"
             )
         return read(name, like)
     if target is None:

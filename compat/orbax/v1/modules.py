@@ -32,7 +32,10 @@ errors = make_module(
 )
 handlers = make_module(
     "v1.handlers",
-    refused="CheckpointableHandlerRegistry JsonHandler ProtoHandler PyTreeHandler global_registry local_registry orbax",
+    refused=(
+        "CheckpointableHandlerRegistry JsonHandler ProtoHandler PyTreeHandler global_registry"
+        " local_registry orbax"
+    ),
     reason=OWN_FILES,
     AbstractCheckpointable=object,
     Checkpointable=object,

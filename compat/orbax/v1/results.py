@@ -65,7 +65,10 @@ class CheckpointMetadata(Generic[T]):
         return self.commit_timestamp
 
     def __repr__(self) -> str:
-        return f"CheckpointMetadata({str(self.path)!r}, step={self.step}, metrics={self.metrics}, metadata={self.metadata!r})"
+        return (
+            f"CheckpointMetadata({str(self.path)!r}, step={self.step}, metrics={self.metrics},"
+            f" metadata={self.metadata!r})"
+        )
 
 
 class RootMetadata:

@@ -125,7 +125,8 @@ class Checkpointer:
         """Starts to save several trees as a step; None where no save is wanted."""
         if not overwrite and step in self._manager.steps_to_decide_by():
             raise StepAlreadyExistsError(
-                f"Step {step} already exists in {self.directory}; pass overwrite=True to replace it."
+                f"Step {step} already exists in {self.directory}; pass overwrite=True to"
+                " replace it."
             )
         items = checkpoints_lib.to_items(checkpointables)
         try:

@@ -44,7 +44,8 @@ def node_from_ray(
     worker = str(labels.get(WORKER_LABEL, "0"))
     if not worker.isdecimal():
         raise Fatal(
-            f"node {node_id} at {info['NodeManagerAddress']} has label {WORKER_LABEL}={worker!r}; expected a whole number"
+            f"node {node_id} at {info['NodeManagerAddress']} has label {WORKER_LABEL}={worker!r};"
+            " expected a whole number"
         )
     deadline_ms = draining.get(node_id, 0)
     return Node(

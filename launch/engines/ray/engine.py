@@ -76,7 +76,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.num_slices < 1 or self.num_processes % self.num_slices:
             raise ValueError(
-                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected slices of one size"
+                f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected"
+                " slices of one size"
             )
         if not any(amount > 0 for amount in self.resources.values()):
             raise ValueError(

@@ -84,7 +84,10 @@ def _place_processes(
     ]
     chosen = chosen[:max_processes]
     draining = sum(node.draining for node in nodes)
-    reason = f"room for {len(chosen)} of {max_processes} processes on {len(nodes)} machines, {draining} of them draining"
+    reason = (
+        f"room for {len(chosen)} of {max_processes} processes on {len(nodes)} machines, {draining}"
+        " of them draining"
+    )
     return Placement(
         tuple(chosen) if len(chosen) >= min_processes else (),
         1,

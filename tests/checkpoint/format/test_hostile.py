@@ -76,8 +76,8 @@ HEADERS: dict[str, Callable[[Header], Any]] = {
     "short checksums": lambda header: header["__metadata__"].update(crc32c="00"),
     "checksums of numbers": lambda header: header["__metadata__"].update(crc32c=5),
     "checksums that are none": lambda header: header["__metadata__"].update(crc32c="zzzzzzzz" * 2),
-    "prefixes that nobody has": lambda header: header["__metadata__"].update(
-        crc32c_prefixes="AAAA" * 4
+    "prefixes that nobody has": (
+        lambda header: header["__metadata__"].update(crc32c_prefixes="AAAA" * 4)
     ),
     "prefixes of no base64": lambda header: header["__metadata__"].update(crc32c_prefixes="?"),
     "prefixes of numbers": lambda header: header["__metadata__"].update(crc32c_prefixes=[1]),
@@ -226,8 +226,11 @@ def test_no_pickle_and_no_imports_by_name() -> None:
             assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(names), path
             if isinstance(node, ast.Call):
                 called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                assert called not in ("eval", "exec", "__import__", "import_module"), (
-                    f"{path}: {called}"
-                )
+                assert called not in (
+                    "eval",
+                    "exec",
+                    "__import__",
+                    "import_module",
+                ), f"{path}: {called}"
                 if called in ("load", "fromfile"):
                     assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords), path

@@ -108,7 +108,10 @@ def test_a_reader_that_does_not_know_the_type_sees_its_fields(tmp_path: Path) ->
     assert load(tmp_path, plain=True)["layers"][0]["data"].tolist() == [0, 1, 2, 3]
     with pytest.raises(
         TreeMismatch,
-        match=r"the leaf 'layers\.0' of `like` is a .*:Quantized, and saved as a tree; register its class",
+        match=(
+            r"the leaf 'layers\.0' of `like` is a .*:Quantized, and saved as a tree; register its"
+            r" class"
+        ),
     ):
         load(tmp_path, tree() | {"when": Node("datetime:datetime", {"at": 0.0})})
     with pytest.raises(

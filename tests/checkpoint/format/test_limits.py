@@ -168,7 +168,10 @@ TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "21,000 names of 5,000 characters": (
         lambda: {"state": {f"{i:05d}" + "x" * 4995: np.float32(i) for i in range(21_000)}},
-        "the header of a pack would have 1.* bytes, a reader takes 100,000,000, and its 21,000 chunks",
+        (
+            "the header of a pack would have 1.* bytes, a reader takes 100,000,000, and its 21,000"
+            " chunks"
+        ),
     ),
     "names without arrays": (
         lambda: {"state": {f"{i:05d}" + "x" * 9_995: True for i in range(14_000)}},

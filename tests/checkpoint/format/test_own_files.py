@@ -276,7 +276,10 @@ def test_a_like_of_another_kind_is_a_mismatch(tmp_path: Path) -> None:
         for restore in (manager.restore, lambda like, item: load(tmp_path, like, item=item)):
             with pytest.raises(
                 TreeMismatch,
-                match="'tokenizer' is of kind 'files', and its `like` is a dict; an item of files takes",
+                match=(
+                    "'tokenizer' is of kind 'files', and its `like` is a dict; an item of files"
+                    " takes"
+                ),
             ):
                 restore(like={"w": np.ones(3)}, item="tokenizer")  # type: ignore[operator]
             with pytest.raises(

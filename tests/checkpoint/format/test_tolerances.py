@@ -122,7 +122,7 @@ def test_an_item_may_be_of_files_with_names_of_their_own(tmp_path: Path) -> None
         assert manager.restore(1, item="tokenizer") == FILES
         assert manager.restore(1)["moving"].tolist() == OLD["moving"].tolist()
         assert verify(tmp_path).files == 4
-        (first, *_) = sorted((tmp_path / "1" / "tokenizer").iterdir())
+        first, *_ = sorted((tmp_path / "1" / "tokenizer").iterdir())
         first.write_bytes(b'{"a":2}')
         with pytest.raises(Corrupt, match=first.name):
             manager.restore(1, item="tokenizer")

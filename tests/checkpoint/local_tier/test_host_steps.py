@@ -58,10 +58,16 @@ def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path
 def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStorage, Path]) -> None:
     """With all parts it needs no other host; with some, only the job can say how many hosts may be lost."""
     root, folder = saved
-    all_of_it = "parts of processes 0, 1 of 2 are here: all, so that it survives the loss of every other host"
+    all_of_it = (
+        "parts of processes 0, 1 of 2 are here: all, so that it survives the loss of every other"
+        " host"
+    )
     assert all_of_it in _ran("ls", root.root, "--local", folder / "host0")[1]
     next((folder / "host0").rglob("part-00001.json")).unlink()
-    some_of_it = "parts of processes 0 of 2 are here; whether other hosts have the rest, or copies of these, is not known here: `holdfast status`"
+    some_of_it = (
+        "parts of processes 0 of 2 are here; whether other hosts have the rest, or copies of these,"
+        " is not known here: `holdfast status`"
+    )
     assert some_of_it in _ran("ls", root.root, "--local", folder / "host0")[1]
     rows = json.loads(_ran("ls", root.root, "--local", folder / "host0", "--json")[1])
     assert [(row["parts"], row["processes"]) for row in rows if row["state"] == "local"] == [

@@ -468,7 +468,10 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(
         tier._server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
-        sentence = r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at \S+ could not be reached: .*refused"
+        sentence = (
+            r"process 0 failed: PeerFailed: .*process 1's part was not copied: the part server at"
+            r" \S+ could not be reached: .*refused"
+        )
         assert re.search(sentence, caplog.text)
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
         assert first.each(lambda rank, manager: manager.save(1000, state(1000, rank)).wait()) == [
@@ -481,11 +484,13 @@ LIES = {
     "a flipped bit": lambda peer: flip(peer["pack"]),
     "a shorter file": lambda peer: os.truncate(peer["pack"], 5000),
     "no file": lambda peer: peer["pack"].unlink(),
-    "another run's part": lambda peer: peer["part"].write_bytes(
-        replace(peer["found"], run="1" * 32).to_bytes()
+    "another run's part": (
+        lambda peer: peer["part"].write_bytes(replace(peer["found"], run="1" * 32).to_bytes())
     ),
-    "another process's part": lambda peer: peer["part"].write_bytes(
-        replace(peer["found"], key=peer["found"].key._replace(step=9)).to_bytes()
+    "another process's part": (
+        lambda peer: peer["part"].write_bytes(
+            replace(peer["found"], key=peer["found"].key._replace(step=9)).to_bytes()
+        )
     ),
     "noise": lambda peer: peer["part"].write_bytes(os.urandom(5000)),
 }
@@ -532,8 +537,10 @@ def test_a_host_without_room_says_so(root: Path, hosts: list[Path], tmp_path: Pa
         with job(root, [hosts[0], small], strict=True) as first:
             first.save(5)
             sentence = (
-                r"process 1 failed: OSError: \[Errno 28\] a local step and its copies need \d+,\d+ bytes here, \d+,\d+ are free; "
-                rf"folders of other runs hold some: {'f' * 32}; make room, or name another folder: '{small}'"
+                r"process 1 failed: OSError: \[Errno 28\] a local step and its copies need \d+,\d+"
+                r" bytes here, \d+,\d+ are free; "
+                rf"folders of other runs hold some: {'f' * 32}; make room, or name another folder:"
+                rf" '{small}'"
             )
             with pytest.raises(CheckpointError, match=sentence):
                 first.save(6)
@@ -547,7 +554,8 @@ def test_above_max_bytes_the_tier_ends(root: Path, hosts: list[Path]) -> None:
     with job(root, hosts[:2], every=4, max_bytes=10_000) as first:
         first.save(5)
         sentence = (
-            r"TierTooLarge: 2 local steps with the copies of 1 other processes need \d{3},\d{3} bytes here, above max_bytes=10,000; "
+            r"TierTooLarge: 2 local steps with the copies of 1 other processes need \d{3},\d{3}"
+            r" bytes here, above max_bytes=10,000; "
             "raise it, or lower replicas or keep"
         )
         assert all(re.fullmatch(sentence, off) for off in _off(first)), _off(first)
@@ -592,7 +600,10 @@ def test_copies_go_at_the_rate_that_is_given(
             second.begin(rank, 6, state(6, rank))
             with pytest.raises(
                 CheckpointError,
-                match=r"a copy of \d\d,\d+ bytes takes \d+ s at rate_bytes_s=100, .* of timeout_s=20; expected",
+                match=(
+                    r"a copy of \d\d,\d+ bytes takes \d+ s at rate_bytes_s=100, .* of timeout_s=20;"
+                    r" expected"
+                ),
             ):
                 manager.wait_until_finished()
 
@@ -672,7 +683,10 @@ def test_an_address_that_is_not_this_hosts_turns_the_tier_off(
 ) -> None:
     """Peers would not reach it."""
     with job(root, hosts[:2], address="192.0.2.1") as first:
-        sentence = r"peers cannot be served at 192\.0\.2\.1: Cannot assign requested address.*; expected an address of this host in Local\("
+        sentence = (
+            r"peers cannot be served at 192\.0\.2\.1: Cannot assign requested address.*; expected"
+            r" an address of this host in Local\("
+        )
         assert all(re.search(sentence, off) for off in _off(first)), _off(first)
 
 

@@ -110,8 +110,8 @@ def test_different_calls_and_different_saves() -> None:
             and verdict.is_mistake
         )
         assert (
-            "it restores step 2, at its end, and the primary step 1, at its end; every process has to"
-            in str(verdict.error)
+            "it restores step 2, at its end, and the primary step 1, at its end; every process"
+            " has to" in str(verdict.error)
         )
     for verdict in agreed([None, None, None], saves=("a", "a", "b")):
         assert (
@@ -120,8 +120,8 @@ def test_different_calls_and_different_saves() -> None:
             and not verdict.is_mistake
         )
         assert (
-            "has read another save than the primary (step 1, at its end): the step was overwritten meanwhile"
-            in str(verdict.error)
+            "has read another save than the primary (step 1, at its end): the step was overwritten"
+            " meanwhile" in str(verdict.error)
         )
 
 

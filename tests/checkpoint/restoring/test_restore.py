@@ -105,7 +105,10 @@ def test_strict_in_both_directions(saved: Path) -> None:
     like = {"params": {"w": np.zeros((3, 4), np.float32), "x": 1}}
     with pytest.raises(
         TreeMismatch,
-        match=r"1 leaf of `like` not in the checkpoint: 'params.x'; 5 leaves of the checkpoint not in `like`",
+        match=(
+            r"1 leaf of `like` not in the checkpoint: 'params.x'; 5 leaves of the checkpoint not in"
+            r" `like`"
+        ),
     ):
         load(saved, like)
     with pytest.raises(TreeMismatch, match=r"params\.x"):

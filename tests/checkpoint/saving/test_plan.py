@@ -233,7 +233,8 @@ def test_a_job_of_4096_processes() -> None:
     )
     record = parse_record(data, "checkpoint.json")
     print(
-        f"plan {planned - began:.2f} s, record {time.perf_counter() - planned:.2f} s, {len(data):,} bytes"
+        f"plan {planned - began:.2f} s, record {time.perf_counter() - planned:.2f} s, {len(data):,}"
+        " bytes"
     )
     assert len(data) < 1_000_000
     for found, array in zip(record.items["state"].leaves[:3], plan.arrays[:3], strict=True):

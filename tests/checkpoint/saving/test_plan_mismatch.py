@@ -110,7 +110,8 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
             result.error.process,
         ) == ("n", 1)
         assert str(result.error).endswith(
-            "The leaf 'n' is int64[3] (numpy, a value of each host) on process 0 and int64[4] (numpy, a value of each host) on process 1"
+            "The leaf 'n' is int64[3] (numpy, a value of each host) on process 0 and int64[4]"
+            " (numpy, a value of each host) on process 1"
         )
 
 

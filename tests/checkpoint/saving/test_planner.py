@@ -118,7 +118,10 @@ def deleted() -> jax.Array:
     [
         (
             object(),
-            r"the leaf 'a' is a .*object, which cannot be saved; save its arrays, or register its class: as a pytree",
+            (
+                r"the leaf 'a' is a .*object, which cannot be saved; save its arrays, or register"
+                r" its class: as a pytree"
+            ),
         ),
         (
             jax.ShapeDtypeStruct((3,), jnp.float32),

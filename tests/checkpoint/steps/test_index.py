@@ -224,7 +224,10 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
         (tmp_path / "1").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
         with pytest.raises(
             CheckpointError,
-            match=r"step 1 of .* could not be deleted and is still there: .*link.*then delete it again",
+            match=(
+                r"step 1 of .* could not be deleted and is still there: .*link.*then delete it"
+                r" again"
+            ),
         ) as caught:
             manager.delete(1)
         assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()

@@ -106,7 +106,10 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
         storage = ObjectStorage(url)
         with pytest.raises(
             CheckpointError,
-            match=rf"ignores the condition .*\({found}: \d writes of \d.*Options\(single_writer=True\)",
+            match=(
+                rf"ignores the condition .*\({found}: \d writes of"
+                r" \d.*Options\(single_writer=True\)"
+            ),
         ):
             ObjectClaims(storage).take(this_writer())
         assert storage.keys("") == []

@@ -25,8 +25,8 @@ from holdfast.coordination import Fenced
 from tests.support.object_servers import AZURITE, BUCKET, azure_server, gcs_server, s3_server
 
 _numbers = itertools.count()
-LOOSE = (
-    "gs"  # its emulator ignores conditions: allowed by name, with the promise of a single writer
+LOOSE = (  # its emulator ignores conditions: allowed by name, with the promise of a single writer
+    "gs"
 )
 
 

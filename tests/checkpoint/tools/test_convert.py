@@ -227,7 +227,9 @@ def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
     save(tmp_path / "c", items={"model": model, "tokenizer": tokenizer})
     with pytest.raises(
         UnsupportedLeaf,
-        match=f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items",
+        match=(
+            f"'tokenizer' of .* is a folder of files, which {layout} does not hold; name the items"
+        ),
     ):
         convert(open_checkpoint(str(tmp_path / "c")), StorePath.of(tmp_path / layout), layout)
     convert(

@@ -234,7 +234,10 @@ def test_stateful_checkpointables(tmp_path: Path) -> None:
     for target in ({"w": 1}, None):
         with pytest.raises(
             ValueError,
-            match=r"item 'counter' is of files, and .*expected the object that saved them, or a handler",
+            match=(
+                r"item 'counter' is of files, and .*expected the object that saved them, or a"
+                r" handler"
+            ),
         ):
             ours_v1.load_checkpointables(tmp_path / "holdfast/a", {"counter": target})
 

@@ -95,7 +95,10 @@ def test_install_is_refused_once_orbax_is_imported(tmp_path: Path) -> None:
         and "RuntimeError: orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before"
         in ran.stderr
     )
-    twice = "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint as o; print(o.args.Composite.__module__)"
+    twice = (
+        "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint"
+        " as o; print(o.args.Composite.__module__)"
+    )
     assert run("-c", twice, folder=tmp_path).stdout.strip() == "holdfast.compat.orbax.args"
 
 
@@ -133,7 +136,8 @@ def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
 def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
     """`holdfast run --orbax` starts each process so: with options of the interpreter, a script or a module, and its arguments."""
     (tmp_path / "train.py").write_text(
-        "import sys\nimport orbax.checkpoint as ocp\nprint('runs', ocp.CheckpointManager.__module__.split('.')[0], *sys.argv[1:])\n"
+        "import sys\nimport orbax.checkpoint as ocp\nprint('runs',"
+        " ocp.CheckpointManager.__module__.split('.')[0], *sys.argv[1:])\n"
     )
     ran = run_orbax(sys.executable, "-X", "utf8", "-u", str(tmp_path / "train.py"), "--steps", "3")
     assert ran.returncode == 0, ran.stderr

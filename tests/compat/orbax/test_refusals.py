@@ -23,7 +23,10 @@ def test_a_stand_in_is_a_class_that_cannot_be_called() -> None:
     for cls, name in ((handler, r"orbax\.checkpoint\.CheckpointHandler"), (Mine, "Mine")):
         with pytest.raises(
             NotImplementedError,
-            match=rf"{name} is not covered by holdfast\.compat\.orbax: save a tree\. See docs/from-orbax\.md",
+            match=(
+                rf"{name} is not covered by holdfast\.compat\.orbax: save a tree\. See"
+                r" docs/from-orbax\.md"
+            ),
         ):
             cls()
 

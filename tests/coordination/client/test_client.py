@@ -80,7 +80,8 @@ def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, sess
     error = caught.value
     assert isinstance(error, TimeoutError) and error.name == "save/100"
     assert str(error).startswith(
-        "DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing process 1"
+        "DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing"
+        " process 1"
     )
     assert not session or error.missing == (1,)
     assert pickle.loads(pickle.dumps(error)).missing == error.missing

@@ -31,8 +31,10 @@ def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
     calls = [driver.barrier(task_id, timeout_s=9) for task_id in range(3)]
     driver.wait(9.5, beating=(0, 1, 2, 3))
     assert {driver.code(call) for call in calls} == {Code.DEADLINE_EXCEEDED}
-    assert driver.message(calls[0]) == (
-        "Barrier timed out. Id: save/100::0. 3 of 4 at 'save/100', missing process 3 (host b3, silent for 0.0 s); waited 9.0 s"
+    assert (
+        driver.message(calls[0])
+        == "Barrier timed out. Id: save/100::0. 3 of 4 at 'save/100', missing process 3 (host b3,"
+        " silent for 0.0 s); waited 9.0 s"
     )
     status = driver.answers[calls[0]][1]
     assert (
@@ -53,7 +55,8 @@ def test_a_lost_task_fails_its_barriers_at_once() -> None:
     assert driver.code(waiting) is Code.INTERNAL
     assert (
         driver.message(waiting)
-        == "1 of 4 at 'save/100'; it can never be passed: process 3 (host b3, silent for 11 s) is lost"
+        == "1 of 4 at 'save/100'; it can never be passed: process 3 (host b3, silent for 11 s) is"
+        " lost"
     )
     assert driver.code(apart) is None
     assert driver.code(driver.barrier(1, "later")) is Code.INTERNAL

@@ -219,7 +219,10 @@ def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() ->
     )
     poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
     driver.wait(16)
-    expected = "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited 15.0 s"
+    expected = (
+        "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited"
+        " 15.0 s"
+    )
     assert driver.message(waiting) == expected and driver.code(poll) is None
     assert (
         driver.open(1) is None and driver.open(2) is None and driver.machine.registration.gathered

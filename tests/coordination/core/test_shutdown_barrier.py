@@ -20,7 +20,10 @@ def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
     late = driver.call()
     driver.machine.shut_down(late, 0, True, driver.now, 2.0)
     driver.wait(3, beating=(0, 1, 2))
-    expected = "Shutdown barrier has failed: 1 of 3 had come, missing processes 1 (host b1, silent for 0.0 s), 2 (host b2, silent for 0.0 s)"
+    expected = (
+        "Shutdown barrier has failed: 1 of 3 had come, missing processes 1 (host b1, silent for 0.0"
+        " s), 2 (host b2, silent for 0.0 s)"
+    )
     assert driver.message(late) == expected
     alone = driver.call()
     driver.machine.shut_down(alone, 2, True, driver.now, 0)

@@ -111,7 +111,8 @@ def test_four_thousand_processes() -> None:
 @pytest.mark.parametrize(("seed", "deaths"), [(2, 0), (6, 0), (1, 3)])
 def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: int) -> None:
     """4,096 processes at four barriers while the service dies and comes back from its journal. Where no process dies, every barrier
-    passes; where some die and come back too, each instance ends for all in the same way, and all 4,096 reach their end."""
+    passes; where some die and come back too, each instance ends for all in the same way, and all 4,096 reach their end.
+    """
     faults = Faults(breaks=20, client_crashes=deaths, client_pauses=deaths, service_crashes=3)
     run = Simulation(seed, 4096, 4, faults, unison=True, batch_s=0.02)
     run.run()
@@ -119,9 +120,10 @@ def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: i
     assert happened["service is back"] >= 1 and happened["finish"] == 4096, happened
     assert (happened["crash"] >= 1) == bool(deaths), happened
     if deaths:
-        assert len(results) >= 4 and set(results.values()) <= {"OK", "INTERNAL"}, (
-            results
-        )  # one that needs a lost process fails at once
+        assert len(results) >= 4 and set(results.values()) <= {
+            "OK",
+            "INTERNAL",
+        }, results  # one that needs a lost process fails at once
     else:
         assert results == {("all", counter): "OK" for counter in range(4)}
 

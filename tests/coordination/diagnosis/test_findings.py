@@ -18,7 +18,10 @@ from holdfast.proto import coordination_pb2, session_pb2
 def stack(function: str, line: int, waits: str = "") -> str:
     """Returns the stack of a main thread that is in the user's function, or waits in jax for it."""
     inner = f'\n  File "/x/site-packages/jax/a.py", line 1, in {waits}' if waits else ""
-    return f'Thread MainThread:\n  File "/home/me/train.py", line 90, in main\n  File "/home/me/train.py", line {line}, in {function}{inner}'
+    return (
+        'Thread MainThread:\n  File "/home/me/train.py", line 90, in main\n  File'
+        f' "/home/me/train.py", line {line}, in {function}{inner}'
+    )
 
 
 WAITING = stack("reduce", 50, "psum")
@@ -83,8 +86,10 @@ def test_the_odd_one_comes_first_with_its_line_and_where_the_others_wait() -> No
     assert wants_stacks(status) and stalled_s(status) == 41
     stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
     (finding,) = diagnose(Evidence(status, stacks))
-    assert finding.text == (
-        "process 2 (host b2) is in load_batch, train.py:26, no step for 41 s; the other 3 wait in psum at reduce, train.py:50"
+    assert (
+        finding.text
+        == "process 2 (host b2) is in load_batch, train.py:26, no step for 41 s; the other 3 wait"
+        " in psum at reduce, train.py:50"
     )
     parts = finding.as_json()
     assert (parts["processes"], parts["hosts"], parts["function"], parts["file"], parts["line"]) == (
@@ -112,7 +117,8 @@ def test_a_loop_whose_line_differs_between_samples_is_one_place() -> None:
         job(step={2: 9}), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: skipped}
     )
     assert text.startswith(
-        "process 2 (host b2) waits in psum at reduce, train.py:51, at step 9, 2 ahead of the others' 7, no step for 41 s;"
+        "process 2 (host b2) waits in psum at reduce, train.py:51, at step 9, 2 ahead of the"
+        " others' 7, no step for 41 s;"
     )
 
 
@@ -135,16 +141,21 @@ def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
     heard = "(last heard of 25 s ago, expected every 2 s)"
     assert (
         first(Look(stopped=True))
-        == f"process 2 (host b2) is stopped, by a signal or a debugger {heard}: kill -CONT 102 lets it go on"
+        == f"process 2 (host b2) is stopped, by a signal or a debugger {heard}: kill -CONT 102 lets"
+        " it go on"
     )
-    assert first(Look(held_s=21, stacks=place)) == (
-        "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 21 s"
+    assert (
+        first(Look(held_s=21, stacks=place))
+        == "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter"
+        " for 21 s"
     )
     assert first(Look(stacks=place)).startswith(
-        f"process 2 (host b2) is in load_batch, train.py:26, but is cut off from the coordinator {heard}"
+        "process 2 (host b2) is in load_batch, train.py:26, but is cut off from the coordinator"
+        f" {heard}"
     )
     assert first(None).startswith(
-        f"process 2 (host b2) does not answer {heard}: stopped, cut off, or held by C code: `holdfast status`"
+        f"process 2 (host b2) does not answer {heard}: stopped, cut off, or held by C code:"
+        " `holdfast status`"
     )
 
 
@@ -163,8 +174,10 @@ def test_barriers_that_wait_for_each_other_name_the_few() -> None:
     status.barriers.add(
         barrier_id="step 8", waiting=[{"task_id": 2, "since_s": 9}], missing=[0, 1, 3]
     )
-    assert texts(status, {2: [stack("main", 40, "sync")]})[0] == (
-        "process 2 (host b2) waits at barrier 'step 8' (in main, train.py:40), while the other 3 wait for it at 'step 7'"
+    assert (
+        texts(status, {2: [stack("main", 40, "sync")]})[0]
+        == "process 2 (host b2) waits at barrier 'step 8' (in main, train.py:40), while the other 3"
+        " wait for it at 'step 7'"
     )
 
 
@@ -215,7 +228,8 @@ def test_the_one_that_never_waits_keeps_the_others_waiting() -> None:
     assert wants_stacks(status)
     samples = [stack("load_batch", 26), WAITING, stack("load_batch", 26)]
     assert texts(status, {2: samples}) == [
-        "process 2 (host b2) keeps the others waiting for 60% of their time (in load_batch, train.py:26); 1.3 steps/s, 4.0 at best"
+        "process 2 (host b2) keeps the others waiting for 60% of their time (in load_batch,"
+        " train.py:26); 1.3 steps/s, 4.0 at best"
     ]
     assert texts(moving(values={n: {"waiting_share": 0.5} for n in range(4)})) == []
 
@@ -263,7 +277,8 @@ def test_of_a_job_that_hangs_who_cannot_run_python_comes_first() -> None:
         {2: Look(held_s=12.0, stacks=stack("load_batch", 26))},
     )
     assert found == [
-        "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter for 12 s"
+        "process 2 (host b2) is in load_batch, train.py:26, in C code that holds its interpreter"
+        " for 12 s"
     ]
 
 

@@ -62,7 +62,8 @@ def test_the_place_is_the_users_and_the_wait_is_the_runtimes() -> None:
 def test_a_program_that_is_installed_has_a_place_too() -> None:
     """Where no frame is outside site-packages, that of the library which is neither runtime nor Python counts."""
     (thread,) = parse(
-        f'Thread MainThread:\n  File "{SITE}/trainer/main.py", line 3, in main\n  File "{LIBRARY}/queue.py", line 9, in get\n'
+        f'Thread MainThread:\n  File "{SITE}/trainer/main.py", line 3, in main\n  File'
+        f' "{LIBRARY}/queue.py", line 9, in get\n'
     )
     assert (
         thread.place is not None and thread.place.place == "main, main.py:3" and thread.waits == ""

@@ -92,7 +92,8 @@ def test_stragglers_are_so_many_steps_behind_the_median() -> None:
     status.tasks[0].progress.step = status.tasks[2].progress.step = 110
     assert [task.task_id for task in find_stragglers(status, RULE)] == [1]
     stacks = {1: ['Thread MainThread:\n  File "/home/me/train.py", line 26, in load_batch']}
-    assert describe_stragglers(Evidence(status, stacks), [status.tasks[1]]) == (
-        "process 1 (host b1) is at step 89, 11 behind the median (in load_batch, train.py:26)"
+    assert (
+        describe_stragglers(Evidence(status, stacks), [status.tasks[1]])
+        == "process 1 (host b1) is at step 89, 11 behind the median (in load_batch, train.py:26)"
     )
     assert find_stragglers(session_pb2.StatusResponse(), RULE) == []

@@ -65,7 +65,10 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_a_coordinator_imports_neither_jax_nor_the_command_line() -> None:
     """The program of a spawned coordinator holds no room above it, and has a help."""
-    code = "import sys, holdfast.coordination.__main__ as m; print({'jax', 'holdfast.cli'} & {*sys.modules}); m.main(['--help'])"
+    code = (
+        "import sys, holdfast.coordination.__main__ as m; print({'jax', 'holdfast.cli'} &"
+        " {*sys.modules}); m.main(['--help'])"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (
         ran.stdout.startswith("set()\n") and "coordinator" in ran.stdout and "relay" in ran.stdout
@@ -93,7 +96,10 @@ def test_one_that_says_nothing_is_ended_in_time() -> None:
 
 def test_a_server_that_prints_much_is_not_held_up() -> None:
     """A megabyte of errors before the address fills no pipe."""
-    code = "import sys; sys.stderr.write('x' * 2**20); print('talker at here', flush=True); sys.stdin.read()"
+    code = (
+        "import sys; sys.stderr.write('x' * 2**20); print('talker at here', flush=True);"
+        " sys.stdin.read()"
+    )
     with SpawnedServer(*start("talker", [sys.executable, "-c", code], 30, settings=b"")) as server:
         assert server.address == "here"
 

@@ -115,7 +115,8 @@ def test_a_port_that_is_taken_is_an_error() -> None:
             MetricsServer(session_pb2.StatusResponse, port)
         assert (
             str(raised.value)
-            == f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+            == f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another"
+            " --metrics-port"
         )
     MetricsServer(session_pb2.StatusResponse, port).close()
 

@@ -90,7 +90,10 @@ def test_agents_register_and_beat() -> None:
         (
             "/a/B",
             "UNIMPLEMENTED",
-            "/a/B is not served here; expected one of profiles A, B and D, or /holdfast.Coordination/Session",
+            (
+                "/a/B is not served here; expected one of profiles A, B and D, or"
+                " /holdfast.Coordination/Session"
+            ),
         ),
         (
             PROFILE_A + "Barrier",

@@ -78,8 +78,9 @@ def test_every_process_knows_who_it_is() -> None:
     """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
     output = CollectedOutput()
     code = (
-        "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID', 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID', \
-        'HOLDFAST_ATTEMPT', 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
+        "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID',"
+        " 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID',         'HOLDFAST_ATTEMPT',"
+        " 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
     )
     result = run_local(
         python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output
@@ -248,7 +249,10 @@ sys.exit(75)
 
 def test_control_c_reaches_every_process_as_itself() -> None:
     """SIGINT is passed on as SIGINT, and the command ends with 130."""
-    script = "import os, time\ntry: print('pid', os.getpid(), flush=True); time.sleep(600)\nexcept KeyboardInterrupt: print('interrupted')"
+    script = (
+        "import os, time\ntry: print('pid', os.getpid(), flush=True); time.sleep(600)\nexcept"
+        " KeyboardInterrupt: print('interrupted')"
+    )
     with holdfast_run("-n", 2, "--", *python(script)) as popen:
         read_pids(popen, 2)
         popen.send_signal(signal.SIGINT)
@@ -282,7 +286,10 @@ time.sleep(600)
 def test_what_a_process_left_behind_ends_with_it() -> None:
     """A process that ends well takes along what it started in the background, in a session of its own too."""
     output = CollectedOutput()
-    script = "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
+    script = (
+        "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL,"
+        " stderr=s.DEVNULL, start_new_session=True).pid)"
+    )
     assert run_local(python(script), 2, output=output).outcome == "done"
     assert wait_until_ended([int(text) for _, text in output.lines])
 
@@ -347,7 +354,10 @@ client.connect()
 
 def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> None:
     """A process that somebody's SIGTERM ends before it could hear of notices: all are told to leave, and the job ends with 75."""
-    script = "import os, signal, time\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)"
+    script = (
+        "import os, signal, time\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': os.kill(os.getpid(),"
+        " signal.SIGTERM)\ntime.sleep(600)"
+    )
     result = run_local(python(script), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("preempted", 75)
     assert any(
@@ -359,8 +369,10 @@ def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> No
 def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
     """It had a handler then, or none on purpose."""
     code = JOINING.format(
-        after="client.wait_at_barrier('all', 60_000); me = os.environ['HOLDFAST_PROCESS_ID']\n"
-        "os.kill(os.getpid(), signal.SIGTERM) if me == '1' else time.sleep(600)",
+        after=(
+            "client.wait_at_barrier('all', 60_000); me = os.environ['HOLDFAST_PROCESS_ID']\n"
+            "os.kill(os.getpid(), signal.SIGTERM) if me == '1' else time.sleep(600)"
+        ),
     )
     result = run_local([sys.executable, "-c", code], 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("failed", 143)
@@ -379,7 +391,8 @@ def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) 
     )
     assert done.returncode == 1
     assert re.fullmatch(
-        rf"holdfast: failed: the coordinator cannot start: .*{short_path}/holdfast-\d+: .*; set TMPDIR .*\n",
+        rf"holdfast: failed: the coordinator cannot start: .*{short_path}/holdfast-\d+: .*; set"
+        r" TMPDIR .*\n",
         done.stderr,
     ), done.stderr
 
@@ -533,7 +546,8 @@ def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> No
         with holdfast_run("-n", 1, "--metrics-port", port, "--", "echo", "started") as popen:
             printed, said = popen.communicate(timeout=60)
     assert (
-        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another --metrics-port"
+        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; choose another"
+        " --metrics-port"
         in said
         and not printed
     )

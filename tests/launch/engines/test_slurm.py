@@ -18,7 +18,8 @@ from tests.support.slurm import SlurmCluster, missing_programs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
 if missing := missing_programs():
     pytest.skip(
-        f"Slurm is not installed ({', '.join(missing)} missing): scripts/install_system_packages.sh",
+        f"Slurm is not installed ({', '.join(missing)} missing):"
+        " scripts/install_system_packages.sh",
         allow_module_level=True,
     )
 if os.getuid() != 0:
@@ -257,7 +258,10 @@ def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_pat
     stub = tmp_path / "bin" / "scancel"
     stub.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
     stub.chmod(0o755)
-    command = f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1 -- {sys.executable} -S leaving.py"
+    command = (
+        f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1 --"
+        f" {sys.executable} -S leaving.py"
+    )
     job = slurm.submit(
         f"#!/bin/bash\nexport PATH={tmp_path}/bin:$PATH\n{command}\n",
         "-N1",

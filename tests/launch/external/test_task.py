@@ -85,8 +85,8 @@ while True:
 def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
     assert (
-        "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes Indexed Job"
-        in run_task("--", "true").stderr
+        "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
+        " Indexed Job" in run_task("--", "true").stderr
     )
     done = run_task("--", "true", **OPENMPI_5)
     assert done.returncode == 1
@@ -234,7 +234,10 @@ def test_an_address_that_another_user_can_read_or_write_is_refused(
         "PMIX_NAMESPACE": "mpi-1",
     }
     done = run_task("--rendezvous", str(short_path), "--", "true", **own)
-    found = f"found mode {mode:04o} of user {owner}; remove it, or give --rendezvous a folder of this user's alone"
+    found = (
+        f"found mode {mode:04o} of user {owner}; remove it, or give --rendezvous a folder of this"
+        " user's alone"
+    )
     assert done.returncode == 1 and found in done.stderr, done.stderr
 
 
@@ -260,8 +263,7 @@ def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
 def test_mpirun_runs_a_job(tmp_path: Path) -> None:
     """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0 started."""
     script = tmp_path / "program.py"
-    script.write_text(
-        """
+    script.write_text("""
 import os, sys
 import jax
 from holdfast import multihost
@@ -270,8 +272,7 @@ largest = multihost.global_max([jax.process_index()])[0]
 with open(f"{sys.argv[1]}/{os.environ['OMPI_COMM_WORLD_RANK']}", "w") as file:
     print(jax.process_index(), jax.process_count(), largest, os.environ["HOLDFAST_COORDINATOR"], file=file)
 multihost.shutdown()
-"""
-    )
+""")
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     command = [
         "mpirun",

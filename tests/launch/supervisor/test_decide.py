@@ -114,8 +114,10 @@ def test_a_death_ends_the_others_and_starts_all_again() -> None:
     run = running().handle(Exited(1, 2, -9))
     assert run.job.state is State.RESTARTING
     assert run.actions == [Terminate(frozenset({0, 1, 3}))]
-    assert run.reason == (
-        "process 2 of 4 was ended by signal 9 in attempt 1; ending the 3 processes that are left, then again (1 of 2 max_failures)"
+    assert (
+        run.reason
+        == "process 2 of 4 was ended by signal 9 in attempt 1; ending the 3 processes that are"
+        " left, then again (1 of 2 max_failures)"
     )
     assert run.wake().actions == [Kill()]
     assert run.handle(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [
@@ -172,8 +174,8 @@ def test_a_stall_rule_without_steps_is_refused() -> None:
         and run.job.exit_code == 1
     )
     assert (
-        "call multihost.reached_preemption(step), manager.should_save(step) or group.report(step=step)"
-        in str(run.job.error)
+        "call multihost.reached_preemption(step), manager.should_save(step) or"
+        " group.report(step=step)" in str(run.job.error)
     )
     run = (
         running()

@@ -66,7 +66,10 @@ def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
 def test_a_job_without_logs_has_one_too() -> None:
     """Its processes are told a folder that is there while they run."""
     output = CollectedOutput()
-    script = "import os; path = os.environ['JAX_COMPILATION_CACHE_DIR']; print(path, os.path.isdir(path))"
+    script = (
+        "import os; path = os.environ['JAX_COMPILATION_CACHE_DIR']; print(path,"
+        " os.path.isdir(path))"
+    )
     assert (
         run_local([sys.executable, "-S", "-c", script], 1, env=environment(), output=output).outcome
         == "done"

@@ -242,7 +242,10 @@ def test_a_coordinator_that_cannot_start_says_why(
     monkeypatch.setattr(tempfile, "tempdir", str(short_path / "gone"))
     with pytest.raises(
         StartupFailed,
-        match=f"no temporary folder for the coordinator: {short_path}/gone/holdfast-.*set TMPDIR to a folder",
+        match=(
+            f"no temporary folder for the coordinator: {short_path}/gone/holdfast-.*set TMPDIR to a"
+            " folder"
+        ),
     ):
         Coordinator("j", 1, 1)
     monkeypatch.setattr(tempfile, "tempdir", str(short_path))

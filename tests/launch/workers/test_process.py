@@ -93,7 +93,8 @@ while True: signal.pause()
 def test_a_line_without_an_end_comes_in_pieces_and_bytes_that_are_not_text_are_replaced() -> None:
     """3 MB without a newline take no more memory than a piece; the next line is a line of its own."""
     started = Started(
-        "import sys; sys.stdout.write('x' * 3_000_000 + '\\n'); sys.stdout.flush(); sys.stdout.buffer.write(b'caf\\xe9\\n')"
+        "import sys; sys.stdout.write('x' * 3_000_000 + '\\n'); sys.stdout.flush();"
+        " sys.stdout.buffer.write(b'caf\\xe9\\n')"
     )
     pieces = [started.next() for _ in range(4)]
     assert [len(str(piece)) for piece in pieces[:3]] == [1_000_000] * 3

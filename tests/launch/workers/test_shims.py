@@ -158,7 +158,10 @@ child.wait()
 
 def test_signals_that_end_its_parent_do_not_end_it() -> None:
     """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the command alone."""
-    code = "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready', flush=True); signal.pause(); signal.pause()"
+    code = (
+        "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready',"
+        " flush=True); signal.pause(); signal.pause()"
+    )
     command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", code)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

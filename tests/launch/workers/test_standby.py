@@ -134,17 +134,26 @@ def test_the_program_finds_what_a_cold_start_gives_it(
 
 PROGRAMS = {
     "spawn": (
-        "import multiprocessing\ndef square(x): return x * x\n"
-        "if __name__ == '__main__':\n    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(square, [2, 3]))",
+        (
+            "import multiprocessing\ndef square(x): return x * x\nif __name__ == '__main__':\n   "
+            " with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(square, [2,"
+            " 3]))"
+        ),
         ["[4, 9]", 0],
     ),
     "pickle in an exit hook": (
-        "import atexit, pickle\nclass Box: pass\natexit.register(lambda: print(type(pickle.loads(pickle.dumps(Box()))).__name__))",
+        (
+            "import atexit, pickle\nclass Box: pass\natexit.register(lambda:"
+            " print(type(pickle.loads(pickle.dumps(Box()))).__name__))"
+        ),
         ["Box", 0],
     ),
     "a thread that outlives main": (
-        "import threading\ndef helper(): return 'there'\n"
-        "def late():\n    threading.main_thread().join()\n    print(__name__, helper())\nthreading.Thread(target=late).start()",
+        (
+            "import threading\ndef helper(): return 'there'\ndef late():\n   "
+            " threading.main_thread().join()\n    print(__name__,"
+            " helper())\nthreading.Thread(target=late).start()"
+        ),
         ["__main__ there", 0],
     ),
     "an exit code": ("import sys\nsys.exit(75)", [75]),
@@ -153,8 +162,10 @@ PROGRAMS = {
     "an interrupt": ("raise KeyboardInterrupt", [-2]),
     "an error": ("def fail(): raise ValueError('shown')\nfail()", ["ValueError: shown", 1]),
     "an error with a hook": (
-        "import sys, traceback\n"
-        "sys.excepthook = lambda kind, error, tb: print([each.name for each in traceback.extract_tb(tb)], error, sep='\\n')\n1 / 0",
+        (
+            "import sys, traceback\nsys.excepthook = lambda kind, error, tb: print([each.name for"
+            " each in traceback.extract_tb(tb)], error, sep='\\n')\n1 / 0"
+        ),
         ["division by zero", 1],
     ),
     "no Python": ("def", ["SyntaxError: invalid syntax", 1]),
@@ -220,8 +231,14 @@ def test_a_waiting_one_has_jax_and_no_backend(env: dict[str, str], tmp_path: Pat
 
     Neither does a folder that it adds to sys.path, where none of the modules is.
     """
-    source = "import jax, os\nfrom jax._src import xla_bridge\nprint(xla_bridge.backends_are_initialized())\nos.environ['JAX_LATE'] = '1'\n"
-    source = f"import sys\nsys.path.insert(0, '{tmp_path}/elsewhere')\nprint('jax' in sys.modules)\n{source}"
+    source = (
+        "import jax, os\nfrom jax._src import"
+        " xla_bridge\nprint(xla_bridge.backends_are_initialized())\nos.environ['JAX_LATE'] = '1'\n"
+    )
+    source = (
+        f"import sys\nsys.path.insert(0, '{tmp_path}/elsewhere')\nprint('jax' in"
+        f" sys.modules)\n{source}"
+    )
     (tmp_path / "program.py").write_text(f"{source}import numpy\nprint(os.environ['JAX_LATE'])")
     waiting = Waiting(
         [sys.executable, "program.py"],
@@ -235,7 +252,9 @@ def test_a_waiting_one_has_jax_and_no_backend(env: dict[str, str], tmp_path: Pat
 
 
 BAD = {
-    "no_such_module": "importing no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
+    "no_such_module": (
+        "importing no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
+    ),
     "leaves": "importing leaves: SystemExit: 3",
     "eager": "importing eager starts a jax backend, which is for the program alone",
 }
@@ -282,7 +301,8 @@ def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(
 def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path: Path) -> None:
     """HOLDFAST_*, MEGASCALE_* and JAX_COORDINATOR_* are set and unset; with any other difference it is not taken, and that is said."""
     (tmp_path / "program.py").write_text(
-        "import os\nprint(*(os.environ.get(key) for key in ('HOLDFAST_ATTEMPT', 'MEGASCALE_PORT', 'OTHER')))"
+        "import os\nprint(*(os.environ.get(key) for key in ('HOLDFAST_ATTEMPT', 'MEGASCALE_PORT',"
+        " 'OTHER')))"
     )
     command, early = (
         [sys.executable, "program.py"],

@@ -257,8 +257,11 @@ class JaxlibError(Exception):
     ("text", "kind", "message"),
     [
         (
-            "DEADLINE_EXCEEDED: Barrier timed out. # of tasks that reached the barrier: 1/2. The first task at the barrier: "
-            "/job:jax_worker/replica:0/task:0. Some timed out task names:\n/job:jax_worker/replica:0/task:1\n",
+            (
+                "DEADLINE_EXCEEDED: Barrier timed out. # of tasks that reached the barrier: 1/2."
+                " The first task at the barrier: /job:jax_worker/replica:0/task:0. Some timed out"
+                " task names:\n/job:jax_worker/replica:0/task:1\n"
+            ),
             BarrierTimeout,
             "barrier 'b' timed out after 2 s, waiting for process 0",
         ),

@@ -171,7 +171,10 @@ def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClien
         points[0].propose("raised")
         while not points[0].statistics()["frozen"]:
             time.sleep(0.01)
-        message = r"sync point 'stop' could not be agreed on in 2 s, asked at step 1: no answer from processes \[2\] of 3"
+        message = (
+            r"sync point 'stop' could not be agreed on in 2 s, asked at step 1: no answer from"
+            r" processes \[2\] of 3"
+        )
         with pytest.raises(BarrierTimeout, match=message) as caught:
             points[0].ask(1)
         assert caught.value.missing == (2,)

@@ -74,7 +74,10 @@ def test_all_three_arguments_need_no_launcher(environment: pytest.MonkeyPatch) -
 def test_without_any_cluster_there_is_no_spec() -> None:
     """Nothing given and nothing found: one process alone. Half of it given: an error that names the rest."""
     assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
-    message = "initialize() knows {'process_id': 0} but not coordinator, num_processes: give them, or start with `holdfast run`"
+    message = (
+        "initialize() knows {'process_id': 0} but not coordinator, num_processes: give them, or"
+        " start with `holdfast run`"
+    )
     with pytest.raises(ValueError, match=re.escape(message)):
         discover_process(None, {"process_id": 0}, None, 1.0)
 
@@ -122,7 +125,9 @@ def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(
     else:
         with pytest.raises(
             ValueError,
-            match=r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator=",
+            match=(
+                r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator="
+            ),
         ):
             discover_process(None, {}, None, 1.0)
     given = discover_process(None, {"coordinator": "host:1"}, None, 1.0)

@@ -40,15 +40,18 @@ def test_alone_it_only_listens() -> None:
         1,
     )
     assert (
-        "initialize() knows {'num_processes': 4} but not coordinator, process_id: give them, or start with `holdfast run`"
-        in output
+        "initialize() knows {'num_processes': 4} but not coordinator, process_id: give them, or"
+        " start with `holdfast run`" in output
     )
     assert "initialize() comes before any computation" in output
 
 
 def test_importing_brings_no_backend_up() -> None:
     """Importing the room neither starts a backend nor touches the environment."""
-    code = "import os; before = dict(os.environ); import holdfast.multihost; from jax._src import xla_bridge as x;"
+    code = (
+        "import os; before = dict(os.environ); import holdfast.multihost; from jax._src import"
+        " xla_bridge as x;"
+    )
     code += "assert not x.backends_are_initialized() and before == dict(os.environ)"
     subprocess.run(
         [sys.executable, "-c", code],

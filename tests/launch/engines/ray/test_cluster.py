@@ -46,7 +46,10 @@ def test_a_worker_id_that_is_no_number_is_fatal() -> None:
     info: dict[str, Any] = INFO | {"Labels": {"ray.io/tpu-worker-id": "first"}}
     with pytest.raises(
         Fatal,
-        match=r"node abc at 10\.0\.0\.7 has label ray\.io/tpu-worker-id='first'; expected a whole number",
+        match=(
+            r"node abc at 10\.0\.0\.7 has label ray\.io/tpu-worker-id='first'; expected a whole"
+            r" number"
+        ),
     ):
         node_from_ray(info, {}, {})
 

@@ -231,7 +231,10 @@ def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
     """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the first that fails."""
-    script = "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']); sys.exit(int(sys.argv[1]))"
+    script = (
+        "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']);"
+        " sys.exit(int(sys.argv[1]))"
+    )
     for code in (0, 3):
         command = [
             Path(sys.executable).parent / "holdfast",

@@ -42,7 +42,10 @@ def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(
     actor: WorkerActor,
 ) -> None:
     """The environment has the spec and what was given beside it; a stale slice is named; a command has no outcome."""
-    code = "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['EXTRA']); print('more'); sys.exit(4)"
+    code = (
+        "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['EXTRA']);"
+        " print('more'); sys.exit(4)"
+    )
     lines = start(actor, code, EXTRA="x", MEGASCALE_SLICE_ID="2")
     assert lines == ["MEGASCALE_SLICE_ID: '2' -> removed, the job has one slice"]
     assert actor.pid() == os.getpid()
@@ -67,9 +70,8 @@ def test_kill_ends_the_process_and_what_it_started(actor: WorkerActor) -> None:
     """SIGKILL comes back as -9, and no process of its group is left."""
     start(
         actor,
-        "import subprocess, time\n"
-        "print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)\n"
-        "time.sleep(600)",
+        "import subprocess, time\nprint(subprocess.Popen(['sleep', '600'],"
+        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)\ntime.sleep(600)",
     )
     lines: tuple[str, ...] = ()
     while not lines:
