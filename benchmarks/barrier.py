@@ -1,11 +1,13 @@
 """Measures barriers and keys: our service and clients next to jaxlib's, interleaved in one run.
 
-    python benchmarks/barrier.py [--clients 2 8 32 128] [--rounds 100] [--repeats 5] [--keys] [--launched] [--before TREE]
-    python benchmarks/barrier.py --clients --crowd 1000; python benchmarks/barrier.py --clients 4 --busy
+    python benchmarks/barrier.py [--clients 2 8 32 128] [--rounds 100] [--repeats 5] [--keys]
+    [--launched] [--before TREE] python benchmarks/barrier.py --clients --crowd 1000; python
+    benchmarks/barrier.py --clients 4 --busy
 
-All peers stand side by side and take turns, so that a noisy machine harms all alike: trust the ratios. Prints Markdown tables.
-`--launched` adds peers as launched jobs have them: a Unix socket on one machine; TLS and a token elsewhere, with a relay and without.
-`--before` adds service and clients of another commit: the folder build/types of its tree (scripts/link_types.py).
+All peers stand side by side and take turns, so that a noisy machine harms all alike: trust the
+ratios. Prints Markdown tables. `--launched` adds peers as launched jobs have them: a Unix socket on
+one machine; TLS and a token elsewhere, with a relay and without. `--before` adds service and
+clients of another commit: the folder build/types of its tree (scripts/link_types.py).
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ LAUNCHED = (
 
 
 def make_client(kind: str, address: str, process_id: int, secrets: Path | None) -> Any:
-    """Returns a client of either kind; `secrets` holds the files that a secured service wants to see."""
+    """Returns a client of either kind; `secrets` holds the files that a secured service wants to
+    see.
+    """
     if kind == "holdfast":
         from holdfast.coordination import CoordinationClient
 
@@ -92,7 +96,8 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
     )
 
 
-# ---- A worker: some clients, a thread each, with commands on its stdin -------------------------------------------------------------
+# ---- A worker: some clients, a thread each, with commands on its stdin
+# -------------------------------------------------------------
 
 
 def in_threads(calls: list[Callable[[], None]]) -> None:
@@ -120,7 +125,9 @@ def gets(client: Any, process_id: int, rounds: int, mark: str) -> None:
 
 
 def reports(client: Any, seconds: int, interval_s: float) -> None:
-    """Reports once in each interval, at any time of it, as the processes of a job do; no step: one that does not move would look stuck."""
+    """Reports once in each interval, at any time of it, as the processes of a job do; no step: one
+    that does not move would look stuck.
+    """
     for _ in range(int(seconds / interval_s)):
         at = random.uniform(0, interval_s)
         time.sleep(at)
@@ -155,7 +162,9 @@ def busy_loop() -> None:
 
 
 def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
-    """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report S INTERVAL", "busy 0 or 1", each answered by what it took."""
+    """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report S INTERVAL", "busy 0 or
+    1", each answered by what it took.
+    """
     clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
     in_threads([client.connect for client in clients])
     if first == 0:
@@ -173,11 +182,14 @@ def work(kind: str, address: str, first: int, count: int, secrets: Path | None) 
     os._exit(0)
 
 
-# ---- The measurement ---------------------------------------------------------------------------------------------------------------
+# ---- The measurement
+# ---------------------------------------------------------------------------------------------------------------
 
 
 class Cluster:
-    """A service and its clients, spread over at most MOST_PROCESSES worker processes. A context manager."""
+    """A service and its clients, spread over at most MOST_PROCESSES worker processes. A context
+    manager.
+    """
 
     def __init__(self, peer: Peer, clients: int) -> None:
         self._cleanup = contextlib.ExitStack()
@@ -309,7 +321,9 @@ def side_by_side(peers: Iterable[Peer], clients: int) -> Iterator[dict[Peer, Clu
 
 
 def compare(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> list[str]:
-    """Returns the cells of the peers' barriers: median and best in ms, and both as ratios to jaxlib's own."""
+    """Returns the cells of the peers' barriers: median and best in ms, and both as ratios to
+    jaxlib's own.
+    """
     rounds = max(10, rounds * 8 // max(8, clients))
     times: dict[Peer, list[float]] = {peer: [] for peer in peers}
     with side_by_side(peers, clients) as clusters:
@@ -330,7 +344,9 @@ def compare(peers: Sequence[Peer], clients: int, rounds: int, repeats: int) -> l
 def compare_keys(
     peers: Sequence[Peer], clients: int, rounds: int, repeats: int
 ) -> dict[str, list[str]]:
-    """Returns the cells of the peers' key operations: a second, all clients together, and as a ratio to jaxlib's own."""
+    """Returns the cells of the peers' key operations: a second, all clients together, and as a
+    ratio to jaxlib's own.
+    """
     rates: dict[str, dict[Peer, list[float]]] = {
         what: {peer: [] for peer in peers} for what in ("set", "get")
     }
@@ -361,7 +377,9 @@ def print_table(head: str, peers: Sequence[Peer], columns: Mapping[str, list[str
 
 
 def busy(clients: int, rounds: int, repeats: int) -> None:
-    """Prints a barrier of all our clients but client 0, while a loop keeps client 0's interpreter busy and while it does not, in turns."""
+    """Prints a barrier of all our clients but client 0, while a loop keeps client 0's interpreter
+    busy and while it does not, in turns.
+    """
     times: dict[int, list[float]] = {0: [], 1: []}
     with Cluster(Peer("holdfast", "holdfast"), clients) as cluster:
         for turn in range(2 * repeats):

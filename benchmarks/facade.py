@@ -1,9 +1,10 @@
-"""Saves and restores by holdfast's own manager and by its stand-in for Orbax's, in turns; prints medians and their ratios.
+"""Saves and restores by holdfast's own manager and by its stand-in for Orbax's, in turns; prints
+medians and their ratios.
 
     .venv/bin/python benchmarks/facade.py [--rounds 9] [--leaves 64] [--mib 4]
 
-Both save at every step by a policy, and write the same layout into memory (/dev/shm). "save" ends when the step is committed, "blocked"
-when `save` returns; "restore" is into a tree of arrays.
+Both save at every step by a policy, and write the same layout into memory (/dev/shm). "save" ends
+when the step is committed, "blocked" when `save` returns; "restore" is into a tree of arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The floor: bare I/O of the same bytes, done as well as we know how, without checksum, record, tree or agreement.
+"""The floor: bare I/O of the same bytes, done as well as we know how, without checksum, record,
+tree or agreement.
 
-Four files written side by side in pieces of 1 MiB, write-back started early, fsync of files and folder; read back by positional reads
-of 16 MiB on four threads into 64-aligned memory, and put on the devices. `versus_orbax.py` runs it between the others; alone it prints
-two figures:
+Four files written side by side in pieces of 1 MiB, write-back started early, fsync of files and
+folder; read back by positional reads of 16 MiB on four threads into 64-aligned memory, and put on
+the devices. `versus_orbax.py` runs it between the others; alone it prints two figures:
 
     python benchmarks/floor.py FOLDER [MEBIBYTES]
 """

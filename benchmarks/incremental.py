@@ -1,10 +1,13 @@
-"""Incremental saves beside plain ones, and Orbax's, in one run: bytes written, and seconds to durable, when little, or all, has changed.
+"""Incremental saves beside plain ones, and Orbax's, in one run: bytes written, and seconds to
+durable, when little, or all, has changed.
 
 python benchmarks/incremental.py [--frozen-mib 512] [--changing-mib 4] [--saves 5] [--folder DIR]
 
-The columns take turns, each save after another kind; medians. A LoRA run: a frozen base and an adapter that moves; and one in which every
-leaf moves, where the digests are all that incremental saves add. "identity" is what accelerators have: there a leaf that is the same
-jax.Array is not even looked at. On the CPU one may be a view of numpy's memory; these are not, and the benchmark says so by hand.
+The columns take turns, each save after another kind; medians. A LoRA run: a frozen base and an
+adapter that moves; and one in which every leaf moves, where the digests are all that incremental
+saves add. "identity" is what accelerators have: there a leaf that is the same jax.Array is not even
+looked at. On the CPU one may be a view of numpy's memory; these are not, and the benchmark says so
+by hand.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of copying, peers, and Orbax's p2p.
+"""The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of
+copying, peers, and Orbax's p2p.
 
-python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm] [--disk DIR]
+python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm]
+[--disk DIR]
 
-The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are those of both sides. Restores are timed
-with all cores shared, and with half of them for each side, as hosts have their own (it takes two cores at least). The columns take
-turns; medians. A durable save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing ahead, and
-needs a process for each replica: alone it saves into its local folder, which is what is timed here, where it runs.
+The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are
+those of both sides. Restores are timed with all cores shared, and with half of them for each side,
+as hosts have their own (it takes two cores at least). The columns take turns; medians. A durable
+save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing
+ahead, and needs a process for each replica: alone it saves into its local folder, which is what is
+timed here, where it runs.
 """
 
 from __future__ import annotations
@@ -64,7 +68,9 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[float]]:
-    """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting the same files with the same bytes."""
+    """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting
+    the same files with the same bytes.
+    """
     found: dict[str, list[float]] = {
         "blocked durable": [],
         "blocked local": [],
@@ -93,7 +99,9 @@ def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[f
 
 
 def overwrite(memory: Path, state: Any) -> None:
-    """Writes the state over four files, on as many threads, and checksums it as it goes: what a local save cannot do without."""
+    """Writes the state over four files, on as many threads, and checksums it as it goes: what a
+    local save cannot do without.
+    """
     views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
 
     def write(number: int) -> None:
@@ -112,7 +120,9 @@ def overwrite(memory: Path, state: Any) -> None:
 def beside_a_durable_save(
     state: Any, throttle_s: float, memory: Path, disk: Path
 ) -> dict[str, list[float]]:
-    """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as many with none in flight."""
+    """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as
+    many with none in flight.
+    """
     began = 0.0
 
     def stretch(progress: Progress) -> None:
@@ -149,7 +159,9 @@ def beside_a_durable_save(
 
 @contextmanager
 def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection, int]]:
-    """Yields the address of a part server in a process of its own, a connection that answers with its CPU seconds so far, and its id."""
+    """Yields the address of a part server in a process of its own, a connection that answers with
+    its CPU seconds so far, and its id.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=serve_parts, args=(folder, run, theirs))
@@ -185,7 +197,9 @@ def run_on(cores: set[int], process: int) -> None:
 
 
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
-    """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of restores from own folder and peer."""
+    """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of
+    restores from own folder and peer.
+    """
     found: dict[str, list[float]] = {}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
     with CheckpointManager(memory / "root", save_policy=EveryNSteps(10**6), local=local) as manager:
@@ -265,7 +279,9 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
 
 
 def decision() -> float:
-    """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps with a copy of each part."""
+    """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps
+    with a copy of each part.
+    """
     count = 4096
     files = [
         [f"00001-{pack:05d}-{'0' * 16}.safetensors", 1 << 28, 4096, 123456789] for pack in range(4)
@@ -294,7 +310,9 @@ def decision() -> float:
 
 
 def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:
-    """Returns the seconds of saves of Orbax's p2p manager into its local folder; none where it does not run in one process."""
+    """Returns the seconds of saves of Orbax's p2p manager into its local folder; none where it does
+    not run in one process.
+    """
     import orbax.checkpoint as ocp
     from orbax.checkpoint.experimental.emergency.p2p import args, checkpoint_manager, options
 

@@ -1,9 +1,10 @@
-"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns, in one run; and `verify` against plain reading.
+"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns, in one run; and `verify`
+against plain reading.
 
     .venv/bin/python benchmarks/orbax_read.py [--folder DIR] [--rounds 5]
 
-Both restore onto four CPU devices, from a warm page cache, each round one after the other; medians and their ratio are printed. The same
-process does both, so that neither has the machine to itself.
+Both restore onto four CPU devices, from a warm page cache, each round one after the other; medians
+and their ratio are printed. The same process does both, so that neither has the machine to itself.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def in_turns(rounds: int, **work: Callable[[], Any]) -> dict[str, float]:
-    """Runs all pieces of work once to warm up, then in turns; returns the median seconds of each."""
+    """Runs all pieces of work once to warm up, then in turns; returns the median seconds of
+    each.
+    """
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, function in work.items():
@@ -72,7 +75,9 @@ def restores(folder: Path, name: str, tree: dict[str, Any], rounds: int) -> None
 
 
 def read_all(paths: list[Path]) -> None:
-    """Reads files with four threads into buffers that are used again: as fast as plain reading goes."""
+    """Reads files with four threads into buffers that are used again: as fast as plain reading
+    goes.
+    """
 
     def ranges() -> list[tuple[Path, int]]:
         return [

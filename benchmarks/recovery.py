@@ -1,31 +1,32 @@
-"""Measures what a death costs: the seconds from the SIGKILL of one process to the first step that had not been done before, in parts.
+"""Measures what a death costs: the seconds from the SIGKILL of one process to the first step that
+had not been done before, in parts.
 
-    python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4] [--kills 5] [--state-gb 0]
-        [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5] [--memory /dev/shm] [--write] [-- OPTIONS]
+    python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
+    [--kills 5] [--state-gb 0]
+        [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5] [--memory /dev/shm]
+        [--write] [-- OPTIONS]
 
-The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes at least --step-s. In each attempt one
-process kills itself --after steps behind a durable save, which it has waited for. The launchers take turns, --rounds times --kills kills
-each:
+The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes
+at least --step-s. In each attempt one process kills itself --after steps behind a durable save,
+which it has waited for. The launchers take turns, --rounds times --kills kills each:
 
-    run          `holdfast run` with the OPTIONS
-    local        the same with a local tier besides: each process a host of its own, with a folder in --memory, a save every --local-every
+    run          `holdfast run` with the OPTIONS local        the same with a local tier besides:
+    each process a host of its own, with a folder in --memory, a save every --local-every
                  steps and a copy on one other; what is in flight at the kill is lost
-    local-host   the same, and whoever was killed comes back on an empty host
-    ray          `holdfast run --ray` on a Ray cluster of this machine
-    jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize itself, and Orbax's manager
+    local-host   the same, and whoever was killed comes back on an empty host ray          `holdfast
+    run --ray` on a Ray cluster of this machine jax-trainer  Ray Train's JaxTrainer on such a
+    cluster, which calls jax.distributed.initialize itself, and Orbax's manager
 
 All times are CLOCK_MONOTONIC, of whoever saw it; each part ends when the last process is so far:
 
-    known       the launcher says that the process died
-    ended       no process of the attempt is left
-    started     the processes of the next attempt have imported what they need (JaxTrainer's have joined by then)
-    joined      initialize() has returned
-    restored    the state is there (with the compilation of its initial value)
-    compiled    the first step is done
-    redone      the steps since the save are done again
-    new         the first step is done that had not been done before
+    known       the launcher says that the process died ended       no process of the attempt is
+    left started     the processes of the next attempt have imported what they need (JaxTrainer's
+    have joined by then) joined      initialize() has returned restored    the state is there (with
+    the compilation of its initial value) compiled    the first step is done redone      the steps
+    since the save are done again new         the first step is done that had not been done before
 
---write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the figures.
+--write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the
+figures.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
 def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
-    """Writes a line for whoever measures; a line is short enough to stay whole beside those of others."""
+    """Writes a line for whoever measures; a line is short enough to stay whole beside those of
+    others.
+    """
     line = json.dumps(
         {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more
     )
@@ -65,7 +68,9 @@ def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
 
 
 def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
-    """Returns the step after which a process of `attempt` dies; the one before the first attempt is 0."""
+    """Returns the step after which a process of `attempt` dies; the one before the first attempt is
+    0.
+    """
     return attempt * arguments.save_every + arguments.after if attempt else 0
 
 
@@ -143,7 +148,9 @@ class Orbax:
 def train(
     arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any
 ) -> None:
-    """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends with its first new step."""
+    """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends
+    with its first new step.
+    """
     sys.path.insert(0, str(EXAMPLES))
     import jax
     import jax.numpy as jnp
@@ -205,7 +212,9 @@ def train(
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
-    """Trains as a worker of JaxTrainer. Ray numbers no attempts: each worker counts its own starts."""
+    """Trains as a worker of JaxTrainer. Ray numbers no attempts: each worker counts its own
+    starts.
+    """
     import ray.train
 
     arguments = argparse.Namespace(**config)
@@ -245,7 +254,9 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
 
 
 class Watch:
-    """Reads the launcher's output and the processes' marks, and sees processes end: `marks` is all that came of it."""
+    """Reads the launcher's output and the processes' marks, and sees processes end: `marks` is all
+    that came of it.
+    """
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
         assert launcher.stdout is not None
@@ -304,7 +315,9 @@ class Watch:
 
 
 def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
-    """Yields for each kill the seconds from it to the end of each part, and the `steps` that were done again."""
+    """Yields for each kill the seconds from it to the end of each part, and the `steps` that were
+    done again.
+    """
     for killed in (each for each in marks if each["name"] == "killed"):
         attempt = killed["attempt"]
         times: dict[str, float] = {}
@@ -406,7 +419,9 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns for each launcher and part the seconds that it took, and those since the kill; medians, and the span of the total."""
+    """Returns for each launcher and part the seconds that it took, and those since the kill;
+    medians, and the span of the total.
+    """
     lines = [
         f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |",
         "|---" * (1 + 2 * len(results)) + "|",
@@ -434,7 +449,9 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def bars(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns a plot in text: the seconds from the kill to the first new step, and what they went to."""
+    """Returns a plot in text: the seconds from the kill to the first new step, and what they went
+    to.
+    """
     scale = 40 / max(statistics.median(each["new"] for each in found) for found in results.values())
     lines = []
     for name, found in results.items():

@@ -1,9 +1,11 @@
-"""A restore of 1,000 leaves by 4,096 processes, without devices and without disks: what one process reads, and what the primary sends.
+"""A restore of 1,000 leaves by 4,096 processes, without devices and without disks: what one process
+reads, and what the primary sends.
 
     python benchmarks/restore_scale.py
 
-The plan, the record, the reader and the waves are the real ones. The store is made of the plan: it gives the header of any pack, and zeros
-for its data, and counts what is asked of it. The group counts the bytes of messages.
+The plan, the record, the reader and the waves are the real ones. The store is made of the plan: it
+gives the header of any pack, and zeros for its data, and counts what is asked of it. The group
+counts the bytes of messages.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def checksum_of_zeros(nbytes: int) -> ChunkChecksum:
 
 
 class PlannedStore:
-    """A store that holds what a plan says, all zeros; of the Storage protocol what a restore asks for."""
+    """A store that holds what a plan says, all zeros; of the Storage protocol what a restore asks
+    for.
+    """
 
     root, max_concurrency = "planned", 4
 
@@ -86,7 +90,9 @@ class PlannedStore:
 
 
 class CountingGroup:
-    """The primary's side of a group: counts messages, and the bytes that its service sends to all others."""
+    """The primary's side of a group: counts messages, and the bytes that its service sends to all
+    others.
+    """
 
     index, count = 0, PROCESSES
 
@@ -103,7 +109,9 @@ class CountingGroup:
 
 
 def save(plan: Plan) -> PlannedStore:
-    """Returns a store that has a save of the plan. Headers whose size nobody asks for are taken to be as long as the longest of rank 0."""
+    """Returns a store that has a save of the plan. Headers whose size nobody asks for are taken to
+    be as long as the longest of rank 0.
+    """
     store = PlannedStore(plan)
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
     for rank, pack in plan.files:
@@ -139,7 +147,9 @@ def regions_of(leaf: Leaf, rank: int) -> list[tuple[tuple[int, int], ...]]:
 def restore(
     store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str
 ) -> None:
-    """Prints the waves in which one process reads its regions of all leaves, and what it reads in all."""
+    """Prints the waves in which one process reads its regions of all leaves, and what it reads in
+    all.
+    """
     item = record.items["state"]
     saved = {leaf.path: leaf for leaf in item.leaves}
     placed: list[Any] = [

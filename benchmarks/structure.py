@@ -1,4 +1,5 @@
-"""Sees the structure of a checkpoint of many leaves, in holdfast's layout and in Orbax's, and reads it, in turns.
+"""Sees the structure of a checkpoint of many leaves, in holdfast's layout and in Orbax's, and reads
+it, in turns.
 
     .venv/bin/python benchmarks/structure.py [--leaves 4000] [--rounds 5] [--side 16]
 

@@ -1,8 +1,10 @@
-"""Measures `sync_global_processes` next to Orbax's, in two groups of four processes: one on our service, one on jaxlib's.
+"""Measures `sync_global_processes` next to Orbax's, in two groups of four processes: one on our
+service, one on jaxlib's.
 
     python benchmarks/sync.py [--processes 4] [--rounds 200] [--repeats 7]
 
-Every peer runs in every repeat, in turn, so that a noisy machine harms all alike: trust the ratios. Prints a Markdown table.
+Every peer runs in every repeat, in turn, so that a noisy machine harms all alike: trust the ratios.
+Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-# ---- A worker: one process of a group, which reads from its stdin what to measure -----------------------------------------------------
+# ---- A worker: one process of a group, which reads from its stdin what to measure
+# -----------------------------------------------------
 
 
 def barriers() -> dict[str, Callable[[str], None]]:
@@ -59,7 +62,9 @@ def barriers() -> dict[str, Callable[[str], None]]:
 
 
 def work(service: str, address: str, index: int, count: int) -> None:
-    """Joins a group and measures peer after peer: `PEER ROUNDS` on stdin, seconds a barrier on stdout."""
+    """Joins a group and measures peer after peer: `PEER ROUNDS` on stdin, seconds a barrier on
+    stdout.
+    """
     import jax
 
     from holdfast import multihost
@@ -84,12 +89,15 @@ def work(service: str, address: str, index: int, count: int) -> None:
     multihost.shutdown()
 
 
-# ---- The launcher -------------------------------------------------------------------------------------------------------------------
+# ---- The launcher
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def group(service: str, count: int) -> Iterator[Callable[[str, int], float]]:
-    """Starts a group; yields a function that measures a peer for a number of rounds and returns the slowest process's seconds a barrier."""
+    """Starts a group; yields a function that measures a peer for a number of rounds and returns the
+    slowest process's seconds a barrier.
+    """
     address = f"127.0.0.1:{free_port()}"
     workers = [
         subprocess.Popen(

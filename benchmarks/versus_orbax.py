@@ -1,12 +1,16 @@
-"""Saves and restores with holdfast, through its facade, with Orbax, and with bare I/O, interleaved in one run; prints medians and ratios.
+"""Saves and restores with holdfast, through its facade, with Orbax, and with bare I/O, interleaved
+in one run; prints medians and ratios.
 
-    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME ...] [--write]
+    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME
+    ...] [--write]
 
-Each workload runs in processes of its own, every system once before the clock starts. "blocked" is how long the call of `save` keeps the
-caller, "total" ends when the step is durable and committed; "restore" is from a warm page cache into memory that this process had before,
-"fresh" the same as the first thing that a new process does, as a job that starts again, "cold" after the kernel was told to drop the files'
-pages (disk only); "delete" is the deletion of one old step, off the timed path of all the others. `--write` draws the plot
-versus_orbax.svg. Run it on a quiet machine: the load is printed with the figures.
+Each workload runs in processes of its own, every system once before the clock starts. "blocked" is
+how long the call of `save` keeps the caller, "total" ends when the step is durable and committed;
+"restore" is from a warm page cache into memory that this process had before, "fresh" the same as
+the first thing that a new process does, as a job that starts again, "cold" after the kernel was
+told to drop the files' pages (disk only); "delete" is the deletion of one old step, off the timed
+path of all the others. `--write` draws the plot versus_orbax.svg. Run it on a quiet machine: the
+load is printed with the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FIGURES = ("total", "blocked", "restore", "fresh", "cold", "delete")
-# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and warm restore to Orbax's)
+# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and warm
+# restore to Orbax's)
 WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
     "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
     "memory": (1, 4, False, "the same in memory (tmpfs)", (8, 10, 3)),
@@ -126,7 +131,9 @@ class Holdfast:
 
 
 class Orbax:
-    """Orbax's manager, asynchronous as it comes; and holdfast's facade, of the same calls, by the change of import."""
+    """Orbax's manager, asynchronous as it comes; and holdfast's facade, of the same calls, by the
+    change of import.
+    """
 
     def __init__(self, folder: Path, module: str) -> None:
         ocp = importlib.import_module(module)
@@ -253,7 +260,9 @@ def restore_fresh(
 
 
 def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
-    """Is one process of one workload: prints a JSON object of times, and leaves a step for fresh restores."""
+    """Is one process of one workload: prints a JSON object of times, and leaves a step for fresh
+    restores.
+    """
     import jax
 
     together, like = _start(count, index, port), make_like(name)
@@ -265,7 +274,8 @@ def work(name: str, folder: Path, repeats: int, index: int, count: int, port: in
     }
     for step in range(repeats + 1):
         for kind, system in systems.items():
-            os.sync()  # what the system before has left for the kernel to write would be charged to this one
+            # what the system before has left for the kernel to write would be charged to this one
+            os.sync()
             together(f"{kind} save {step}")
             before = _reset_peak()
             began = time.perf_counter()
@@ -314,7 +324,9 @@ def _check(state: Any, found: Any) -> None:
 
 
 def _let_go() -> None:
-    """Gives the memory of dead arrays back to the system: what one system keeps would be missing for the next."""
+    """Gives the memory of dead arrays back to the system: what one system keeps would be missing
+    for the next.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -344,7 +356,9 @@ def _status(key: str) -> int:
 
 
 def run_job(name: str, *words: object) -> list[Any]:
-    """Runs the processes of one job of a workload, with these words and their places in it; returns what each printed."""
+    """Runs the processes of one job of a workload, with these words and their places in it; returns
+    what each printed.
+    """
     count, devices, *_ = WORKLOADS[name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

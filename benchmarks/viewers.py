@@ -1,10 +1,14 @@
-"""Measures what viewers of the page cost a job: the coordinator's CPU and memory, and the barriers of its processes.
+"""Measures what viewers of the page cost a job: the coordinator's CPU and memory, and the barriers
+of its processes.
 
-    python benchmarks/viewers.py [--processes 1000] [--viewers 0 10 100] [--seconds 12] [--rounds 5] [--repeats 3] [--hour]
+    python benchmarks/viewers.py [--processes 1000] [--viewers 0 10 100] [--seconds 12] [--rounds 5]
+    [--repeats 3] [--hour]
 
-A real coordinator, with real clients that report as the processes of a job do; `holdfast web` as it is; viewers over HTTP in a process of
-their own. All take turns, first without a page; the last row has one more viewer, who reads nothing. CPU is counted while processes do
-nothing but report. With `--hour`, ten viewers get all snapshots of an hour one after the other, as fast as the page can make them.
+A real coordinator, with real clients that report as the processes of a job do; `holdfast web` as it
+is; viewers over HTTP in a process of their own. All take turns, first without a page; the last row
+has one more viewer, who reads nothing. CPU is counted while processes do nothing but report. With
+`--hour`, ten viewers get all snapshots of an hour one after the other, as fast as the page can make
+them.
 """
 
 from __future__ import annotations
@@ -68,7 +72,9 @@ class Process(NamedTuple):
 
 
 def view(url: str, reading: int, stuck: int) -> None:
-    """Opens the streams of viewers, who read or do not, and prints how many snapshots came, at each line of input."""
+    """Opens the streams of viewers, who read or do not, and prints how many snapshots came, at each
+    line of input.
+    """
     parts, selector, snapshots = urlsplit(url), selectors.DefaultSelector(), 0
     kept = []
     for number in range(reading + stuck):
@@ -136,7 +142,9 @@ def turn(
 
 
 def turns(cluster: Cluster, options: argparse.Namespace) -> dict[str, list[Row]]:
-    """Returns the rows of all turns by what they had: no page, viewers, and one that reads nothing."""
+    """Returns the rows of all turns by what they had: no page, viewers, and one that reads
+    nothing.
+    """
     rows: dict[str, list[Row]] = {}
     settings = (options.seconds, options.rounds, options.processes)
     for _ in range(options.repeats):
@@ -150,7 +158,9 @@ def turns(cluster: Cluster, options: argparse.Namespace) -> dict[str, list[Row]]
 
 
 def hour(cluster: Cluster, processes: int, idle: float) -> None:
-    """Prints what an hour with ten viewers costs: all its snapshots, one after the other. `idle` is the coordinator's share without."""
+    """Prints what an hour with ten viewers costs: all its snapshots, one after the other. `idle` is
+    the coordinator's share without.
+    """
     wanted, coordinator = (
         int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)),
         Process(cluster.pid),

@@ -1,9 +1,12 @@
-"""Measures what waiting costs the coordinator, its memory after barriers that one never reaches, and who is lost when it is stopped.
+"""Measures what waiting costs the coordinator, its memory after barriers that one never reaches,
+and who is lost when it is stopped.
 
-    python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000] [--heartbeat-timeout-s 60]
+    python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000]
+    [--heartbeat-timeout-s 60]
 
-The waits are of real clients over loopback. Clients send a heartbeat every quarter of the timeout; both sides say how old the last sign
-of the other got. The barriers are driven into the state machine itself: ten million arrivals over sockets would measure the clients.
+The waits are of real clients over loopback. Clients send a heartbeat every quarter of the timeout;
+both sides say how old the last sign of the other got. The barriers are driven into the state
+machine itself: ten million arrivals over sockets would measure the clients.
 """
 
 from __future__ import annotations
@@ -169,7 +172,9 @@ def waits(options: argparse.Namespace) -> None:
 
 
 def memory(tasks: int, barriers: int) -> None:
-    """Prints what so many barriers that one task never reaches leave in the machine, each under a name of its own."""
+    """Prints what so many barriers that one task never reaches leave in the machine, each under a
+    name of its own.
+    """
     machine = Machine(Config(tasks, 7, heartbeat_timeout_s=math.inf, recoverable=True), 0.0)
     for task_id in range(tasks):
         machine.registration.open_session(task_id, 100 + task_id, f"host{task_id}", 1, 0.0)

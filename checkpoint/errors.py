@@ -11,7 +11,8 @@ from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, Process
 
 
 class CheckpointError(HoldfastError):
-    """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file that it is about.
+    """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file
+    that it is about.
 
     `process`: the one that ran into it, where all processes of a group raise it.
     """
@@ -34,7 +35,9 @@ class StepGone(CheckpointError):
 
 
 class SaveFailed(CheckpointError):
-    """Says that a save did not commit, on which process it failed and, where a leaf is to blame, the leaf."""
+    """Says that a save did not commit, on which process it failed and, where a leaf is to blame,
+    the leaf.
+    """
 
     leaf: str = ""
 
@@ -44,7 +47,9 @@ class SaveCancelled(SaveFailed):
 
 
 class CommitUnknown(CheckpointError):
-    """Says that this process does not know whether the save was committed: it may yet appear, whole or not at all."""
+    """Says that this process does not know whether the save was committed: it may yet appear, whole
+    or not at all.
+    """
 
 
 class Corrupt(CheckpointError):
@@ -70,7 +75,9 @@ class UnsupportedLeaf(CheckpointError):
 
 
 class HostileCheckpoint(CheckpointError):
-    """Says that a checkpoint asks for something no writer of ours writes: it is damaged on purpose or not ours."""
+    """Says that a checkpoint asks for something no writer of ours writes: it is damaged on purpose
+    or not ours.
+    """
 
     file: str = ""
 
@@ -83,7 +90,9 @@ _SENT_ERRORS: dict[str, type[HoldfastError]] = {
 
 
 def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
-    """Returns an error of a save as all processes raise it: itself where it can be sent, else a SaveFailed that names a process."""
+    """Returns an error of a save as all processes raise it: itself where it can be sent, else a
+    SaveFailed that names a process.
+    """
     if isinstance(error, tuple(_SENT_ERRORS.values())):
         assert isinstance(error, HoldfastError)
         return error
@@ -112,7 +121,9 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def naming_path(path: str) -> Iterator[None]:
-    """Raises a CheckpointError for an error of the store, naming the file, or `path` where the error names none."""
+    """Raises a CheckpointError for an error of the store, naming the file, or `path` where the
+    error names none.
+    """
     try:
         yield
     except OSError as error:
@@ -131,7 +142,9 @@ def error_text(error: BaseException) -> str:
 
 
 def error_to_message(error: HoldfastError) -> list[Any]:
-    """Returns what `error_from_message` rebuilds an error from, in JSON types: no pickle crosses between processes."""
+    """Returns what `error_from_message` rebuilds an error from, in JSON types: no pickle crosses
+    between processes.
+    """
     fields = {
         name: value
         for name, value in vars(error).items()

@@ -55,20 +55,25 @@ from .storage.local import LocalStorage
 from .storage.path import StorePath, join, open_storage
 
 _log = logging.getLogger(__name__)
-MOST_GONE = 64  # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
+# steps that one restore with `fallback` sees deleted while it reads them, before it gives up
+MOST_GONE = 64
 
 
 class CheckpointManager:
-    """Saves, keeps and restores the steps of one root. In a group every process makes one, and calls the same methods in the same order.
+    """Saves, keeps and restores the steps of one root. In a group every process makes one, and
+    calls the same methods in the same order.
 
-    `directory` is a folder, or a URL of an object store (gs://, s3://, az://). Without a save policy every call of `save` saves; without a
-    keep policy every step stays. `group` is `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed. With
+    `directory` is a folder, or a URL of an object store (gs://, s3://, az://). Without a save
+    policy every call of `save` saves; without a keep policy every step stays. `group` is
+    `holdfast.multihost.default_group()` unless given: in a notebook nothing else is needed. With
     `local` steps are saved on the hosts too, between those of the save policy (see Local).
 
-    Opening it for writing takes a claim on the root, fences writers that are surely dead, and sweeps what they left unfinished. A context
-    manager; `close()` waits for the save in flight. Methods are for one thread at a time; saves run in the background.
-    Raises CheckpointError when the root cannot be written (pass `Options(read_only=True)` to only read). On a full disk it opens, so that
-    steps can be restored and deleted; `save` raises CheckpointError there until there is room.
+    Opening it for writing takes a claim on the root, fences writers that are surely dead, and
+    sweeps what they left unfinished. A context manager; `close()` waits for the save in flight.
+    Methods are for one thread at a time; saves run in the background. Raises CheckpointError when
+    the root cannot be written (pass `Options(read_only=True)` to only read). On a full disk it
+    opens, so that steps can be restored and deleted; `save` raises CheckpointError there until
+    there is room.
     """
 
     def __init__(
@@ -196,7 +201,9 @@ class CheckpointManager:
     # --- saving
 
     def should_save(self, step: int) -> bool:
-        """Says whether `save(step, ...)` would save: a save policy says so, or the preemption sync point. Alike on every process."""
+        """Says whether `save(step, ...)` would save: a save policy says so, or the preemption sync
+        point. Alike on every process.
+        """
         self._note_progress()
         return self._wants_durably(check_step(step)) or self._wants_locally(step)
 
@@ -207,7 +214,9 @@ class CheckpointManager:
         return self._tier is not None and step not in self._index and self._tier.wants(step)
 
     def reached_preemption(self, step: int) -> bool:
-        """Says whether the job has to give its machines back: save this step and stop. Alike on every process, at the same step."""
+        """Says whether the job has to give its machines back: save this step and stop. Alike on
+        every process, at the same step.
+        """
         self._note_progress()
         return self._scheduler.preempted(check_step(step))
 
@@ -223,18 +232,21 @@ class CheckpointManager:
         force: bool = False,
         overwrite: bool = False,
     ) -> SaveHandle:
-        """Starts to save a step; returns a handle, false, having done nothing, when the save policy does not want it.
+        """Starts to save a step; returns a handle, false, having done nothing, when the save policy
+        does not want it.
 
-        `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data iterators. Returns when the caller may
-        donate or overwrite its arrays; writing goes on in the background. Blocks while the last save is in flight (see Options.on_busy).
-        `metrics` are numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what floating-point arrays are saved as,
-        or says so of a leaf's path (None: as it is): `lambda path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves
-        whatever the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has passed over is replaced
-        without.
+        `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data
+        iterators. Returns when the caller may donate or overwrite its arrays; writing goes on in
+        the background. Blocks while the last save is in flight (see Options.on_busy). `metrics` are
+        numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what
+        floating-point arrays are saved as, or says so of a leaf's path (None: as it is): `lambda
+        path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves whatever the
+        policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has
+        passed over is replaced without.
 
-        Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an earlier save that failed in the
-        background is raised here too, after this save has begun: every process then begins the same saves, whenever it learns of a
-        failure.
+        Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an
+        earlier save that failed in the background is raised here too, after this save has begun:
+        every process then begins the same saves, whenever it learns of a failure.
         """
         self._note_progress()
         self._check_writable()
@@ -286,7 +298,8 @@ class CheckpointManager:
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         if self._group.index in leaving and not request.own_bytes:
-            self._saver.join()  # its machine is taken: what it has to say of this save it says before anything else
+            # its machine is taken: what it has to say of this save it says before anything else
+            self._saver.join()
         self._statistics.add(save_blocked_s=time.perf_counter() - called)
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
@@ -294,9 +307,11 @@ class CheckpointManager:
         return handle
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Blocks until no save is in flight; raises the error of the last one if it failed, TimeoutError after `timeout_s`.
+        """Blocks until no save is in flight; raises the error of the last one if it failed,
+        TimeoutError after `timeout_s`.
 
-        When it returns, every save that was begun is durable, and steps that the keep policy let go are no longer listed.
+        When it returns, every save that was begun is durable, and steps that the keep policy let go
+        are no longer listed.
         """
         self._saver.join(timeout_s)
         if self._tier is not None:
@@ -360,7 +375,9 @@ class CheckpointManager:
     # --- keeping
 
     def delete(self, step: int) -> None:
-        """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises StepNotFound."""
+        """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises
+        StepNotFound.
+        """
         self._check_writable()
         step = check_step(step)
         if step in self._foreign:
@@ -415,19 +432,22 @@ class CheckpointManager:
     # --- restoring
 
     def all_steps(self) -> list[int]:
-        """Returns the steps that are there, ascending: the store's listing; in a group what all processes know alike (see `reload`).
+        """Returns the steps that are there, ascending: the store's listing; in a group what all
+        processes know alike (see `reload`).
 
         Local steps are among them.
         """
         return sorted({*self._durable_steps(), *self.local_steps()})
 
     def local_steps(self) -> list[int]:
-        """Returns the steps that the hosts have, whole, ascending, as all processes know alike; none without a local tier."""
+        """Returns the steps that the hosts have, whole, ascending, as all processes know alike;
+        none without a local tier.
+        """
         return [] if self._tier is None else self._tier.steps()
 
     def known_steps(self) -> list[int]:
-        """Returns the steps that are known without a look at the store, ascending: those of the opening or the last `reload`, and what this
-        manager has saved and deleted since.
+        """Returns the steps that are known without a look at the store, ascending: those of the
+        opening or the last `reload`, and what this manager has saved and deleted since.
         """
         return sorted({*self._index.steps(), *self._foreign, *self.local_steps()})
 
@@ -437,9 +457,11 @@ class CheckpointManager:
         return sorted([*self._index.steps(), *self._foreign])
 
     def reload(self) -> None:
-        """Lists the store again, so that all processes of a group know the steps that others have saved or deleted meanwhile.
+        """Lists the store again, so that all processes of a group know the steps that others have
+        saved or deleted meanwhile.
 
-        Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is not needed: each call lists then.
+        Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is
+        not needed: each call lists then.
         """
         self._saver.join()
         name = f"{self._message_name}/reload"
@@ -456,7 +478,9 @@ class CheckpointManager:
         return max(self.all_steps(), default=None)
 
     def best_step(self, metric: str | None = None, mode: str = "min") -> int | None:
-        """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None when no step has it."""
+        """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None
+        when no step has it.
+        """
         rule = best_rule(self._keep_policy) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
@@ -488,9 +512,11 @@ class CheckpointManager:
             return read_record(self._storage, self._folder(step))
 
     def structure(self, step: int) -> Structure:
-        """Returns what a step holds, without reading an array: each item's tree is what `like` accepts. Raises StepNotFound, Corrupt.
+        """Returns what a step holds, without reading an array: each item's tree is what `like`
+        accepts. Raises StepNotFound, Corrupt.
 
-        Of a local step every process of a group calls it, as `restore`, and it blocks until all have: its record is in the parts of all.
+        Of a local step every process of a group calls it, as `restore`, and it blocks until all
+        have: its record is in the parts of all.
         """
         if (tier := self._tier_with(step)) is not None:
             return tier.structure(step)
@@ -516,19 +542,25 @@ class CheckpointManager:
         hold_s: float = 0.0,
         process: int | None = None,
     ) -> Any:
-        """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a group it ends alike on all processes.
+        """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a
+        group it ends alike on all processes.
 
-        `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None: numpy; SAVED: the saved shardings); for
-        an iterator's item the iterator, which takes its state back. `items` names several, each with its `like` or None, and a dict of them
-        comes back, all of one step. Without a `like`, a class that is not among `types` comes back as `Node`, with `plain=True` as dict or
-        list. `rename` turns the paths of stored leaves into those of `like`: a mapping, rules of (pattern, replacement), or a function.
-        `fallback=True` goes to the newest whole step, on all processes alike, when a newer one cannot
-        be read. `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
-        each process gets its own back, on as many processes as saved; `process` is the one whose to take instead.
+        `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None:
+        numpy; SAVED: the saved shardings); for an iterator's item the iterator, which takes its
+        state back. `items` names several, each with its `like` or None, and a dict of them comes
+        back, all of one step. Without a `like`, a class that is not among `types` comes back as
+        `Node`, with `plain=True` as dict or list. `rename` turns the paths of stored leaves into
+        those of `like`: a mapping, rules of (pattern, replacement), or a function. `fallback=True`
+        goes to the newest whole step, on all processes alike, when a newer one cannot be read.
+        `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of
+        leaves that were kept per process, each process gets its own back, on as many processes as
+        saved; `process` is the one whose to take instead.
 
-        Blocks, in a group until all processes are done, at most Options.restore_timeout_s after this one. Raises StepNotFound, StepGone,
-        TreeMismatch, Corrupt, HostileCheckpoint, CheckpointError where the store cannot be read; where one process fails, all raise it, and
-        `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did not come to the end.
+        Blocks, in a group until all processes are done, at most Options.restore_timeout_s after
+        this one. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint,
+        CheckpointError where the store cannot be read; where one process fails, all raise it, and
+        `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did
+        not come to the end.
         """
         chosen, wanted = None if step is None else check_step(step), wanted_items(item, like, items)
         selected = (
@@ -556,11 +588,15 @@ class CheckpointManager:
     # --- the end
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`, `save_blocked_s`, `restores`, ..."""
+        """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`,
+        `save_blocked_s`, `restores`, ...
+        """
         return self._statistics.to_dict() | ({} if self._tier is None else self._tier.statistics())
 
     def close(self) -> None:
-        """Waits for the save in flight and for deletions, gives the claim up, and raises the error of a save that failed. Idempotent."""
+        """Waits for the save in flight and for deletions, gives the claim up, and raises the error
+        of a save that failed. Idempotent.
+        """
         if self._closed:
             return
         self._closed = True
@@ -591,7 +627,9 @@ class CheckpointManager:
                 )
 
     def _finish_at_exit(self) -> None:
-        """Lets a save in flight finish, within bounds, when the interpreter ends with this manager open."""
+        """Lets a save in flight finish, within bounds, when the interpreter ends with this manager
+        open.
+        """
         self._closed = True
         with contextlib.suppress(TimeoutError, HoldfastError):
             self._saver.join(self._options.exit_timeout_s)
@@ -629,7 +667,9 @@ class CheckpointManager:
 
 
 def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
-    """Returns the history of incremental saves, where they are wanted. Raises CheckpointError where the store has no hard links."""
+    """Returns the history of incremental saves, where they are wanted. Raises CheckpointError where
+    the store has no hard links.
+    """
     if not options.incremental:
         return None
     load_digest()
@@ -664,7 +704,9 @@ def _finish_all_at_exit() -> None:
 
 
 def _close_all_in_child() -> None:
-    """Closes the managers of a forked child without a word to store or group: they are the parent's, and so are their threads."""
+    """Closes the managers of a forked child without a word to store or group: they are the
+    parent's, and so are their threads.
+    """
     for manager in list(_open_managers):
         manager._closed = manager._forked = True
     _open_managers.clear()
@@ -672,7 +714,8 @@ def _close_all_in_child() -> None:
 
 os.register_at_fork(after_in_child=_close_all_in_child)
 
-# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The last registered runs first:
-# the executors' own hook, registered when their module was imported, runs after ours.
+# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The
+# last registered runs first: the executors' own hook, registered when their module was imported,
+# runs after ours.
 assert _executors is not None
 getattr(threading, "_register_atexit", atexit.register)(_finish_all_at_exit)

@@ -59,16 +59,20 @@ def save(
     layout: Literal["holdfast", "orbax"] = "holdfast",
     per_process: Callable[[str], bool] | None = None,
 ) -> None:
-    """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every process of the group calls it.
+    """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every
+    process of the group calls it.
 
-    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`, and `dtype` casts as there.
-    `per_process` says which leaves each process keeps for itself (see Options).
+    It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`,
+    and `dtype` casts as there. `per_process` says which leaves each process keeps for itself (see
+    Options).
 
-    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a root) and its v1 functions restore. It
-    has no place for `step`, `overwrite` and `per_process`: they are a ValueError.
+    With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a
+    root) and its v1 functions restore. It has no place for `step`, `overwrite` and `per_process`:
+    they are a ValueError.
 
-    Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming the process that failed, CheckpointError
-    for a folder that cannot be written; on every process alike. `group=None` is the job's processes, or this one alone.
+    Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming
+    the process that failed, CheckpointError for a folder that cannot be written; on every process
+    alike. `group=None` is the job's processes, or this one alone.
     """
     group = group if group is not None else default_group()
     if layout not in ("holdfast", "orbax"):
@@ -165,7 +169,9 @@ def _save(
 
 
 def _check_step(step: int, path: str | os.PathLike[str]) -> int:
-    """Returns the step; raises ValueError also where the folder is called as another: no reader would take it."""
+    """Returns the step; raises ValueError also where the folder is called as another: no reader
+    would take it.
+    """
     step, name = check_step(step), split(os.fspath(path))[1]
     if other_step(step, name) is not None:
         raise ValueError(
@@ -200,16 +206,19 @@ def load(
     group: Group | None = None,
     timeout_s: float = 600.0,
 ) -> Any:
-    """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a root of steps (the log says which).
+    """Restores one item of the checkpoint in the folder `path`, or of the latest step where it is a
+    root of steps (the log says which).
 
-    The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean what they mean for
-    `CheckpointManager.restore`; with `items` a dict of several comes back.
+    The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean
+    what they mean for `CheckpointManager.restore`; with `items` a dict of several comes back.
 
-    Without a `group` each process of a job may call it by itself, with shardings of its own devices or of all; of a root only with those of
-    its own, since each takes the latest step that it sees. With a group every process calls it: all take the step that the primary finds,
-    and end alike (see `CheckpointManager.restore`), waiting for each other for at most `timeout_s`. Blocks. Raises StepNotFound,
-    TreeMismatch, Corrupt, HostileCheckpoint, StepGone, CheckpointError where the store cannot be read, ValueError for a root and a `like`
-    that spans processes without a group.
+    Without a `group` each process of a job may call it by itself, with shardings of its own devices
+    or of all; of a root only with those of its own, since each takes the latest step that it sees.
+    With a group every process calls it: all take the step that the primary finds, and end alike
+    (see `CheckpointManager.restore`), waiting for each other for at most `timeout_s`. Blocks.
+    Raises StepNotFound, TreeMismatch, Corrupt, HostileCheckpoint, StepGone, CheckpointError where
+    the store cannot be read, ValueError for a root and a `like` that spans processes without a
+    group.
     """
     rank, count = (
         (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
@@ -244,9 +253,11 @@ def _restore_items(
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
-    """Begins `load(path, like, ...)` on a thread of its own; returns at once the future of what it returns or raises. Thread-safe.
+    """Begins `load(path, like, ...)` on a thread of its own; returns at once the future of what it
+    returns or raises. Thread-safe.
 
-    An interpreter that exits does not wait for it. Raises ValueError for a `group`, whose processes load one after the other.
+    An interpreter that exits does not wait for it. Raises ValueError for a `group`, whose processes
+    load one after the other.
     """
     if options.get("group") is not None:
         raise ValueError(
@@ -314,15 +325,19 @@ def _load_alike(
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:
-    """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it; raises as `load` does."""
+    """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it;
+    raises as `load` does.
+    """
     with naming_path(os.fspath(path)):
         return open_checkpoint(path).verify()
 
 
 def structure(path: str | os.PathLike[str], step: int | None = None) -> Structure:
-    """Returns what the checkpoint in `path` holds (of a root: the step `step`, None: the latest), without reading an array; blocks.
+    """Returns what the checkpoint in `path` holds (of a root: the step `step`, None: the latest),
+    without reading an array; blocks.
 
-    `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it. Raises as `load` does.
+    `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it.
+    Raises as `load` does.
     """
     with naming_path(os.fspath(path)):
         return structure_of(open_checkpoint(path, step))

@@ -1,4 +1,6 @@
-"""The settings of a manager that are no policy, as one value; what it counts; and how it shows progress."""
+"""The settings of a manager that are no policy, as one value; what it counts; and how it shows
+progress.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PROGRESS_S = 0.25
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out. `phase` is "save"."""
+    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out.
+    `phase` is "save".
+    """
 
     step: int
     phase: str
@@ -23,7 +27,9 @@ class Progress:
 
 
 class ProgressMeter:
-    """Counts the bytes of one save, and passes its `Progress` on, at most every PROGRESS_S seconds and at the end. Thread-safe."""
+    """Counts the bytes of one save, and passes its `Progress` on, at most every PROGRESS_S seconds
+    and at the end. Thread-safe.
+    """
 
     def __init__(self, step: int, total_bytes: int, listener: Callable[[Progress], None]) -> None:
         self._step, self._total_bytes, self._listener = step, total_bytes, listener
@@ -43,9 +49,11 @@ class ProgressMeter:
 
 
 class ProgressBar:
-    """Shows the save in flight as a rich progress bar: `Options(progress=ProgressBar())`. Thread-safe.
+    """Shows the save in flight as a rich progress bar: `Options(progress=ProgressBar())`.
+    Thread-safe.
 
-    A bar appears with a save's first bytes and goes with its last; where there is no terminal, nothing is shown.
+    A bar appears with a save's first bytes and goes with its last; where there is no terminal,
+    nothing is shown.
     """
 
     def __init__(self) -> None:
@@ -125,29 +133,39 @@ class Statistics:
 class Options:
     """Settings of a CheckpointManager.
 
-    save_timeout_s: from the call of `save` to the commit; a process that has not reported by then fails the save on all.
-    restore_timeout_s: how long the processes of a group wait for each other in a restore; one that is so much slower fails it on all.
-    exit_timeout_s: how long an interpreter that exits waits for a save in flight.
-    on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
-    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest (None: all at once, on GPUs 0.8 of XLA's
-        pool of pinned memory, which has 64 GiB a process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise).
-    single_writer: promises that nobody else writes to this root, where the store has no atomic create-if-absent.
-    read_only: takes no claim: `save` and `delete` are errors, and nothing is written.
-    check_free_space: refuses a save that does not fit on the disk before it begins.
+    save_timeout_s: from the call of `save` to the commit; a process that has not reported by then
+    fails the save on all. restore_timeout_s: how long the processes of a group wait for each other
+    in a restore; one that is so much slower fails it on all. exit_timeout_s: how long an
+    interpreter that exits waits for a save in flight. on_busy: what `save` does while the last save
+    is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
+    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest
+    (None: all at once, on GPUs 0.8 of XLA's
+        pool of pinned memory, which has 64 GiB a process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB
+        says otherwise).
+    single_writer: promises that nobody else writes to this root, where the store has no atomic
+    create-if-absent. read_only: takes no claim: `save` and `delete` are errors, and nothing is
+    written. check_free_space: refuses a save that does not fit on the disk before it begins.
     progress: called with a `Progress` from background threads, at most four times a second.
-    claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as dead.
-    per_process: says of a leaf's path whether each process keeps its own value, `lambda path: path.startswith("reader.")`. Such a leaf is a
-        value of the host (numpy, Python, an array on this process's devices) of one shape and dtype everywhere; without this it has to be
-        equal on all processes. It comes back on as many processes, or by `restore(process=...)`.
-    incremental: writes what has changed since this manager's last save, and links the files that have the rest: every step stays whole by
+    claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as
+    dead. per_process: says of a leaf's path whether each process keeps its own value, `lambda path:
+    path.startswith("reader.")`. Such a leaf is a
+        value of the host (numpy, Python, an array on this process's devices) of one shape and dtype
+        everywhere; without this it has to be equal on all processes. It comes back on as many
+        processes, or by `restore(process=...)`.
+    incremental: writes what has changed since this manager's last save, and links the files that
+    have the rest: every step stays whole by
         itself, and takes at most twice its size. On POSIX folders; needs the extra `incremental`.
-    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}": it is written down when the root is opened first, and
+    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}": it is written
+    down when the root is opened first, and
         holds for good. None: as the root has it, "{:d}" if it is new.
-    file_mode, folder_mode: modes of the files and folders of steps, 0o640 and 0o750, on POSIX, whatever the umask (None: as it has them);
+    file_mode, folder_mode: modes of the files and folders of steps, 0o640 and 0o750, on POSIX,
+    whatever the umask (None: as it has them);
         the root has `folder_mode` where this makes it.
-    full_every: with `incremental`, how many saves share a file at most: every n-th writes everything (None: no bound).
-    hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads go to the log and to the coordinator
-        (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends with exit code 124.
+    full_every: with `incremental`, how many saves share a file at most: every n-th writes
+    everything (None: no bound). hang_timeout_s: without a question about a step or a save for so
+    long, the stacks of all threads go to the log and to the coordinator
+        (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends
+        with exit code 124.
     """
 
     save_timeout_s: float = 600.0

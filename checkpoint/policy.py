@@ -1,8 +1,9 @@
 """When to save and what to keep: values, and decisions that return their reason.
 
-A save policy answers `wants(context)` with the sentence that says why, or "" for no. A keep policy answers `keeps(steps)` with the steps
-that must stay. Neither reads a clock or a disk: what they need is in their arguments, so every process of a job decides alike; to a keep
-policy it is as late as the newest step. Anything with the same verb serves: subclassing is not needed.
+A save policy answers `wants(context)` with the sentence that says why, or "" for no. A keep policy
+answers `keeps(steps)` with the steps that must stay. Neither reads a clock or a disk: what they
+need is in their arguments, so every process of a job decides alike; to a keep policy it is as late
+as the newest step. Anything with the same verb serves: subclassing is not needed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a save policy decides by: the step asked about, the newest saved or started one, seconds since that save, the preemption notice.
+    """What a save policy decides by: the step asked about, the newest saved or started one, seconds
+    since that save, the preemption notice.
 
-    `elapsed_s` is 0 wherever a clock may not be asked: in a group only the primary's clock counts, and its answer reaches all as a sync
-    point.
+    `elapsed_s` is 0 wherever a clock may not be asked: in a group only the primary's clock counts,
+    and its answer reaches all as a sync point.
     """
 
     step: int
@@ -29,7 +31,9 @@ class PolicyContext:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a keep policy decides by: a committed step with its metrics, and when its save began, in Unix seconds (None: not known)."""
+    """What a keep policy decides by: a committed step with its metrics, and when its save began, in
+    Unix seconds (None: not known).
+    """
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +49,9 @@ class SavePolicy(Protocol):
 
 
 class KeepPolicy(Protocol):
-    """Says which steps stay. One verb; must be a pure function of `steps`, which ascend. The newest step stays whatever it says."""
+    """Says which steps stay. One verb; must be a pure function of `steps`, which ascend. The newest
+    step stays whatever it says.
+    """
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that must stay."""
@@ -108,7 +114,9 @@ class AtSteps:
 
 @dataclass(frozen=True)
 class OnPreemption:
-    """Saves at the step at which the whole job agreed to stop. In a group every manager does so, whatever its policy."""
+    """Saves at the step at which the whole job agreed to stop. In a group every manager does so,
+    whatever its policy.
+    """
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the preemption sync point is reached, until the step is saved."""
@@ -172,7 +180,9 @@ class KeepEvery:
 
 @dataclass(frozen=True)
 class KeepClosestTo:
-    """Keeps, for each multiple of `n`, the step closest to it, of equals the newer: for steps that are saved by the clock."""
+    """Keeps, for each multiple of `n`, the step closest to it, of equals the newer: for steps that
+    are saved by the clock.
+    """
 
     n: int
 
@@ -191,7 +201,9 @@ class KeepClosestTo:
 
 @dataclass(frozen=True)
 class KeepLatestFor:
-    """Keeps the steps whose saves began at most `seconds` before that of the newest in time, and those whose time is not known."""
+    """Keeps the steps whose saves began at most `seconds` before that of the newest in time, and
+    those whose time is not known.
+    """
 
     seconds: float
 
@@ -212,9 +224,11 @@ class KeepLatestFor:
 
 @dataclass(frozen=True)
 class KeepEverySeconds:
-    """Keeps the oldest step, and each whose save began at least `seconds` after that of the one kept before it.
+    """Keeps the oldest step, and each whose save began at least `seconds` after that of the one
+    kept before it.
 
-    A step whose time is not known stays. What it keeps once it keeps for good: of the steps in between none is needed.
+    A step whose time is not known stays. What it keeps once it keeps for good: of the steps in
+    between none is needed.
     """
 
     seconds: float
@@ -236,7 +250,9 @@ class KeepEverySeconds:
 
 @dataclass(frozen=True)
 class KeepBest:
-    """Keeps the `n` steps whose `metric` is best; of equals the newer. A step without the metric, or with NaN, is never among them."""
+    """Keeps the `n` steps whose `metric` is best; of equals the newer. A step without the metric,
+    or with NaN, is never among them.
+    """
 
     n: int
     metric: str
@@ -288,7 +304,9 @@ class KeepAnyOf:
 def to_delete(
     policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()
 ) -> list[int]:
-    """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a reader holds."""
+    """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a
+    reader holds.
+    """
     ascending = sorted(steps, key=lambda each: each.step)
     stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
     return [facts.step for facts in ascending if facts.step not in stay]
@@ -308,7 +326,9 @@ def _need_positive(policy: str, name: str, value: float) -> None:
 
 
 def uses_clock(policy: SavePolicy) -> bool:
-    """Says whether a policy's answer rests on a clock; a policy of the caller's own says so with a true attribute `uses_clock`."""
+    """Says whether a policy's answer rests on a clock; a policy of the caller's own says so with a
+    true attribute `uses_clock`.
+    """
     inner = policy.policies if isinstance(policy, AnyOf) else ()
     return (
         isinstance(policy, EveryNSeconds)

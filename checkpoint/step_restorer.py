@@ -1,4 +1,6 @@
-"""Restores a step of a root from where it is, the store or the hosts, alike on all processes of a group."""
+"""Restores a step of a root from where it is, the store or the hosts, alike on all processes of a
+group.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,16 @@ from .storage.base import Storage
 from .storage.path import join
 
 _log = logging.getLogger(__name__)
-MOST_GONE = 64  # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
+# steps that one restore with `fallback` sees deleted while it reads them, before it gives up
+MOST_GONE = 64
 
 
 class StepRestorer:
-    """Restores the steps of a manager. For one thread at a time; in a group every process calls the same, in the same order.
+    """Restores the steps of a manager. For one thread at a time; in a group every process calls the
+    same, in the same order.
 
-    A step has a LocalKey where the hosts have it and the store has not. `name` is what the names of its messages begin with.
+    A step has a LocalKey where the hosts have it and the store has not. `name` is what the names of
+    its messages begin with.
     """
 
     def __init__(
@@ -71,11 +76,13 @@ class StepRestorer:
         hold_s: float,
         fallback: bool,
     ) -> dict[str, Any]:
-        """Restores a step, or the newest; with `fallback`, from the newest (or `chosen`) down the first that restores on every process.
+        """Restores a step, or the newest; with `fallback`, from the newest (or `chosen`) down the
+        first that restores on every process.
 
-        A local step that was not asked for by its number gives way to the next also without. Only damage and deletion are passed over. A
-        `like` or an item that does not fit is an error on every process: an older step would come back in silence. The steps are listed
-        again before each try, since a writer may delete old ones and add new ones meanwhile.
+        A local step that was not asked for by its number gives way to the next also without. Only
+        damage and deletion are passed over. A `like` or an item that does not fit is an error on
+        every process: an older step would come back in silence. The steps are listed again before
+        each try, since a writer may delete old ones and add new ones meanwhile.
         """
         failures: dict[int, str] = {}
         gone = 0
@@ -116,7 +123,9 @@ class StepRestorer:
     def _choose(
         self, chosen: int | None, failures: Mapping[int, str], *, fallback: bool
     ) -> tuple[int, LocalKey | None]:
-        """Returns the step to restore, alike on all processes; of several the newest that has not failed yet."""
+        """Returns the step to restore, alike on all processes; of several the newest that has not
+        failed yet.
+        """
         if chosen is not None and not fallback:
             return chosen, self._local_key(
                 chosen, [chosen] if chosen in self._foreign or self._index.exists(chosen) else []

@@ -1,4 +1,6 @@
-"""Waits for the steps that another job writes, and goes through them, each held while it is used."""
+"""Waits for the steps that another job writes, and goes through them, each held while it is
+used.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between polls of the store; the las
 def wait_for_new_step(
     directory: str | os.PathLike[str], after: int | None = None, *, timeout_s: float = 3600.0
 ) -> int | None:
-    """Waits for a step newer than `after` (None: for any) and returns the newest there is; None when none came in `timeout_s`. Blocks.
+    """Waits for a step newer than `after` (None: for any) and returns the newest there is; None
+    when none came in `timeout_s`. Blocks.
 
-    It polls the store itself: for one process that evaluates what a job trains. It needs no manager and no claim.
+    It polls the store itself: for one process that evaluates what a job trains. It needs no manager
+    and no claim.
     """
     return _wait(open_storage(directory), after, time.monotonic() + timeout_s)
 
@@ -34,9 +38,10 @@ def iterate_steps(
 ) -> Iterator[int]:
     """Yields steps as they come, ascending, and ends when none has come for `timeout_s`.
 
-    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it meanwhile (0: it is not held, for a
-    store that this process cannot write to). With `skip_to_newest` steps that were overtaken are left out; else each one is yielded that
-    is still there.
+    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it
+    meanwhile (0: it is not held, for a store that this process cannot write to). With
+    `skip_to_newest` steps that were overtaken are left out; else each one is yielded that is still
+    there.
     """
     storage = open_storage(directory)
     while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:

@@ -1,4 +1,6 @@
-"""What the commands share: exit codes, errors as sentences, JSON output, progress bars, and the opening of checkpoints."""
+"""What the commands share: exit codes, errors as sentences, JSON output, progress bars, and the
+opening of checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ single_writer_option = click.option(
 
 
 class Failure(click.ClickException):
-    """Ends a command with a sentence on stderr and an exit code; with --json also with {"error", "exit_code"} on stdout.
+    """Ends a command with a sentence on stderr and an exit code; with --json also with {"error",
+    "exit_code"} on stdout.
 
     `printed` says that the command has printed its JSON already.
     """
@@ -96,7 +99,9 @@ def wants_json() -> bool:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turns errors into sentences and exit codes: no traceback reaches a user. Ctrl-C is 130, as of a shell."""
+    """Turns errors into sentences and exit codes: no traceback reaches a user. Ctrl-C is 130, as of
+    a shell.
+    """
     from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound
 
     try:
@@ -163,7 +168,8 @@ class Meter:
 def progress_bar(
     what: str, total_bytes: int | None = None, *, counts: bool = True
 ) -> Iterator[Meter]:
-    """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with --json.
+    """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with
+    --json.
 
     Without `counts` nothing is measured: the bar only shows that something is going on.
     """

@@ -86,8 +86,9 @@ def convert(
 ) -> None:
     """Write the checkpoint in SRC (of a root: its latest step) into DST in another layout.
 
-    For holdfast and Orbax, DST is a root and gets the step; for safetensors, DST is the folder of the files (with --all, one a step).
-    With --all, steps that are in DST already are left as they are, and a damaged one does not stop the others.
+    For holdfast and Orbax, DST is a root and gets the step; for safetensors, DST is the folder of
+    the files (with --all, one a step). With --all, steps that are in DST already are left as they
+    are, and a damaged one does not stop the others.
     """
     from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepExists
     from holdfast.checkpoint.format.rename import parse_names

@@ -35,7 +35,9 @@ Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are
 @single_writer_option
 @json_option
 def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool) -> None:
-    """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by reading it back."""
+    """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by
+    reading it back.
+    """
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage

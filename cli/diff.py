@@ -40,7 +40,8 @@ Exit codes: 0 equal, 1 different, 3 nothing there, 4 damaged, 5 could not be rea
 def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_json: bool) -> None:
     """Compare the checkpoints A and B: structure, shapes, dtypes and values, bit by bit.
 
-    For each leaf that differs: how many elements, and the largest absolute and relative difference among them.
+    For each leaf that differs: how many elements, and the largest absolute and relative difference
+    among them.
     """
     from holdfast.checkpoint.layouts.base import total_bytes
     from holdfast.checkpoint.tools.diff import compare

@@ -1,4 +1,6 @@
-"""The command group: each command lives in a module of its own and is imported only when it is run."""
+"""The command group: each command lives in a module of its own and is imported only when it is
+run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any
 
 import click
 
-# command: (module, attribute). A command is imported when it is used, so that `holdfast coordinator` never imports jax.
+# command: (module, attribute). A command is imported when it is used, so that `holdfast
+# coordinator` never imports jax.
 _COMMANDS = {
     "convert": ("holdfast.cli.convert", "convert"),
     "coordinator": ("holdfast.cli.coordinator", "coordinator"),

@@ -63,7 +63,8 @@ def kubernetes(
     insecure: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for `kubectl apply -f -`.
+    """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for
+    `kubectl apply -f -`.
 
     The manifest holds a Secret that was made for this job: run the command again for another.
 

@@ -147,7 +147,9 @@ def _local_rows(root: str, local: str) -> list[dict[str, Any]]:
 
 
 def _where(here: list[int], count: int, dead: str) -> str:
-    """Says which parts of a local step one host has, and what that means as far as it can be known here."""
+    """Says which parts of a local step one host has, and what that means as far as it can be known
+    here.
+    """
     parts = f"parts of processes {', '.join(map(str, here))} of {count} are here"
     if dead:
         return f"{parts}; {dead}"

@@ -31,7 +31,8 @@ Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
 def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bool) -> None:
     """Delete the steps of ROOT that none of the rules keeps.
 
-    The newest step always stays, and so do steps that a reader holds, those of Orbax, and damaged ones, which no rule counts.
+    The newest step always stays, and so do steps that a reader holds, those of Orbax, and damaged
+    ones, which no rule counts.
     """
     from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
     from holdfast.checkpoint.layouts.detect import find_steps, nothing_at
@@ -67,7 +68,9 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
 
 
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
-    """Returns the steps with their metrics, and those that a listing shows to be damaged: they must not count for the last or the best."""
+    """Returns the steps with their metrics, and those that a listing shows to be damaged: they must
+    not count for the last or the best.
+    """
     from holdfast.checkpoint import CheckpointError, StepFacts
     from holdfast.checkpoint.format.files import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
@@ -94,7 +97,9 @@ def _listed(steps: list[int]) -> str:
 
 
 def parse_rules(text: str) -> KeepPolicy:
-    """Returns the keep policy that the rules of `--keep` mean; raises click.UsageError naming the rule that is wrong."""
+    """Returns the keep policy that the rules of `--keep` mean; raises click.UsageError naming the
+    rule that is wrong.
+    """
     from holdfast.checkpoint import KeepAnyOf
 
     return KeepAnyOf(*(_parse_rule(rule.strip()) for rule in text.split(",")))

@@ -28,7 +28,9 @@ def _amounts(
 
 @contextlib.contextmanager
 def _page(job_id: str, port: int) -> Iterator[None]:
-    """Has a process of its own serve the job's page; its first line is the URL, or why there is none."""
+    """Has a process of its own serve the job's page; its first line is the URL, or why there is
+    none.
+    """
     command = [
         sys.executable,
         "-c",
@@ -65,7 +67,9 @@ def _report(log_dir: Path) -> None:
 
 
 def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the command with the module in it that stands for Orbax: after the interpreter and its options."""
+    """Returns the command with the module in it that stands for Orbax: after the interpreter and
+    its options.
+    """
     at = 1
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
         at += 2 if command[at] in ("-X", "-W") else 1
@@ -257,13 +261,12 @@ def run(
 ) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
 
-    \b
-    The first line on stderr names the coordinator's address; `holdfast status` finds it by itself on this machine.
+    \b The first line on stderr names the coordinator's address; `holdfast status` finds it by
+    itself on this machine.
 
-    \b
-    Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process said that a restart
-    cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the process that failed first
-    (128 + the signal's number).
+    \b Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process
+    said that a restart cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the
+    process that failed first (128 + the signal's number).
 
     \b
     holdfast run -n 4 -- python train.py

@@ -149,7 +149,9 @@ def _statistics(
 
 
 def statistics(array: Any) -> dict[str, Any]:
-    """Returns min, max, mean, how many NaNs and infinities, and the counts of a small histogram of the finite values."""
+    """Returns min, max, mean, how many NaNs and infinities, and the counts of a small histogram of
+    the finite values.
+    """
     import numpy as np
 
     flat = np.asarray(array).reshape(-1)

@@ -67,10 +67,11 @@ def slurm(
     insecure: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND as the tasks of this Slurm allocation; the last line of an sbatch script, after `exec`.
+    """Run COMMAND as the tasks of this Slurm allocation; the last line of an sbatch script, after
+    `exec`.
 
-    Restarts all tasks when one dies. When the job is preempted, or gets SIGUSR1 before its time limit, all save one step and leave,
-    and the Slurm job is requeued.
+    Restarts all tasks when one dies. When the job is preempted, or gets SIGUSR1 before its time
+    limit, all save one step and leave, and the Slurm job is requeued.
 
     \b
     #SBATCH --nodes=2 --ntasks=4 --requeue --open-mode=append --signal=B:USR1@120

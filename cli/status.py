@@ -1,4 +1,6 @@
-"""`holdfast status`: what a coordinator knows of its job, as a table that may stay live, or as JSON."""
+"""`holdfast status`: what a coordinator knows of its job, as a table that may stay live, or as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,8 @@ def status(
     timeout_s: float,
     **files: str | None,
 ) -> None:
-    """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes, barriers and who is missing, keys.
+    """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
+    barriers and who is missing, keys.
 
     Without ADDRESS, this user's job on this machine; where there are several, lists them.
     """
@@ -150,7 +153,9 @@ def _own_job() -> tuple[RunningJob, Credentials]:
 
 
 def credentials_of(address: str, files: dict[str, Any]) -> Credentials:
-    """Returns what was given; else, for a job that was started on this machine, what its launcher left there."""
+    """Returns what was given; else, for a job that was started on this machine, what its launcher
+    left there.
+    """
     if any(files.values()):
         return Credentials(**files)
     return next(
@@ -160,7 +165,9 @@ def credentials_of(address: str, files: dict[str, Any]) -> Credentials:
 
 
 def _explain(address: str | None, error: CoordinationError, tried_s: float) -> str:
-    """Returns what was tried, for how long, and what the operating system says to one more connection."""
+    """Returns what was tried, for how long, and what the operating system says to one more
+    connection.
+    """
     if address is None or error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         return f"{address}: {error}" if address else str(error)
     return (
@@ -191,7 +198,9 @@ def _connect(address: str) -> str:
 
 
 def _print_stacks(client: StatusClient) -> None:
-    """Prints what is wrong, and the stacks of all processes, in order. Threads of ours and of the runtime are counted only."""
+    """Prints what is wrong, and the stacks of all processes, in order. Threads of ours and of the
+    runtime are counted only.
+    """
     for finding in diagnose(gather(client, with_stacks=True)):
         click.echo(finding.text)
     process_ids = [task.task_id for task in client.status().tasks]
@@ -351,7 +360,9 @@ def _roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoo
 def _local_steps(
     status: session_pb2.StatusResponse, steps: list[session_pb2.CheckpointStep]
 ) -> Table:
-    """Returns the steps that the hosts have, and the processes (with their hosts) that have each process's part."""
+    """Returns the steps that the hosts have, and the processes (with their hosts) that have each
+    process's part.
+    """
     hosts = {task.task_id: task.host for task in status.tasks}
     table = Table(box=None, pad_edge=False)
     for title in ("local step", "hosts that may be lost", "whose part is where"):

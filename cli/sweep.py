@@ -23,7 +23,9 @@ Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 @local_option
 @json_option
 def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
-    """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other people's files, are never touched."""
+    """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other
+    people's files, are never touched.
+    """
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint import sweep as run
     from holdfast.checkpoint.format.files import step_folders

@@ -59,7 +59,8 @@ def task(
     report: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this is.
+    """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this
+    is.
 
     \b
     mpirun -n 3 holdfast task -- python train.py

@@ -38,7 +38,8 @@ Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 def verify(path: str, step: int | None, every: bool, local: str | None, as_json: bool) -> None:
     """Read every byte of the checkpoint in PATH (of a root of steps: the latest) and check it.
 
-    holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do not: they are read and decoded whole.
+    holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do
+    not: they are read and decoded whole.
     """
     with sentences():
         if local is not None:

@@ -50,10 +50,12 @@ def web(
     end_with_input: bool,
     **files: str | None,
 ) -> None:
-    """Serves a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH) serves, and prints its URL.
+    """Serves a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH)
+    serves, and prints its URL.
 
-    Without ADDRESS, this user's job on this machine. Whoever has the URL sees the job and its stacks; it is refused under another host's
-    name. The page lives through restarts of the coordinator, and with --job-id through attempts. Needs the extra `web`.
+    Without ADDRESS, this user's job on this machine. Whoever has the URL sees the job and its
+    stacks; it is refused under another host's name. The page lives through restarts of the
+    coordinator, and with --job-id through attempts. Needs the extra `web`.
     """
     from holdfast.web import serve_page
     from holdfast.web.feed import CoordinatorAddress

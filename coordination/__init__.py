@@ -1,4 +1,6 @@
-"""Who is alive, and what do we agree on: the coordination service and its clients. Never imports jax."""
+"""Who is alive, and what do we agree on: the coordination service and its clients. Never imports
+jax.
+"""
 
 from .client.client import CoordinationClient
 from .client.processes import ProcessInfo

@@ -1,4 +1,6 @@
-"""`python -m holdfast.coordination COMMAND`: the program of a spawned coordinator and of a spawned relay."""
+"""`python -m holdfast.coordination COMMAND`: the program of a spawned coordinator and of a spawned
+relay.
+"""
 
 from __future__ import annotations
 

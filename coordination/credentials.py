@@ -1,4 +1,6 @@
-"""What a client shows to a secured coordinator: a certificate, a token (both optional), and the key of its process."""
+"""What a client shows to a secured coordinator: a certificate, a token (both optional), and the key
+of its process.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from .names import KEY_HEADER, TOKEN_HEADER
 class Credentials:
     """The files that hold a client's proof of identity. All None: plaintext, no token.
 
-    `tls_cert`, `tls_key` and `tls_ca` go together: a coordinator with TLS lets in nobody without a certificate. Files are read when a
-    channel is made, so a token may be renewed between a job's attempts. An empty or unreadable file is a CoordinationError.
+    `tls_cert`, `tls_key` and `tls_ca` go together: a coordinator with TLS lets in nobody without a
+    certificate. Files are read when a channel is made, so a token may be renewed between a job's
+    attempts. An empty or unreadable file is a CoordinationError.
 
-    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a process id belongs to the first process that
-    came with it, and this key proves it. A process's client and its relay share one object.
+    Each object draws a `key`, a secret that goes with every call to a secured coordinator: a
+    process id belongs to the first process that came with it, and this key proves it. A process's
+    client and its relay share one object.
     """
 
     token_file: str | None = None
@@ -38,7 +42,9 @@ class Credentials:
         return self.token_file is None and self.tls_ca is None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the call metadata that carries key and token; nothing where there is nobody to show them to."""
+        """Returns the call metadata that carries key and token; nothing where there is nobody to
+        show them to.
+        """
         if self.empty:
             return ()
         key = (KEY_HEADER, self.key)

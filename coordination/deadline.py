@@ -6,9 +6,11 @@ import time
 
 
 class Deadline:
-    """The moment at which a call's time is over, on the monotonic clock. Immutable; safe from several threads.
+    """The moment at which a call's time is over, on the monotonic clock. Immutable; safe from
+    several threads.
 
-    Make one at the edge of a public call and pass it on: each wait inside takes `remaining_s()` instead of a time-out of its own.
+    Make one at the edge of a public call and pass it on: each wait inside takes `remaining_s()`
+    instead of a time-out of its own.
     """
 
     __slots__ = ("at", "timeout_s")
@@ -34,7 +36,9 @@ class Deadline:
         return time.monotonic() - (self.at - self.timeout_s)
 
     def at_most(self, timeout_s: float) -> Deadline:
-        """Returns a deadline that ends in `timeout_s` seconds or with this one, whichever comes first."""
+        """Returns a deadline that ends in `timeout_s` seconds or with this one, whichever comes
+        first.
+        """
         return Deadline(min(timeout_s, self.remaining_s()))
 
     def __repr__(self) -> str:

@@ -1,11 +1,12 @@
 """The errors of holdfast: one tree, picklable, with their facts as attributes.
 
 HoldfastError
-  CoordinationError            the coordination service refused or failed a call; `.code` is the gRPC status name
-    BarrierTimeout             a barrier's time ran out; also a TimeoutError
-    ProcessLost                another process of the job is gone
-    CoordinatorLost            the coordination service cannot be reached
-    Fenced                     this process may not go on: another has taken over, or this is another's job or number
+  CoordinationError            the coordination service refused or failed a call; `.code` is the
+  gRPC status name
+    BarrierTimeout             a barrier's time ran out; also a TimeoutError ProcessLost
+    another process of the job is gone CoordinatorLost            the coordination service cannot be
+    reached Fenced                     this process may not go on: another has taken over, or this
+    is another's job or number
   (JobError, in holdfast.multihost; CheckpointError, in holdfast.checkpoint)
 """
 
@@ -15,10 +16,11 @@ from typing import Any
 
 
 class HoldfastError(Exception):
-    """The root of every error that holdfast raises. Facts are keyword arguments and become attributes.
+    """The root of every error that holdfast raises. Facts are keyword arguments and become
+    attributes.
 
-    Each class annotates the facts it knows, with their defaults; a fact that no class declares is a TypeError. Instances pickle with
-    their facts, so they can cross processes.
+    Each class annotates the facts it knows, with their defaults; a fact that no class declares is a
+    TypeError. Instances pickle with their facts, so they can cross processes.
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
@@ -30,7 +32,9 @@ class HoldfastError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentence alone, without the status code with which `str()` of a CoordinationError begins."""
+        """The sentence alone, without the status code with which `str()` of a CoordinationError
+        begins.
+        """
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,8 +53,8 @@ def _rebuild(
 class CoordinationError(HoldfastError):
     """Says that the coordination service refused or failed a call.
 
-    Its string begins with the status code, as the strings of jaxlib's errors do, so programs that match on
-    "DEADLINE_EXCEEDED" work with both.
+    Its string begins with the status code, as the strings of jaxlib's errors do, so programs that
+    match on "DEADLINE_EXCEEDED" work with both.
     """
 
     code: str = "INTERNAL"
@@ -62,7 +66,8 @@ class CoordinationError(HoldfastError):
 class BarrierTimeout(CoordinationError, TimeoutError):
     """Says that a barrier's time ran out before all its processes had arrived.
 
-    `missing` holds those that had not, `progress` what each of them last reported, such as "step 40, saved_step 30", where it did.
+    `missing` holds those that had not, `progress` what each of them last reported, such as "step
+    40, saved_step 30", where it did.
     """
 
     code: str = "DEADLINE_EXCEEDED"
@@ -72,7 +77,9 @@ class BarrierTimeout(CoordinationError, TimeoutError):
 
 
 class ProcessLost(CoordinationError):
-    """Says that a process that this call needs is gone: dead, silent for `silent_s` seconds, or restarted."""
+    """Says that a process that this call needs is gone: dead, silent for `silent_s` seconds, or
+    restarted.
+    """
 
     code: str = "UNAVAILABLE"
     process: int | None = None
@@ -81,7 +88,9 @@ class ProcessLost(CoordinationError):
 
 
 class CoordinatorLost(CoordinationError):
-    """Says that the coordination service at `address` could not be reached for `tried_s` seconds."""
+    """Says that the coordination service at `address` could not be reached for `tried_s`
+    seconds.
+    """
 
     code: str = "UNAVAILABLE"
     address: str = ""
@@ -89,6 +98,8 @@ class CoordinatorLost(CoordinationError):
 
 
 class Fenced(CoordinationError):
-    """Says that this process may not go on: another writer, attempt or life has taken over, or the service is another job's."""
+    """Says that this process may not go on: another writer, attempt or life has taken over, or the
+    service is another job's.
+    """
 
     code: str = "ABORTED"

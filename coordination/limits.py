@@ -12,14 +12,20 @@ HEARTBEATS_PER_TIMEOUT = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds what one service holds. Past a bound a call ends with RESOURCE_EXHAUSTED; nothing grows without end."""
+    """Bounds what one service holds. Past a bound a call ends with RESOURCE_EXHAUSTED; nothing
+    grows without end.
+    """
 
     tasks: int = 65_536
     """The largest job that the protocol has been seen with is about 10,000 processes."""
     key_bytes: int = 4 * _KIB
-    """Keys are names. The longest that jax makes, gloo's, lists device ids: under 1 KiB at 100 devices."""
+    """Keys are names. The longest that jax makes, gloo's, lists device ids: under 1 KiB at 100
+    devices.
+    """
     value_bytes: int = 64 * _MIB
-    """jax puts topologies (a few MiB on large slices) and compiled-program caches here; one value never needs more."""
+    """jax puts topologies (a few MiB on large slices) and compiled-program caches here; one value
+    never needs more.
+    """
     total_bytes: int = 512 * _MIB
     """All keys and values together: the service shares a host with a trainer."""
     keys: int = 500_000
@@ -55,7 +61,9 @@ class Limits:
 
     @property
     def message_bytes(self) -> int:
-        """The largest request that gRPC lets in: the largest value, its key, and room for the rest."""
+        """The largest request that gRPC lets in: the largest value, its key, and room for the
+        rest.
+        """
         return self.value_bytes + self.key_bytes + 64 * _KIB
 
 

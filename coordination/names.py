@@ -1,4 +1,6 @@
-"""Names on the wire, in one place for both sides: rpc paths, headers, payload types; and the releases of grpcio that were tested."""
+"""Names on the wire, in one place for both sides: rpc paths, headers, payload types; and the
+releases of grpcio that were tested.
+"""
 
 from __future__ import annotations
 
@@ -43,23 +45,31 @@ BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
 MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
 
 TESTED_GRPC = ((1, 66), (1, 86))
-"""Releases of grpcio, from the first to before the second, whose private module was tested. Outside it gRPC's public API serves."""
+"""Releases of grpcio, from the first to before the second, whose private module was tested. Outside
+it gRPC's public API serves.
+"""
 
 
 LOOK_SIGNAL = int(getattr(signal, "SIGRTMAX", 64)) - 2
-"""Has a process of a job write its stacks from C into its file of vitals, though some thread holds its interpreter."""
+"""Has a process of a job write its stacks from C into its file of vitals, though some thread holds
+its interpreter.
+"""
 VITALS_INTERVAL_S = 0.5
 """So often a process whose interpreter runs touches its file of vitals."""
 
 
 def vitals_file(process_id: int, thread: int) -> str:
-    """Returns the name of the file in memory by which a process lets others of its host look at it; `thread` takes LOOK_SIGNAL."""
+    """Returns the name of the file in memory by which a process lets others of its host look at it;
+    `thread` takes LOOK_SIGNAL.
+    """
     return f"holdfast-vitals-{process_id}-{thread}"
 
 
 @functools.cache
 def is_tested_grpc(version: str = grpc.__version__) -> bool:
-    """Returns whether the private module of the installed grpcio was tested; logs a warning, once, where it was not."""
+    """Returns whether the private module of the installed grpcio was tested; logs a warning, once,
+    where it was not.
+    """
     release = tuple(int(part) for part in version.split(".")[:2])
     tested = TESTED_GRPC[0] <= release < TESTED_GRPC[1]
     if not tested:
@@ -132,7 +142,9 @@ def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
 def make_error(
     code: str, message: str, payloads: dict[str, bytes], request: Any
 ) -> CoordinationError:
-    """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the payloads name processes."""
+    """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the
+    payloads name processes.
+    """
     missing = spb.Missing.FromString(payloads.get(MISSING_TYPE, b"")).tasks
     lost = [task for task in missing if task.lost]
     error: CoordinationError
@@ -170,7 +182,9 @@ def _report_line(report: spb.ReportRequest) -> str:
 
 
 def barrier_counter(error: CoordinationError) -> int | None:
-    """Returns the service's counter of the barrier that failed, from which the client's own resynchronises."""
+    """Returns the service's counter of the barrier that failed, from which the client's own
+    resynchronises.
+    """
     counter = error.__dict__.get("_barrier_counter")
     return counter if isinstance(counter, int) else None
 

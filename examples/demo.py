@@ -1,6 +1,8 @@
-"""The story of `make demo`: four processes train, one is preempted, all save the same step, and two go on to the same end.
+"""The story of `make demo`: four processes train, one is preempted, all save the same step, and two
+go on to the same end.
 
-Everything happens on this machine, under demo-run/. What runs is examples/train_digits.py, unchanged, under `holdfast run`.
+Everything happens on this machine, under demo-run/. What runs is examples/train_digits.py,
+unchanged, under `holdfast run`.
 """
 
 import json
@@ -34,7 +36,9 @@ def last_step(log):
 
 
 def run(name, processes, directory, preempt_at=None):
-    """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets SIGTERM. Returns (exit code, report)."""
+    """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets
+    SIGTERM. Returns (exit code, report).
+    """
     log, report = FOLDER / f"{directory}.jsonl", FOLDER / f"{name}.json"
     trainer = [
         sys.executable,

@@ -1,10 +1,12 @@
-"""Trains a small network on 1,797 real handwritten digits, on any number of processes, and survives preemption.
+"""Trains a small network on 1,797 real handwritten digits, on any number of processes, and survives
+preemption.
 
-Alone on a laptop:              python examples/train_digits.py --directory /tmp/digits
-Four processes on a machine:    holdfast run -n 4 -- python examples/train_digits.py --directory /tmp/digits
+Alone on a laptop:              python examples/train_digits.py --directory /tmp/digits Four
+processes on a machine:    holdfast run -n 4 -- python examples/train_digits.py --directory
+/tmp/digits
 
-Run it again with the same directory, on as many processes as you like: it goes on from the last saved step. What is holdfast's is marked
-with a number; all else is plain jax.
+Run it again with the same directory, on as many processes as you like: it goes on from the last
+saved step. What is holdfast's is marked with a number; all else is plain jax.
 """
 
 import argparse
@@ -51,7 +53,9 @@ def loss_of(params, images, labels):
 
 
 def train_step(state, images, labels):
-    """One step of Adam. The state is {"params", "mean", "square"}: three trees of one shape, and the count of steps."""
+    """One step of Adam. The state is {"params", "mean", "square"}: three trees of one shape, and
+    the count of steps.
+    """
     loss, grads = jax.value_and_grad(loss_of)(state["params"], images, labels)
     count = state["count"] + 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], grads)
@@ -64,13 +68,17 @@ def train_step(state, images, labels):
 
 
 def sharding_of(mesh, leaf):
-    """Splits an array's first axis over the mesh where it divides evenly; small ones are replicated."""
+    """Splits an array's first axis over the mesh where it divides evenly; small ones are
+    replicated.
+    """
     divisible = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
     return NamedSharding(mesh, PartitionSpec("data") if divisible else PartitionSpec())
 
 
 def batches(mesh, images, labels, steps):
-    """Yields (step, images, labels). A batch depends on the step's number alone, so a resumed run sees what it would have seen."""
+    """Yields (step, images, labels). A batch depends on the step's number alone, so a resumed run
+    sees what it would have seen.
+    """
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     for step in steps:
         chosen = np.random.default_rng(step).choice(len(images), BATCH, replace=False)

@@ -1,4 +1,6 @@
-"""The live view of `holdfast run` on a terminal: one row a process under the lines that scroll by."""
+"""The live view of `holdfast run` on a terminal: one row a process under the lines that scroll
+by.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _WINDOW_S = 10.0  # over which steps per second are counted
 
 
 class LiveView(ConsoleOutput):
-    """Prints lines as ConsoleOutput does, above a table of the processes: state, step, steps per second, last save. A context manager.
+    """Prints lines as ConsoleOutput does, above a table of the processes: state, step, steps per
+    second, last save. A context manager.
 
     `progress` returns what the processes last reported. All methods may be called from any thread.
     """
@@ -133,7 +136,9 @@ def _number(value: int) -> str:
 
 
 def reporter(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
-    """Returns a function that writes each change of state that is not the ordinary course to `output`, with its reason."""
+    """Returns a function that writes each change of state that is not the ordinary course to
+    `output`, with its reason.
+    """
 
     def report(before: Job, decision: Decision) -> None:
         if isinstance(output, LiveView):

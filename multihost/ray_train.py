@@ -1,7 +1,9 @@
-"""Ray Train as a worker sees it: who this worker is, a word of rank 0 for all, and whether Ray takes its node away.
+"""Ray Train as a worker sees it: who this worker is, a word of rank 0 for all, and whether Ray
+takes its node away.
 
-Ray's public functions answer only together (`ray.train.get_preemption_info` is a barrier of all workers), so what a single worker knows is
-read from Ray Train's own context, which is there in a worker: elsewhere nothing here imports Ray.
+Ray's public functions answer only together (`ray.train.get_preemption_info` is a barrier of all
+workers), so what a single worker knows is read from Ray Train's own context, which is there in a
+worker: elsewhere nothing here imports Ray.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _NAMESPACE = "holdfast"
 
 @dataclass(frozen=True)
 class RayTrainWorker:
-    """A worker of a trainer's run; `host` is its node's address. Ranks are contiguous in a TPU slice."""
+    """A worker of a trainer's run; `host` is its node's address. Ranks are contiguous in a TPU
+    slice.
+    """
 
     run_id: str
     rank: int
@@ -60,7 +64,9 @@ def current_worker() -> RayTrainWorker | None:
 
 
 def count_attempt(run_id: str) -> int:
-    """Returns which attempt of the run this is, from 1: rank 0 counts them in the cluster's own store, since Ray numbers none."""
+    """Returns which attempt of the run this is, from 1: rank 0 counts them in the cluster's own
+    store, since Ray numbers none.
+    """
     from ray.experimental import internal_kv
 
     key = f"attempts/{run_id}"
@@ -70,7 +76,9 @@ def count_attempt(run_id: str) -> int:
 
 
 def broadcast(value: Any, timeout_s: float) -> Any:
-    """Returns rank 0's value on every worker. Raises TimeoutError where they have not all come in time: Ray itself waits for ever."""
+    """Returns rank 0's value on every worker. Raises TimeoutError where they have not all come in
+    time: Ray itself waits for ever.
+    """
     from ray.train import collective
 
     answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
@@ -92,7 +100,9 @@ def broadcast(value: Any, timeout_s: float) -> Any:
 
 
 def own_preemption() -> tuple[str, float | None] | None:
-    """Returns why Ray takes this worker's node and by when (Unix time, where known); None where it does not. It never takes that back."""
+    """Returns why Ray takes this worker's node and by when (Unix time, where known); None where it
+    does not. It never takes that back.
+    """
     context = _context()
     info = None if context is None else context.preemption_context.preemption_info
     if info is None or context.get_world_rank() not in info.preempted_ranks:

@@ -1,4 +1,5 @@
-"""ProcessSpec: who a process is and where its coordinator stands, and the environment's names for it. No other module knows those names.
+"""ProcessSpec: who a process is and where its coordinator stands, and the environment's names for
+it. No other module knows those names.
 
 The MEGASCALE_* keys, by which TPU runtimes find the slices of a job, are decided here too.
 """
@@ -26,10 +27,12 @@ _SLICE_KEYS = (
 class ProcessSpec:
     """Who a process of a job is. A value: immutable, comparable, without I/O.
 
-    `coordinator` is HOST:PORT, or unix:PATH on one machine, of the coordination service of this (job_id, attempt); `slice_address` is HOST
-    or HOST:PORT where the slices of a TPU job meet: the host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all
-    slices are of one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher knows it. `host_address` is
-    this machine's for the others of the job, where a relay stands between it and the coordinator.
+    `coordinator` is HOST:PORT, or unix:PATH on one machine, of the coordination service of this
+    (job_id, attempt); `slice_address` is HOST or HOST:PORT where the slices of a TPU job meet: the
+    host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all slices are of
+    one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher
+    knows it. `host_address` is this machine's for the others of the job, where a relay stands
+    between it and the coordinator.
 
     Raises ValueError, naming field and value, for numbers that do not fit together.
     """
@@ -78,7 +81,9 @@ class ProcessSpec:
             )
 
     def to_env(self) -> dict[str, str]:
-        """Returns the variables that carry all of this to a process, and what unmodified jax needs to join the same coordinator."""
+        """Returns the variables that carry all of this to a process, and what unmodified jax needs
+        to join the same coordinator.
+        """
         values = {key: getattr(self, field) for key, (field, _) in _KEYS.items()}
         return {key: str(value) for key, value in values.items() if value is not None} | {
             "JAX_COORDINATOR_ADDRESS": self.coordinator,
@@ -88,7 +93,9 @@ class ProcessSpec:
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str]) -> Self | None:
-        """Reads what `to_env` wrote; None where no launcher of ours has written. Raises ValueError naming the variable."""
+        """Reads what `to_env` wrote; None where no launcher of ours has written. Raises ValueError
+        naming the variable.
+        """
         found = {key: environment[key] for key in _KEYS if environment.get(key, "") != ""}
         if not found.keys() & {
             "HOLDFAST_PROCESS_ID",
@@ -106,10 +113,12 @@ class ProcessSpec:
         return cls(**fields)
 
     def set_slices(self, environment: MutableMapping[str, str]) -> list[str]:
-        """Sets the four MEGASCALE_* variables of `environment`, or removes them; returns one line for each value that it replaced.
+        """Sets the four MEGASCALE_* variables of `environment`, or removes them; returns one line
+        for each value that it replaced.
 
-        The launcher's view of the live group is the only source. With one slice all four are removed; with more, all four are set, because
-        a host that was preempted may carry the values of an earlier group. What is already right stays.
+        The launcher's view of the live group is the only source. With one slice all four are
+        removed; with more, all four are set, because a host that was preempted may carry the values
+        of an earlier group. What is already right stays.
         """
         wanted: dict[str, str | None] = dict.fromkeys(_SLICE_KEYS)
         if self.num_slices > 1:

@@ -2,7 +2,8 @@
 
 python scripts/draw_architecture.py [FILE]
 
-The floors are those of pyproject.toml that import-linter holds; arrows are the imports of the source, less those that follow from others.
+The floors are those of pyproject.toml that import-linter holds; arrows are the imports of the
+source, less those that follow from others.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def modules_of(path: Path) -> Iterator[list[str]]:
 
 
 def imports(depth: int, folder: str = "") -> dict[str, set[str]]:
-    """Returns which rooms (`depth` 0), or wings and files of the room `folder` (1), import which others."""
+    """Returns which rooms (`depth` 0), or wings and files of the room `folder` (1), import which
+    others.
+    """
     found: dict[str, set[str]] = {}
     for path in sorted(
         (ROOT / folder).rglob("*.py")

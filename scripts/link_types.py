@@ -1,4 +1,6 @@
-"""Lays out build/types/holdfast/* as links to the root folders, where type checkers look for the packages."""
+"""Lays out build/types/holdfast/* as links to the root folders, where type checkers look for the
+packages.
+"""
 
 import tomllib
 from pathlib import Path

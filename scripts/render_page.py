@@ -1,4 +1,5 @@
-"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png. Needs playwright and Chromium.
+"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png. Needs
+playwright and Chromium.
 
 python scripts/render_page.py
 """

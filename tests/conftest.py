@@ -1,4 +1,6 @@
-"""Options of the whole suite: `make slow` runs every slow test, `.ci/run` a seeded share of them."""
+"""Options of the whole suite: `make slow` runs every slow test, `.ci/run` a seeded share of
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A suite that a script runs in its background, or under nohup, inherits ignored signals, and so would all that it starts.
+    # A suite that a script runs in its background, or under nohup, inherits ignored signals, and so
+    # would all that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

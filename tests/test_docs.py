@@ -1,4 +1,6 @@
-"""The code in README.md and docs/ runs as it stands there, each page in one fresh process and folder."""
+"""The code in README.md and docs/ runs as it stands there, each page in one fresh process and
+folder.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ WITH_CODE: list[Any] = [
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """All ```python blocks of a page run in order as one program (those marked ```python notest do not)."""
+    """All ```python blocks of a page run in order as one program (those marked ```python notest do
+    not).
+    """
     for library in _OTHERS.findall(page.read_text()):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")

@@ -1,4 +1,6 @@
-"""The house holds: floors, packaging, names and generated code are as docs/concepts.md and docs/adr/0001-packaging.md say."""
+"""The house holds: floors, packaging, names and generated code are as docs/concepts.md and
+docs/adr/0001-packaging.md say.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def _laid_out(tree: Path) -> Path:
 
 
 def test_imports_point_downwards(tmp_path: Path) -> None:
-    """The floors of rooms and wings hold: pyproject.toml names them, import-linter reads every import."""
+    """The floors of rooms and wings hold: pyproject.toml names them, import-linter reads every
+    import.
+    """
     ran = _lint_imports(_laid_out(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -189,7 +193,9 @@ TESTED_ELSEWHERE = {
 
 
 def test_tests_mirror_the_tree() -> None:
-    """Each source file has its test file in the mirrored place, but for those listed (the command line is tested by what people do)."""
+    """Each source file has its test file in the mirrored place, but for those listed (the command
+    line is tested by what people do).
+    """
     for room in set(ROOMS) - {"proto", "cli"}:
         for path in _sources(room):
             name = path.relative_to(ROOT)
@@ -201,7 +207,8 @@ def test_tests_mirror_the_tree() -> None:
 
 
 def test_no_wing_is_crowded_and_none_says_more_than_its_purpose() -> None:
-    """A room has at most 12 modules beside its wings (cli: a file a command), a wing at most 14 and a docstring for an `__init__`.
+    """A room has at most 12 modules beside its wings (cli: a file a command), a wing at most 14 and
+    a docstring for an `__init__`.
 
     But for compat, whose wings are faces that stand for other libraries' modules.
     """

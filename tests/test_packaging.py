@@ -1,4 +1,6 @@
-"""holdfast imports from a wheel and from an editable install, whatever lies in the current folder."""
+"""holdfast imports from a wheel and from an editable install, whatever lies in the current
+folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def _hostile_folder(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy, because setuptools leaves build/lib behind, and the next wheel would hold what has been deleted since.
+    # A copy, because setuptools leaves build/lib behind, and the next wheel would hold what has
+    # been deleted since.
     source = folder / "source"
     shutil.copytree(
         ROOT,
@@ -54,7 +57,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_editable_install_is_not_shadowed(tmp_path: Path) -> None:
-    """`import holdfast.checkpoint` finds ours in a folder with a checkpoint.py, checkpoint/ and proto/ of the user's."""
+    """`import holdfast.checkpoint` finds ours in a folder with a checkpoint.py, checkpoint/ and
+    proto/ of the user's.
+    """
     folder = _hostile_folder(tmp_path / "user")
     code = "import holdfast.checkpoint, holdfast.proto, holdfast.multihost"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=folder, check=True)
@@ -76,7 +81,8 @@ def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path
         "import sys, holdfast.checkpoint as c; assert c.__file__.startswith(sys.argv[1]),"
         " c.__file__"
     )
-    # The interpreter below the virtual environment reads no .pth file there, so the editable install is out of sight.
+    # The interpreter below the virtual environment reads no .pth file there, so the editable
+    # install is out of sight.
     environment = {
         "PYTHONPATH": f"{tmp_path / 'site'}:{sysconfig.get_path('purelib')}",
         "PATH": os.environ["PATH"],

@@ -1,5 +1,6 @@
-"""Both ends of what is supported: the lowest versions that pyproject.toml admits, and the newest Python with the newest jax; and which
-Python `make` takes."""
+"""Both ends of what is supported: the lowest versions that pyproject.toml admits, and the newest
+Python with the newest jax; and which Python `make` takes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ ENDS = {
 
 
 def _python(version: str) -> str:
-    """Finds a Python of this version that runs: on PATH, as the Makefile does, or among pyenv's. Without one it skips, and in CI fails."""
+    """Finds a Python of this version that runs: on PATH, as the Makefile does, or among pyenv's.
+    Without one it skips, and in CI fails.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     places = [
         sys.executable,
@@ -82,7 +85,9 @@ def _tests_of(room: str) -> list[str]:
 
 
 def test_the_ends_are_those_that_are_promised() -> None:
-    """Every lower bound in pyproject.toml is pinned at the lowest end; the Pythons of the ends are the first and the last that it names."""
+    """Every lower bound in pyproject.toml is pinned at the lowest end; the Pythons of the ends are
+    the first and the last that it names.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = {
         name: f"=={bound}" for name, bound in (text.split(">=") for text in project["dependencies"])
@@ -102,7 +107,9 @@ def test_the_ends_are_those_that_are_promised() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("end", ENDS)
 def test_an_end_is_what_its_name_says(end: str) -> None:
-    """The environment of an end has that Python and that jax; at the lowest end every version is the pinned one."""
+    """The environment of an end has that Python and that jax; at the lowest end every version is
+    the pinned one.
+    """
     version, pins = ENDS[end]
     code = (
         "import sys, importlib.metadata as m; print('%d.%d' % sys.version_info[:2], *map(m.version,"
@@ -152,7 +159,9 @@ def test_the_fast_tests_pass_at_both_ends(end: str, room: str) -> None:
 def test_a_python_that_is_missing_is_an_error_in_ci(
     end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where nobody looks at skips an end that cannot be tested fails; elsewhere it is skipped, and the reason says what was looked at."""
+    """Where nobody looks at skips an end that cannot be tested fails; elsewhere it is skipped, and
+    the reason says what was looked at.
+    """
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -210,7 +219,9 @@ def test_make_takes_the_python_that_it_is_told(tmp_path: Path) -> None:
 
 
 def test_make_says_what_it_looked_for(tmp_path: Path) -> None:
-    """Without a Python it stops before it makes anything, and says what it looked for and what to do."""
+    """Without a Python it stops before it makes anything, and says what it looked for and what to
+    do.
+    """
     said = _make(tmp_path, {"python3.13": SHIM, "python3": SHIM}, "setup")
     assert (
         "no Python 3.11 to 3.13 that runs" in said

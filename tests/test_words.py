@@ -1,4 +1,6 @@
-"""One name for one thing: words that were given up do not come back, and the public names of each room are those listed here."""
+"""One name for one thing: words that were given up do not come back, and the public names of each
+room are those listed here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.support.paths import ROOT
 
 ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
 
-# Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands for them.
+# Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands
+# for them.
 _GIVEN_UP = """
     How Own Desk Save Flight Preparer Decider Restorer Shelf Cleaner Want Target Piece Stored Place Layout Source Filler Facts Report
     lanes part sub cells tag Coming Leaving Looks Roster Refusal Reply Link Broken Wire Channel Turn epoch needs Found Seat News

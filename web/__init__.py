@@ -1,4 +1,6 @@
-"""A job as a page in a browser: live over server-sent events, and standing still as a file. The server needs the extra `web`."""
+"""A job as a page in a browser: live over server-sent events, and standing still as a file. The
+server needs the extra `web`.
+"""
 
 from .report import write_report
 from .server import serve_page

@@ -1,4 +1,6 @@
-"""What all viewers of a job see: one thread asks the coordinator, whatever their number; another asks why the job does not get on."""
+"""What all viewers of a job see: one thread asks the coordinator, whatever their number; another
+asks why the job does not get on.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ class CoordinatorAddress:
 
 
 class Feed:
-    """Asks for the state of a job until `close()`, and gives `publish` each snapshot as JSON. A context manager.
+    """Asks for the state of a job until `close()`, and gives `publish` each snapshot as JSON. A
+    context manager.
 
-    `find` returns the coordinator as of now, None where there is none; it may be another one after a restart. `publish` is called from
-    threads of the feed.
+    `find` returns the coordinator as of now, None where there is none; it may be another one after
+    a restart. `publish` is called from threads of the feed.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Feed:
             thread.start()
 
     def stacks(self, process_id: int) -> str:
-        """Returns where the threads of a process are, or why that cannot be known. Blocks for at most 30 s."""
+        """Returns where the threads of a process are, or why that cannot be known. Blocks for at
+        most 30 s.
+        """
         with self._lock:
             client = self._client
         if client is None:

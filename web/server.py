@@ -1,4 +1,6 @@
-"""The page's server: loopback by default, for whoever holds the token in the URL, and for no page from elsewhere. Needs the extra `web`."""
+"""The page's server: loopback by default, for whoever holds the token in the URL, and for no page
+from elsewhere. Needs the extra `web`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _HEADERS = {
 
 
 class Hub:
-    """The latest snapshot, for viewers on one event loop. Whoever is slow misses what came in between, and delays nobody."""
+    """The latest snapshot, for viewers on one event loop. Whoever is slow misses what came in
+    between, and delays nobody.
+    """
 
     def __init__(self) -> None:
         self.viewers = 0
@@ -59,7 +63,9 @@ class Hub:
         changed.set()
 
     async def stream(self) -> AsyncIterator[str]:
-        """Yields each snapshot as an event, or a comment where there was none for a while: so a viewer that is gone is noticed."""
+        """Yields each snapshot as an event, or a comment where there was none for a while: so a
+        viewer that is gone is noticed.
+        """
         seen = 0
         self.viewers += 1
         try:
@@ -77,7 +83,9 @@ class Hub:
 
 
 def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int], str]) -> Any:
-    """Returns the application: what is below `/<token>/`, asked for under one of the names `hosts` (HOST:PORT)."""
+    """Returns the application: what is below `/<token>/`, asked for under one of the names `hosts`
+    (HOST:PORT).
+    """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -142,10 +150,11 @@ def serve_page(
     announce: Callable[[str], None] = print,
     end_with_input: bool = False,
 ) -> None:
-    """Serves the page of the job whose coordinator `find` returns, until a signal, or the end of standard input where that is asked for.
+    """Serves the page of the job whose coordinator `find` returns, until a signal, or the end of
+    standard input where that is asked for.
 
-    Blocks. `announce` gets the URL, which holds the token (a random one by default). Raises OSError for a port that is taken, and
-    ImportError with the line that installs what is missing.
+    Blocks. `announce` gets the URL, which holds the token (a random one by default). Raises OSError
+    for a port that is taken, and ImportError with the line that installs what is missing.
     """
     try:
         import uvicorn
@@ -172,7 +181,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _names(host: str, port: int) -> frozenset[str]:
-    """Returns how a browser may ask for this server. A page elsewhere whose name was pointed here asks under its own name."""
+    """Returns how a browser may ask for this server. A page elsewhere whose name was pointed here
+    asks under its own name.
+    """
     loopback = {"127.0.0.1", "localhost", "[::1]"}
     own = (
         {host, socket.gethostname()}

@@ -1,4 +1,6 @@
-"""A job as the page draws it: one JSON value from a status, what is wrong, and the figures of the minutes before. Pure."""
+"""A job as the page draws it: one JSON value from a status, what is wrong, and the figures of the
+minutes before. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def snapshot(
     unix_s: float,
     gone: str = "",
 ) -> dict[str, Any]:
-    """Returns what the page draws. Without a status there was none yet; `gone` says why there is no newer one."""
+    """Returns what the page draws. Without a status there was none yet; `gone` says why there is no
+    newer one.
+    """
     status = session_pb2.StatusResponse() if status is None else status
     return {
         "unix_s": unix_s,
@@ -51,7 +55,9 @@ def snapshot(
 
 
 def encode(shown: dict[str, Any]) -> str:
-    """Returns a snapshot as JSON that may stand inside a script of a page: nothing in it ends the script."""
+    """Returns a snapshot as JSON that may stand inside a script of a page: nothing in it ends the
+    script.
+    """
     text = json.dumps(shown, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

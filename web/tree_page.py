@@ -1,4 +1,5 @@
-"""A checkpoint as a page: a treemap of its sizes, and each leaf with its shape, its shards and, where they were counted, its values. Pure.
+"""A checkpoint as a page: a treemap of its sizes, and each leaf with its shape, its shards and,
+where they were counted, its values. Pure.
 
 The treemap is squarified: M. Bruls, K. Huizing, J. van Wijk, "Squarified treemaps" (2000).
 """
@@ -42,7 +43,9 @@ class Cell(NamedTuple):
 
 
 def checkpoint_page(shown: Mapping[str, Any]) -> str:
-    """Returns what `holdfast show --json` says of a checkpoint as one page that needs nothing else."""
+    """Returns what `holdfast show --json` says of a checkpoint as one page that needs nothing
+    else.
+    """
     arrays = [leaf for leaf in shown["leaves"] if leaf.get("bytes") is not None]
     total = sum(leaf["bytes"] for leaf in arrays)
     step = f"step {shown['step']} of " if shown["step"] is not None else ""
@@ -66,7 +69,9 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
 def squarify(
     sizes: Sequence[float], x: float, y: float, width: float, height: float
 ) -> Iterator[Cell]:
-    """Yields a rectangle for each of `sizes`, which fall and are above 0: together they fill the given one, each as square as can be."""
+    """Yields a rectangle for each of `sizes`, which fall and are above 0: together they fill the
+    given one, each as square as can be.
+    """
     scale = width * height / sum(sizes) if sizes else 0.0
     areas = [size * scale for size in sizes]
     first = 0
@@ -173,7 +178,9 @@ def _row(leaf: Mapping[str, Any], counted: bool) -> str:
 
 
 def _shards(counts: Sequence[int]) -> str:
-    """Returns a picture of an array that is cut along its first two dimensions that are; "" for one that is not."""
+    """Returns a picture of an array that is cut along its first two dimensions that are; "" for one
+    that is not.
+    """
     cuts = [min(count, _MOST_LINES) for count in counts if count > 1][:2]
     if not cuts:
         return ""

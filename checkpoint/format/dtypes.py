@@ -1,4 +1,6 @@
-"""Dtypes as they are stored: safetensors' own where it has them, else bytes, with the true dtype in the record."""
+"""Dtypes as they are stored: safetensors' own where it has them, else bytes, with the true dtype in
+the record.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ _BY_NAME = {
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
-    """Returns the dtype of a name in a record, or None: there is a list, and nothing else is tried."""
+    """Returns the dtype of a name in a record, or None: there is a list, and nothing else is
+    tried.
+    """
     return _BY_NAME.get(name)
 
 
@@ -80,7 +84,9 @@ def can_store(dtype: np.dtype[Any]) -> bool:
 
 
 def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Returns the safetensors dtype and shape of a chunk; a dtype that travels as bytes has its last axis in bytes."""
+    """Returns the safetensors dtype and shape of a chunk; a dtype that travels as bytes has its
+    last axis in bytes.
+    """
     found = SAFETENSORS_NAMES.get(dtype.name)
     if found is not None:
         return found, shape

@@ -1,4 +1,6 @@
-"""The files and folders of a step: their names, what a process reports of those that it wrote, and which steps a root has."""
+"""The files and folders of a step: their names, what a process reports of those that it wrote, and
+which steps a root has.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def bin_name(process: int, number: int, writer_id: str) -> str:
 
 @dataclass(frozen=True)
 class FileReport:
-    """One file of a step: its name relative to the item's folder, its size, the bytes of its header (0: it has none) and their CRC32C.
+    """One file of a step: its name relative to the item's folder, its size, the bytes of its header
+    (0: it has none) and their CRC32C.
 
     A file without a header is checksummed whole.
     """
@@ -43,10 +46,12 @@ class FileReport:
 class ItemReport:
     """The report of one process on what it has written of one item, durably.
 
-    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them, of the host-local arrays and then of
-    the Python values, each in leaf order. `values` are the Python values themselves, encoded; from the other ranks those kept per process.
-    `where` says which of the files has each chunk of this process, in the plan's order, as runs (None: as planned, a file a pack). `names`
-    are the files' own, of an item of files (None: it is none), which with `per_process` each process keeps for itself.
+    `plan` is the plan's hash ("" for a JSON item). `local` are the CRCs, as this process sees them,
+    of the host-local arrays and then of the Python values, each in leaf order. `values` are the
+    Python values themselves, encoded; from the other ranks those kept per process. `where` says
+    which of the files has each chunk of this process, in the plan's order, as runs (None: as
+    planned, a file a pack). `names` are the files' own, of an item of files (None: it is none),
+    which with `per_process` each process keeps for itself.
     """
 
     process: int
@@ -104,7 +109,9 @@ class ItemReport:
             raise ValueError(f"this is no report of an item: {error!r}") from error
 
     def to_bytes(self) -> bytes:
-        """Returns compact UTF-8 JSON of `to_json`: about 100 bytes and 60 more a file, for the one gather of a save."""
+        """Returns compact UTF-8 JSON of `to_json`: about 100 bytes and 60 more a file, for the one
+        gather of a save.
+        """
         return json.dumps(self.to_json(), separators=(",", ":")).encode()
 
     @classmethod
@@ -129,7 +136,9 @@ def encode_value(value: Any) -> tuple[str, str]:
 
 
 def count_value_bytes(value: Any) -> int:
-    """Returns how many bytes a Python value takes in a record, type and all; of a short one the most that it may take."""
+    """Returns how many bytes a Python value takes in a record, type and all; of a short one the
+    most that it may take.
+    """
     if isinstance(value, str | bytes):
         return 6 * len(value) + 20 if len(value) < 1000 else len(json.dumps(encode_value(value)))
     return value.bit_length() // 4 + 20 if isinstance(value, int) else 100
@@ -168,7 +177,9 @@ def step_of(name: str) -> int | None:
 
 @dataclass(frozen=True)
 class StepNames:
-    """How a root calls the folders of its steps: a prefix, and the number with zeros before it up to `width` digits."""
+    """How a root calls the folders of its steps: a prefix, and the number with zeros before it up
+    to `width` digits.
+    """
 
     prefix: str = ""
     width: int = 1
@@ -177,7 +188,9 @@ class StepNames:
         return f"{self.prefix}{step:0{self.width}d}"
 
     def step_of(self, name: str) -> int | None:
-        """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+        """Returns the step that a folder of this name holds; None for a name that is not a
+        step's.
+        """
         step = step_of(name.removeprefix(self.prefix).lstrip("0") or "0")
         return step if step is not None and self.name_of(step) == name else None
 
@@ -200,7 +213,9 @@ PLAIN_NAMES = StepNames()
 
 
 def parse_step_format(text: str) -> StepNames:
-    """Returns the names that a format like "checkpoint_{:08d}" gives. Raises ValueError for one that is not of this form."""
+    """Returns the names that a format like "checkpoint_{:08d}" gives. Raises ValueError for one
+    that is not of this form.
+    """
     match = _STEP_FORMAT.fullmatch(text)
     try:
         if match is not None:
@@ -215,7 +230,8 @@ def parse_step_format(text: str) -> StepNames:
 
 
 def read_step_names(storage: Storage) -> StepNames:
-    """Returns how a root calls the folders of its steps, a fact that stands in STEP_NAMES; without it they are plain numbers.
+    """Returns how a root calls the folders of its steps, a fact that stands in STEP_NAMES; without
+    it they are plain numbers.
 
     Raises HostileCheckpoint where that file is not one that holdfast writes.
     """
@@ -243,7 +259,9 @@ def read_step_names(storage: Storage) -> StepNames:
 
 
 def other_step(step: int, folder: str) -> int | None:
-    """Returns the step that a folder is called after, if that is another than `step`; 0 fits everywhere, as one-shot saves have it."""
+    """Returns the step that a folder is called after, if that is another than `step`; 0 fits
+    everywhere, as one-shot saves have it.
+    """
     number = step_of(folder.rstrip("/").rpartition("/")[2])
     return number if number != step and step else None
 
@@ -256,7 +274,9 @@ def _is_listed(storage: Storage, name: str) -> bool:
 
 
 def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
-    """Returns all folders that are named as the root's steps are, by their numbers, which ascend; `names` where they are known already."""
+    """Returns all folders that are named as the root's steps are, by their numbers, which ascend;
+    `names` where they are known already.
+    """
     folders = [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
     names = names or read_step_names(storage)
     return dict(
@@ -265,7 +285,9 @@ def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, 
 
 
 def has_record(storage: Storage, folder: str) -> bool:
-    """Returns whether the checkpoint in a folder is there: whether its record is, readable or not. One small read."""
+    """Returns whether the checkpoint in a folder is there: whether its record is, readable or not.
+    One small read.
+    """
     head = bytearray(len(TOMBSTONE))
     try:
         storage.read(join(folder, RECORD_NAME), 0, [memoryview(head)])
@@ -277,9 +299,11 @@ def has_record(storage: Storage, folder: str) -> bool:
 
 
 def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step. `names` as for `step_folders`.
+    """Returns the steps of a root, ascending; a folder without a record is no step. `names` as for
+    `step_folders`.
 
-    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer one: then it looks again.
+    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer
+    one: then it looks again.
     """
     folders: dict[int, str] = {}
     for _ in range(LOOKS):

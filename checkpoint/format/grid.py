@@ -1,4 +1,6 @@
-"""The grid of a leaf: how an array is cut into shards and those into chunks, and what a chunk is called."""
+"""The grid of a leaf: how an array is cut into shards and those into chunks, and what a chunk is
+called.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grid:
-    """Cuts an array into shards of `shard_shape`, and those into chunks of `chunk_shape`; the last chunk of a shard may be shorter."""
+    """Cuts an array into shards of `shard_shape`, and those into chunks of `chunk_shape`; the last
+    chunk of a shard may be shorter.
+    """
 
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
@@ -35,7 +39,9 @@ class Grid:
         return math.prod(self.counts)
 
     def starts(self, axis: int) -> Ints:
-        """Returns where the chunks along an axis begin, and as the last element where the axis ends."""
+        """Returns where the chunks along an axis begin, and as the last element where the axis
+        ends.
+        """
         size, shard, chunk = self.shape[axis], self.shard_shape[axis], self.chunk_shape[axis]
         if not size:
             return np.zeros(2, np.int64)
@@ -83,7 +89,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk that this process writes: its leaf, the addressable shard that it is in (-1: the host's whole array), and where in it."""
+    """One chunk that this process writes: its leaf, the addressable shard that it is in (-1: the
+    host's whole array), and where in it.
+    """
 
     leaf: int
     slot: int
@@ -95,7 +103,9 @@ class Chunk:
 
 
 def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:
-    """Returns the tensor name of a chunk: the leaf's path, with the slice where it is not the whole array."""
+    """Returns the tensor name of a chunk: the leaf's path, with the slice where it is not the whole
+    array.
+    """
     if all(stop - start == size for (start, stop), size in zip(region, shape, strict=True)):
         return path
     return f"{path}[{','.join(f'{start}:{stop}' for start, stop in region)}]"

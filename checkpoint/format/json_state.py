@@ -1,6 +1,8 @@
-"""Items that are no trees of arrays: JSON values, and data iterators, whose state is one JSON value a process.
+"""Items that are no trees of arrays: JSON values, and data iterators, whose state is one JSON value
+a process.
 
-An iterator's state may hold what JSON lacks; it travels as an object with one member whose name begins with `$`, never as a pickle.
+An iterator's state may hold what JSON lacks; it travels as an object with one member whose name
+begins with `$`, never as a pickle.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from ..errors import CheckpointError, UnsupportedLeaf
 
 @dataclass(frozen=True)
 class Json:
-    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as the value itself.
+    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as
+    the value itself.
 
-    In a group it is one value, equal on all processes, and the primary writes it; with `per_process` each process writes its own, which
-    `restore(..., process=i)` gives back.
+    In a group it is one value, equal on all processes, and the primary writes it; with
+    `per_process` each process writes its own, which `restore(..., process=i)` gives back.
     """
 
     value: Any
@@ -41,7 +44,9 @@ class _StateDict(Protocol):
 
 
 def is_iterator(value: Any) -> bool:
-    """Returns whether an item is a data iterator: it gives and takes its state, and jax does not know it as a tree."""
+    """Returns whether an item is a data iterator: it gives and takes its state, and jax does not
+    know it as a tree.
+    """
     if not isinstance(value, _Stateful | _StateDict) or isinstance(value, type):
         return False
     return bool(jax.tree_util.all_leaves([value]))
@@ -53,7 +58,9 @@ def is_tree(value: Any) -> bool:
 
 
 def state_of(item: str, value: Any) -> Any:
-    """Returns the state of an iterator, as JSON types. Raises UnsupportedLeaf naming what cannot be put so."""
+    """Returns the state of an iterator, as JSON types. Raises UnsupportedLeaf naming what cannot be
+    put so.
+    """
     state = value.get_state() if isinstance(value, _Stateful) else value.state_dict()
     return encode(state, item)
 

@@ -1,7 +1,9 @@
-"""Leaf types of one's own: a value that jax takes for a leaf is saved as a small tree, under a name, and made of it again.
+"""Leaf types of one's own: a value that jax takes for a leaf is saved as a small tree, under a
+name, and made of it again.
 
-In a record such a leaf is an object of that name with fields, as an instance of any class is: readers that do not know the name see a
-`Node`. A record never leads to an import; what makes values of a name is what this process has registered.
+In a record such a leaf is an object of that name with fields, as an instance of any class is:
+readers that do not know the name see a `Node`. A record never leads to an import; what makes values
+of a name is what this process has registered.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ def register_leaf_type(
     *,
     name: str = "",
 ) -> None:
-    """Registers a class whose instances jax takes for leaves, for saves and restores of this process. Thread-safe.
+    """Registers a class whose instances jax takes for leaves, for saves and restores of this
+    process. Thread-safe.
 
-    `to_fields(value)` returns a dict of what can be saved: arrays, numbers, strings, trees of them; `from_fields` makes the value of such a
-    dict, as it was restored. `name` stands in the record ("": module and name of the class); whoever restores registers under the same.
-    Raises ValueError for a name that another class has.
+    `to_fields(value)` returns a dict of what can be saved: arrays, numbers, strings, trees of them;
+    `from_fields` makes the value of such a dict, as it was restored. `name` stands in the record
+    ("": module and name of the class); whoever restores registers under the same. Raises ValueError
+    for a name that another class has.
     """
     known = _LeafType(name or type_name(cls), to_fields, from_fields)
     if any(other is not cls and found.name == known.name for other, found in _by_class.items()):
@@ -52,7 +56,9 @@ def register_leaf_type(
 
 
 def encode_leaf_types(tree: Any) -> Any:
-    """Returns the tree with each leaf of a registered type as a Node of its fields. Raises UnsupportedLeaf naming the leaf."""
+    """Returns the tree with each leaf of a registered type as a Node of its fields. Raises
+    UnsupportedLeaf naming the leaf.
+    """
     if not _by_class:
         return tree
     leaves, treedef = flatten(tree)
@@ -105,7 +111,9 @@ def leaf_makers() -> Mapping[str, Callable[[dict[str, Any]], Any]]:
 
 
 def make_leaf(name: str, fields: dict[str, Any]) -> Any:
-    """Returns the value of a registered name. Raises TreeMismatch where its fields do not make one."""
+    """Returns the value of a registered name. Raises TreeMismatch where its fields do not make
+    one.
+    """
     try:
         return _by_name[name].from_fields(fields)
     except Exception as error:

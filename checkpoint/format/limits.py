@@ -1,4 +1,6 @@
-"""Limits that a reader has, for writers too: what no reader takes is refused before a byte is written."""
+"""Limits that a reader has, for writers too: what no reader takes is refused before a byte is
+written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_step(step: Any) -> int:
-    """Returns the step as an int; raises TypeError for what is no whole number, ValueError for one out of range."""
+    """Returns the step as an int; raises TypeError for what is no whole number, ValueError for one
+    out of range.
+    """
     if isinstance(step, bool) or not hasattr(step, "__index__"):
         raise TypeError(f"step {step!r}: expected a whole number, found a {type(step).__name__}")
     number = operator.index(step)
@@ -27,7 +31,9 @@ def check_step(step: Any) -> int:
 
 
 def check_item_name(name: Any) -> str:
-    """Returns the name of an item; raises ValueError for one that could not be a folder in every store."""
+    """Returns the name of an item; raises ValueError for one that could not be a folder in every
+    store.
+    """
     if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):
         raise ValueError(
             f"an item cannot be called {name!r}: expected 1 to 100 ASCII letters, digits, '_', '.'"
@@ -37,7 +43,9 @@ def check_item_name(name: Any) -> str:
 
 
 def encode_json(value: Any, what: str) -> bytes:
-    """Returns a user's value as JSON; `what` names it in errors. Raises TypeError or ValueError for what no JSON reader would take back."""
+    """Returns a user's value as JSON; `what` names it in errors. Raises TypeError or ValueError for
+    what no JSON reader would take back.
+    """
     try:
         data = json.dumps(
             value, separators=(",", ":"), allow_nan=False, ensure_ascii=False
@@ -58,5 +66,7 @@ def encode_json(value: Any, what: str) -> bytes:
 
 
 def copy_json(value: Any, what: str) -> Any:
-    """Returns a user's value as a reader will have it, and as it is now, whatever the caller does with it afterwards; see `encode_json`."""
+    """Returns a user's value as a reader will have it, and as it is now, whatever the caller does
+    with it afterwards; see `encode_json`.
+    """
     return json.loads(encode_json(value, what))

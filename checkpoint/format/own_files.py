@@ -1,4 +1,6 @@
-"""Items that are folders of files: what a caller's handler writes and reads, in scratch folders that exist for the call."""
+"""Items that are folders of files: what a caller's handler writes and reads, in scratch folders
+that exist for the call.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ OWN_NAME_LIMIT = 1024  # characters of the name that a file has for its owner
 
 @dataclass(frozen=True)
 class Files:
-    """Marks an item of `save(items=...)` as files: `Files(tokenizer.save_pretrained)`; as a `like` it says who reads them back.
+    """Marks an item of `save(items=...)` as files: `Files(tokenizer.save_pretrained)`; as a `like`
+    it says who reads them back.
 
-    `write(folder)` is called in `save`, with an empty pathlib.Path of this machine, and leaves there what is to be saved: regular files, in
-    folders or not. In a group the primary's is called. With `per_process` every process's is, and each gets its own back, on as many
-    processes as saved; with `shared` every process's is, as if in one folder, and each gets the files of all: no two may write one name.
-    `read(folder)` is called in a restore, with the files in a folder that is removed after it; what it returns is
-    the item. Without a `like` an item of files comes back as a dict of their names and bytes.
+    `write(folder)` is called in `save`, with an empty pathlib.Path of this machine, and leaves
+    there what is to be saved: regular files, in folders or not. In a group the primary's is called.
+    With `per_process` every process's is, and each gets its own back, on as many processes as
+    saved; with `shared` every process's is, as if in one folder, and each gets the files of all: no
+    two may write one name. `read(folder)` is called in a restore, with the files in a folder that
+    is removed after it; what it returns is the item. Without a `like` an item of files comes back
+    as a dict of their names and bytes.
     """
 
     write: Callable[[Path], object] | None = None
@@ -43,7 +48,9 @@ class Files:
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files of one process that are to be saved: those below a scratch folder, by their names there."""
+    """Files of one process that are to be saved: those below a scratch folder, by their names
+    there.
+    """
 
     folder: Path
     names: tuple[str, ...]
@@ -59,7 +66,9 @@ class StagedFiles:
 
 
 def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> StagedFiles:
-    """Calls `files.write` with a new scratch folder, if this process `writes`; returns what it left there. Raises ValueError for that."""
+    """Calls `files.write` with a new scratch folder, if this process `writes`; returns what it left
+    there. Raises ValueError for that.
+    """
     if files.write is None:
         raise ValueError("an item of files expects a `write`: Files(tokenizer.save_pretrained)")
     folder = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
@@ -80,9 +89,11 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
 
 
 def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> Any:
-    """Returns what `like.read` makes of files in a scratch folder; of a `like` that is no Files the files' bytes by their names.
+    """Returns what `like.read` makes of files in a scratch folder; of a `like` that is no Files the
+    files' bytes by their names.
 
-    `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that cannot be beside each other.
+    `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that
+    cannot be beside each other.
     """
     if not isinstance(like, Files):
         return {name: _join(name, pieces, where) for name, pieces in files}
@@ -119,7 +130,9 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def is_own_name(name: Any) -> bool:
-    """Says whether a name may stand in a record: it names a file below a folder, whoever makes a path of it."""
+    """Says whether a name may stand in a record: it names a file below a folder, whoever makes a
+    path of it.
+    """
     if (
         type(name) is not str
         or not 0 < len(name) <= OWN_NAME_LIMIT
@@ -131,7 +144,9 @@ def is_own_name(name: Any) -> bool:
 
 
 def own_names(folder: Path) -> list[str]:
-    """Returns the names of the files below a folder, sorted. Raises ValueError for what is no file, or has a name that no record has."""
+    """Returns the names of the files below a folder, sorted. Raises ValueError for what is no file,
+    or has a name that no record has.
+    """
     found = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -155,7 +170,9 @@ def own_names(folder: Path) -> list[str]:
 
 
 def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> None:
-    """Writes files below a new folder, by names of a record. Raises HostileCheckpoint where one is a folder to another."""
+    """Writes files below a new folder, by names of a record. Raises HostileCheckpoint where one is
+    a folder to another.
+    """
     for name, pieces in files:
         path = folder.joinpath(*name.split("/"))
         try:

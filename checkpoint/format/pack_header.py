@@ -1,7 +1,9 @@
-"""The header of a pack: written around checksums that are known last, and parsed with every bound checked.
+"""The header of a pack: written around checksums that are known last, and parsed with every bound
+checked.
 
-Of a large chunk the header has checksums of its beginnings too, the prefixes that end at each multiple of PREFIX_BYTES. A CRC goes on from
-where it was, so two of these check what lies between them: whoever needs some rows of a chunk reads these blocks and no others.
+Of a large chunk the header has checksums of its beginnings too, the prefixes that end at each
+multiple of PREFIX_BYTES. A CRC goes on from where it was, so two of these check what lies between
+them: whoever needs some rows of a chunk reads these blocks and no others.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ LARGE_BYTES = 1 << 20  # chunks from here on have checksums of prefixes: smaller
 
 
 class ChunkChecksum(NamedTuple):
-    """The CRC32C of a chunk, and those of its prefixes of 1, 2, ... times PREFIX_BYTES (none for a chunk below LARGE_BYTES)."""
+    """The CRC32C of a chunk, and those of its prefixes of 1, 2, ... times PREFIX_BYTES (none for a
+    chunk below LARGE_BYTES).
+    """
 
     crc: int
     prefixes: tuple[int, ...] = ()
@@ -44,7 +48,9 @@ class HeaderFrame(NamedTuple):
 
     @classmethod
     def around(cls, entries: Sequence[tuple[str, str, Sequence[int], int]]) -> HeaderFrame:
-        """Returns the frame for chunks (name, dtype, shape, bytes) in data order; the header's length is in it."""
+        """Returns the frame for chunks (name, dtype, shape, bytes) in data order; the header's
+        length is in it.
+        """
         texts, offset = [], 0
         for name, dtype, shape, nbytes in entries:
             begin, offset = offset, offset + nbytes
@@ -92,7 +98,9 @@ class ChunkEntry(NamedTuple):
     checksum: ChunkChecksum
 
     def crc_until(self, stop: int) -> int | None:
-        """Returns the CRC32C of the chunk's first `stop` bytes, or None where the header does not have it."""
+        """Returns the CRC32C of the chunk's first `stop` bytes, or None where the header does not
+        have it.
+        """
         if stop in (0, self.nbytes):
             return self.checksum.crc if stop else 0
         prefix, rest = divmod(stop, PREFIX_BYTES)
@@ -102,8 +110,8 @@ class ChunkEntry(NamedTuple):
 def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
     """Returns the chunks of a pack by name, from its first bytes (length and header) and its size.
 
-    Packs without checksums of prefixes are read too. Raises Corrupt where it is not a pack of ours and HostileCheckpoint where its offsets
-    point outside, overlap or leave holes.
+    Packs without checksums of prefixes are read too. Raises Corrupt where it is not a pack of ours
+    and HostileCheckpoint where its offsets point outside, overlap or leave holes.
     """
     try:
         header = json.loads(data[8:])

@@ -1,7 +1,8 @@
 """checkpoint.json, the record of a step: parsed and validated by every reader.
 
-A record is one JSON object. Its last member, `"crc32c"`, covers all bytes before its comma. Where each chunk of a leaf lies is written as
-runs (first file, step, count) over the chunks of its grid, and runs that several leaves share are written once (the member "cells").
+A record is one JSON object. Its last member, `"crc32c"`, covers all bytes before its comma. Where
+each chunk of a leaf lies is written as runs (first file, step, count) over the chunks of its grid,
+and runs that several leaves share are written once (the member "cells").
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 
 @dataclass(slots=True, eq=False)
 class LeafRecord:
-    """One leaf of an item: a Python value, or an array with its grid and, for each chunk, the index of the file that holds it.
+    """One leaf of an item: a Python value, or an array with its grid and, for each chunk, the index
+    of the file that holds it.
 
-    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value is a tuple of every process's, and the
-    array [processes, ...]. `restoring.per_process` makes one process's leaf of it; `refusal` says why where that process has no copy.
+    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value
+    is a tuple of every process's, and the array [processes, ...]. `restoring.per_process` makes one
+    process's leaf of it; `refusal` says why where that process has no copy.
     """
 
     path: str
@@ -71,10 +74,12 @@ class LeafRecord:
 
 @dataclass(frozen=True)
 class ItemRecord:
-    """One item of a step: kind "tree", "json" or "files", and its files (names relative to the step's folder).
+    """One item of a step: kind "tree", "json" or "files", and its files (names relative to the
+    step's folder).
 
-    `names` are what the files of an item of files are called by their owner, with `/` between parts; a name is never a path here. With
-    `per_process` their first part is the process, of five digits, whose they are.
+    `names` are what the files of an item of files are called by their owner, with `/` between
+    parts; a name is never a path here. With `per_process` their first part is the process, of five
+    digits, whose they are.
     """
 
     name: str
@@ -88,9 +93,11 @@ class ItemRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix seconds.
+    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix
+    seconds.
 
-    `opening` counts the openings of the root for writing, up to the one that saved this, where the writer counted them.
+    `opening` counts the openings of the root for writing, up to the one that saved this, where the
+    writer counted them.
     """
 
     path: str
@@ -111,9 +118,11 @@ class Record:
 
 
 def read_record(storage: Storage, step_dir: str) -> Record:
-    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged.
+    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or
+    HostileCheckpoint where it is damaged.
 
-    A record that was copied into the folder of another step is Corrupt: who asks for that step is not to get this one's numbers.
+    A record that was copied into the folder of another step is Corrupt: who asks for that step is
+    not to get this one's numbers.
     """
     return parse_fetched(fetch_record(storage, step_dir), storage, step_dir)
 
@@ -152,7 +161,9 @@ def fetch_record(storage: Storage, step_dir: str) -> bytes:
 
 
 def check_record(data: bytes, path: str) -> None:
-    """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint, Corrupt."""
+    """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint,
+    Corrupt.
+    """
     check_record_size(data, path)
     with paused_gc():
         parse_record(data, path)
@@ -178,7 +189,9 @@ def find_item(record: Record, item: str) -> ItemRecord:
 
 
 def chunk_runs(where: Ints) -> list[list[int]]:
-    """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one step."""
+    """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one
+    step.
+    """
     runs, at = [], 0
     steps = np.diff(where)
     ends = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
@@ -221,7 +234,9 @@ def is_sealed(data: bytes) -> bool:
 
 
 def parse_record(data: bytes, path: str) -> Record:
-    """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names, bounds), naming `path`."""
+    """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names,
+    bounds), naming `path`.
+    """
     if not is_sealed(data):
         raise Corrupt(
             f"{path}: the record's checksum does not fit its bytes; the file was damaged after it"
@@ -328,7 +343,9 @@ def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
 
 
 def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:
-    """Checks a file's name, here and nowhere else: it lies in its item's folder and is one that a writer makes."""
+    """Checks a file's name, here and nowhere else: it lies in its item's folder and is one that a
+    writer makes.
+    """
     folder, _, base = name.partition("/")
     if folder != item or not _FILE_NAME.fullmatch(base):
         raise HostileCheckpoint(

@@ -1,4 +1,6 @@
-"""Renames leaves: by a mapping, or by rules of (pattern, replacement), between other people's names and the caller's."""
+"""Renames leaves: by a mapping, or by rules of (pattern, replacement), between other people's names
+and the caller's.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ Names: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]] | Callable[[str
 def renamer(names: Names) -> Callable[[str], str]:
     """Returns the function that renames one leaf.
 
-    A mapping renames the names that it has and leaves the others. Rules are regular expressions, tried in order on the whole name: the
-    first whose pattern matches all of it decides, with `\\1` or `\\g<name>` in its replacement. A function is used as it is.
+    A mapping renames the names that it has and leaves the others. Rules are regular expressions,
+    tried in order on the whole name: the first whose pattern matches all of it decides, with `\\1`
+    or `\\g<name>` in its replacement. A function is used as it is.
     """
     if names is None:
         return lambda name: name
@@ -60,7 +63,9 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
 
 
 def parse_names(text: str) -> Names:
-    """Parses the file of `--map`: a JSON object of old and new names, or a JSON list of [pattern, replacement] pairs."""
+    """Parses the file of `--map`: a JSON object of old and new names, or a JSON list of [pattern,
+    replacement] pairs.
+    """
     try:
         value: Any = json.loads(text)
     except ValueError as error:

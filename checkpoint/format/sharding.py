@@ -48,7 +48,9 @@ def describe_sharding(sharding: Sharding) -> Any:
 
 
 def parse_sharding(description: Any) -> Any:
-    """Returns a description if it is one that `describe_sharding` makes, None included; raises ValueError for another."""
+    """Returns a description if it is one that `describe_sharding` makes, None included; raises
+    ValueError for another.
+    """
     if description is None or (
         isinstance(description, dict) and (set(description) in ({"device"}, {"other"}))
     ):

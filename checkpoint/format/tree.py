@@ -1,8 +1,10 @@
-"""Trees as the record has them: described in JSON types, and rebuilt without importing anything that a record names.
+"""Trees as the record has them: described in JSON types, and rebuilt without importing anything
+that a record names.
 
-A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"} with, by kind:
-"dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple", "namedtuple" and "type" and "keys", "object" (any other
-class that jax knows as a pytree) and "type" and "keys".
+A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"}
+with, by kind: "dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple",
+"namedtuple" and "type" and "keys", "object" (any other class that jax knows as a pytree) and "type"
+and "keys".
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
 
 @dataclass(frozen=True)
 class Node(Mapping[str | int, Any]):
-    """Stands for an object whose class the checkpoint names but does not import: `type_name` is "module:qualname".
+    """Stands for an object whose class the checkpoint names but does not import: `type_name` is
+    "module:qualname".
 
     It is a mapping of the object's fields: `node["params"]`.
     """
@@ -91,7 +94,9 @@ jax.tree_util.register_pytree_with_keys(
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Keeps the collector from walking the heap while tens of thousands of small objects are made."""
+    """Keeps the collector from walking the heap while tens of thousands of small objects are
+    made.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -108,7 +113,9 @@ def is_key(leaf: Any) -> bool:
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
-    """Returns leaves and treedef; raises UnsupportedLeaf for a dict that mixes str and int keys, which jax cannot sort."""
+    """Returns leaves and treedef; raises UnsupportedLeaf for a dict that mixes str and int keys,
+    which jax cannot sort.
+    """
     try:
         leaves, treedef = jax.tree_util.tree_flatten(tree)
     except ValueError as error:
@@ -136,9 +143,11 @@ def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 
 def escape(key: str | int) -> str:
-    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no key is empty.
+    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no
+    key is empty.
 
-    Raises UnsupportedLeaf for one that UTF-8 cannot hold (half of a surrogate pair): no reader of safetensors would open such a name.
+    Raises UnsupportedLeaf for one that UTF-8 cannot hold (half of a surrogate pair): no reader of
+    safetensors would open such a name.
     """
     text = str(key)
     if not text.isidentifier():
@@ -160,7 +169,9 @@ def join_path(path: str, key: str | int) -> str:
 
 
 def describe(tree: Any) -> tuple[Any, list[str]]:
-    """Returns the tree's description and the paths of its leaves, in flatten order; a tree that is one leaf has the path `\\r`."""
+    """Returns the tree's description and the paths of its leaves, in flatten order; a tree that is
+    one leaf has the path `\\r`.
+    """
     paths: list[str] = []
     description = _describe(tree, "", 0, paths)
     return description, _distinct(paths)
@@ -207,7 +218,9 @@ def _is_leaf(tree: Any) -> bool:
 
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
-    """Returns the (key, child) pairs one level down, or None for a leaf. What most trees are made of is taken apart as jax does it."""
+    """Returns the (key, child) pairs one level down, or None for a leaf. What most trees are made
+    of is taken apart as jax does it.
+    """
     if type(tree) is dict:
         with contextlib.suppress(TypeError):  # keys that have no order: jax says so
             return [(key, tree[key]) for key in sorted(tree)]
@@ -265,9 +278,11 @@ def rebuild(
     plain: bool = False,
     makers: Mapping[str, Maker] | None = None,
 ) -> Any:
-    """Returns the tree of a checked description: classes in `types` are called with their fields by name, others become Nodes.
+    """Returns the tree of a checked description: classes in `types` are called with their fields by
+    name, others become Nodes.
 
-    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are numbered. `makers` are for leaf types.
+    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are
+    numbered. `makers` are for leaf types.
     """
     return _rebuild(
         description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {}
@@ -329,7 +344,9 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> type:
 
 
 def check_description(node: Any, leaf_count: int, path: str) -> None:
-    """Raises HostileCheckpoint unless this is a description that `describe` can have made, with each leaf once and in order."""
+    """Raises HostileCheckpoint unless this is a description that `describe` can have made, with
+    each leaf once and in order.
+    """
     if _check(node, 0, 0, path) != leaf_count:
         raise HostileCheckpoint(
             f"{path}: the tree and its list of {leaf_count} leaves do not belong together",

@@ -1,4 +1,6 @@
-"""Finds the layout of a checkpoint, holdfast's own, Orbax's or plain safetensors, opens it, and restores from it."""
+"""Finds the layout of a checkpoint, holdfast's own, Orbax's or plain safetensors, opens it, and
+restores from it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _USUAL_ITEMS = ("state", "default", "pytree")
 
 
 def layouts() -> Iterator[CheckpointLayout]:
-    """Yields the layouts that are known, ours first: a folder is in the first that recognises it."""
+    """Yields the layouts that are known, ours first: a folder is in the first that recognises
+    it.
+    """
     yield HoldfastLayout()
     from .orbax.read import OrbaxLayout  # imports tensorstore
     from .safetensors import SafetensorsLayout
@@ -53,7 +57,9 @@ def open_if_finished(folder: StorePath) -> CheckpointReader | None:
 
 
 def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
-    """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come before another's of the same number."""
+    """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come
+    before another's of the same number.
+    """
     found: dict[int, tuple[str, CheckpointLayout]] = {}
     for step, name, layout in _finished_steps(storage, read_step_names(storage)):
         if step not in found or layout.name == "holdfast":
@@ -62,7 +68,8 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
 
 
 def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
-    """Returns the finished steps of a root in other people's layouts, ascending: the folders' names.
+    """Returns the finished steps of a root in other people's layouts, ascending: the folders'
+    names.
 
     `ours` are steps that are known to be holdfast's: they are not looked into.
     """
@@ -84,7 +91,9 @@ def _finished_steps(
 
 
 def _step_in(name: str, layout: CheckpointLayout, names: StepNames) -> int | None:
-    """Returns the step that a folder of a root is, by its name; None for a name that is not a step's. `names` are the root's own."""
+    """Returns the step that a folder of a root is, by its name; None for a name that is not a
+    step's. `names` are the root's own.
+    """
     return names.step_of(name) if layout.name == "holdfast" else layout.step_of(name)
 
 
@@ -95,7 +104,9 @@ def _numbered_folders(storage: Storage) -> dict[str, int]:
 
 
 def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
-    """Returns folder and layout of the last of `find_steps`, without going through all of its numbered folders."""
+    """Returns folder and layout of the last of `find_steps`, without going through all of its
+    numbered folders.
+    """
     best: tuple[str, CheckpointLayout] | None = None
     names = read_step_names(storage)
     for name in sorted(numbers, key=lambda name: -numbers[name]):
@@ -112,7 +123,9 @@ def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, Check
 
 
 class ForeignSteps:
-    """The steps of a root that are in other people's layouts, by their folders' names, as they were when the root was listed."""
+    """The steps of a root that are in other people's layouts, by their folders' names, as they were
+    when the root was listed.
+    """
 
     def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
         self._storage, self._folders = storage, dict(folders)
@@ -144,7 +157,8 @@ def open_checkpoint(
     *,
     wrap: Callable[[Storage], Storage] = lambda storage: storage,
 ) -> CheckpointReader:
-    """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None: the latest).
+    """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None:
+    the latest).
 
     `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
     Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
@@ -170,7 +184,8 @@ def is_single_file(path: str | os.PathLike[str]) -> bool:
 
 
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
-    """Returns where a store has its checkpoint, at its root or in the folder of the latest step, and in which layout. Raises StepNotFound.
+    """Returns where a store has its checkpoint, at its root or in the folder of the latest step,
+    and in which layout. Raises StepNotFound.
 
     A writer may delete steps and add newer ones meanwhile: then it looks again.
     """
@@ -209,7 +224,9 @@ def _open_latest(storage: Storage) -> CheckpointReader:
 
 
 def open_found(folder: StorePath) -> CheckpointReader:
-    """Opens the checkpoint in a folder where one was found before, by another process too; raises StepGone where it is gone."""
+    """Opens the checkpoint in a folder where one was found before, by another process too; raises
+    StepGone where it is gone.
+    """
     checkpoint = open_if_finished(folder)
     if checkpoint is None:
         raise StepGone(
@@ -220,7 +237,9 @@ def open_found(folder: StorePath) -> CheckpointReader:
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
-    """Returns a sentence that says why there is no checkpoint in a root, and what is there instead."""
+    """Returns a sentence that says why there is no checkpoint in a root, and what is there
+    instead.
+    """
     if steps:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
     if "://" not in storage.root and os.path.isfile(storage.root):
@@ -259,7 +278,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def pick_item(info: CheckpointInfo, item: str) -> str:
-    """Returns the item that `item` means: itself, or, for our usual name in another layout, the one tree there is or a usual name there."""
+    """Returns the item that `item` means: itself, or, for our usual name in another layout, the one
+    tree there is or a usual name there.
+    """
     if item in info.items or item != "state" or info.layout == "holdfast":
         return item
     trees = [name for name, kind in info.items.items() if kind == "tree"]
@@ -280,7 +301,9 @@ def restore_checkpoint(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is left out."""
+    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is
+    left out.
+    """
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
     kind = checkpoint.info.items.get(item)
@@ -313,7 +336,9 @@ def restore_checkpoint(
 def _give_grain_state(
     like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None
 ) -> Any:
-    """Gives an iterator the state that grain's handler wrote for a process, in a file for each; returns the iterator."""
+    """Gives an iterator the state that grain's handler wrote for a process, in a file for each;
+    returns the iterator.
+    """
     files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
     process, count = (0, None) if selection is None else selection
     found = [

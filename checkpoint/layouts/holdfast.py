@@ -65,7 +65,9 @@ class HoldfastCheckpoint:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
 
     def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
-        """Restores an item of JSON, or the state of an iterator, which is `like`: see `restore_any`."""
+        """Restores an item of JSON, or the state of an iterator, which is `like`: see
+        `restore_any`.
+        """
         return restore_any(
             self._folder.storage, self._folder.name, self.record, name, like, options
         )
@@ -79,7 +81,9 @@ class HoldfastCheckpoint:
         return open_files(self._folder.storage, self._folder.name, self.record, name, selection)
 
     def misfits(self) -> list[str]:
-        """Returns what the folder's listing shows to be wrong: files that are missing or, where it has sizes, of another size."""
+        """Returns what the folder's listing shows to be wrong: files that are missing or, where it
+        has sizes, of another size.
+        """
         there = {
             entry.name: entry.size
             for entry in self._folder.storage.list(self._folder.name, recursive=True)

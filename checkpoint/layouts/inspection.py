@@ -19,10 +19,12 @@ from .base import CheckpointReader
 
 @dataclass(frozen=True)
 class ItemStructure:
-    """One item. `kind` is "tree", "json" or "files"; `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays.
+    """One item. `kind` is "tree", "json" or "files"; `tree`, of a tree item, is what `like`
+    accepts; `nbytes` is the size of its arrays.
 
-    The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this job's devices, and Python values,
-    which the record itself holds. What was saved as numpy comes back as numpy, though its leaf is a ShapeDtypeStruct too.
+    The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made
+    on this job's devices, and Python values, which the record itself holds. What was saved as numpy
+    comes back as numpy, though its leaf is a ShapeDtypeStruct too.
     """
 
     kind: str
@@ -32,7 +34,9 @@ class ItemStructure:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a checkpoint holds: `items` by name, and what it says of itself. Times are Unix seconds; `layout` is "holdfast", "orbax", ..."""
+    """What a checkpoint holds: `items` by name, and what it says of itself. Times are Unix seconds;
+    `layout` is "holdfast", "orbax", ...
+    """
 
     path: str
     layout: str
@@ -45,7 +49,9 @@ class Structure:
 
 
 def structure_of(checkpoint: CheckpointReader) -> Structure:
-    """Returns the structure of an opened checkpoint; reads metadata alone. Raises Corrupt naming a file of it that is damaged."""
+    """Returns the structure of an opened checkpoint; reads metadata alone. Raises Corrupt naming a
+    file of it that is damaged.
+    """
     info = checkpoint.info
     with paused_gc():
         items = {

@@ -1,7 +1,9 @@
-"""Plain safetensors: one file or a folder of shards with an index, as Hugging Face lays models out. Read by ranges, written whole.
+"""Plain safetensors: one file or a folder of shards with an index, as Hugging Face lays models out.
+Read by ranges, written whole.
 
-The format: 8 bytes, little-endian, the length of a JSON header; the header, {name: {"dtype", "shape", "data_offsets"}} and an optional
-"__metadata__" of strings; then the data, without holes. Nothing here needs the safetensors library.
+The format: 8 bytes, little-endian, the length of a JSON header; the header, {name: {"dtype",
+"shape", "data_offsets"}} and an optional "__metadata__" of strings; then the data, without holes.
+Nothing here needs the safetensors library.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class SafetensorsLayout:
 
 
 class SafetensorsCheckpoint:
-    """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}. `read` may be called from several threads.
+    """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}. `read`
+    may be called from several threads.
 
     `counter` says how many bytes of tensors were read.
     """
@@ -237,9 +240,11 @@ def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
 def read_header(
     folder: StorePath, name: str, size: int | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads and checks the header of one file of `size` bytes (None: not known); returns its tensors and its `__metadata__`.
+    """Reads and checks the header of one file of `size` bytes (None: not known); returns its
+    tensors and its `__metadata__`.
 
-    Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no writer makes.
+    Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no
+    writer makes.
     """
     path = f"{folder}/{name}"
     head = bytearray(8)
@@ -312,7 +317,9 @@ def _damaged(path: str) -> Iterator[None]:
 def runs(
     shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields (offset, length) in bytes of each contiguous run of a region of a C-ordered array, in the region's own order."""
+    """Yields (offset, length) in bytes of each contiguous run of a region of a C-ordered array, in
+    the region's own order.
+    """
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -335,7 +342,9 @@ def header_of(
     tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
-    """Returns the head of a file (its length included) and the order of the data: by falling item size, then by name."""
+    """Returns the head of a file (its length included) and the order of the data: by falling item
+    size, then by name.
+    """
     order = sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -354,7 +363,9 @@ def header_of(
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Returns names in shards of at most `shard_bytes`, in order; a larger tensor has a shard of its own."""
+    """Returns names in shards of at most `shard_bytes`, in order; a larger tensor has a shard of
+    its own.
+    """
     shards: list[list[str]] = []
     filled = 0
     for name, size in sizes.items():

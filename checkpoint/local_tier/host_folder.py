@@ -1,7 +1,9 @@
-"""The folder of one run on this host, as one process writes into it: over the files of what was let go, durably only if it is to be.
+"""The folder of one run on this host, as one process writes into it: over the files of what was let
+go, durably only if it is to be.
 
-A part exists once its `part-<rank>.json` has its name, and no longer once that is gone. So files may be torn at any moment, and are never
-taken for whole. Of what other processes wrote, and earlier attempts, nothing is written over: it is deleted.
+A part exists once its `part-<rank>.json` has its name, and no longer once that is gone. So files
+may be torn at any moment, and are never taken for whole. Of what other processes wrote, and earlier
+attempts, nothing is written over: it is deleted.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class _Spare(NamedTuple):
 
 
 class HostStorage(LocalStorage):
-    """Writes files over spare ones where there are some: fresh memory costs more than its bytes. With `syncs` they outlive a power cut."""
+    """Writes files over spare ones where there are some: fresh memory costs more than its bytes.
+    With `syncs` they outlive a power cut.
+    """
 
     def __init__(self, root: str | os.PathLike[str], *, syncs: bool = False) -> None:
         super().__init__(root)
@@ -71,7 +75,9 @@ class HostStorage(LocalStorage):
             os.fsync(file)
 
     def open_to_write(self, name: str, size: int) -> int:
-        """Returns the descriptor of a new file, which may be a spare one under a new name, with bytes in it."""
+        """Returns the descriptor of a new file, which may be a spare one under a new name, with
+        bytes in it.
+        """
         path = self._to_change(name)
         return in_folder(
             path, lambda: self._take(path, size) or create_file(path), self.folder_mode
@@ -101,7 +107,9 @@ class HostStorage(LocalStorage):
                 _remove_empty(each.path.parent)
 
     def _take(self, path: Path, size: int) -> int | None:
-        """Renames the spare file of the nearest size and opens it; None where there is none, or it is nobody's to write over."""
+        """Renames the spare file of the nearest size and opens it; None where there is none, or it
+        is nobody's to write over.
+        """
         with self._spare_lock:
             if not self._spare:
                 return None
@@ -130,7 +138,9 @@ def _remove_empty(folder: Path) -> None:
 
 
 class HostFolder:
-    """What one process keeps of a run on its host: its parts, and copies of its wards'. Thread-safe."""
+    """What one process keeps of a run on its host: its parts, and copies of its wards'.
+    Thread-safe.
+    """
 
     def __init__(self, path: Path, run: str, *, syncs: bool = False) -> None:
         self.run, self.path = run, path / run
@@ -157,7 +167,9 @@ class HostFolder:
             self._kept.setdefault(written.key, []).append(written)
 
     def let_go(self, key: LocalKey, more_files: Iterable[str] = ()) -> None:
-        """Ends the parts of a local save that this process has written; their files are spare from then on, and so are `more_files`."""
+        """Ends the parts of a local save that this process has written; their files are spare from
+        then on, and so are `more_files`.
+        """
         with self._lock:
             parts = self._kept.get(key, [])
         for part in parts:
@@ -167,12 +179,16 @@ class HostFolder:
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
 
     def saves(self) -> list[LocalKey]:
-        """Returns the local saves that this process has written and not let go, the oldest first."""
+        """Returns the local saves that this process has written and not let go, the oldest
+        first.
+        """
         with self._lock:
             return list(self._kept)
 
     def scan(self) -> list[Part]:
-        """Returns the parts of the run that are complete here, whoever wrote them; what is torn, damaged or strange is passed over."""
+        """Returns the parts of the run that are complete here, whoever wrote them; what is torn,
+        damaged or strange is passed over.
+        """
         found = []
         for folder in self._folders():
             for path in sorted(folder.glob("part-*.json")):
@@ -205,16 +221,20 @@ class HostFolder:
         ]
 
     def prune(self, opening: int, writer: str, stay: Collection[LocalKey]) -> None:
-        """Deletes local saves of earlier attempts, and what they left unfinished, but for those that stay.
+        """Deletes local saves of earlier attempts, and what they left unfinished, but for those
+        that stay.
 
-        Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the processes of this attempt are at work.
+        Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the
+        processes of this attempt are at work.
         """
         self.delete(
             lambda found, save_id: found <= opening and not save_id.startswith(writer), stay
         )
 
     def delete(self, goes: Callable[[int, str], bool], stay: Collection[LocalKey]) -> list[str]:
-        """Deletes the local saves that go by opening and save id, but for those that stay; returns the names of their folders."""
+        """Deletes the local saves that go by opening and save id, but for those that stay; returns
+        the names of their folders.
+        """
         folders, deleted = {key.folder for key in stay}, []
         for path in self._folders():
             name = f"{path.parent.name}/{path.name}"
@@ -239,9 +259,11 @@ def read_checked(
     where: str,
     done: Callable[[int, memoryview], None] = lambda *_: None,
 ) -> None:
-    """Reads a file of a part from its beginning to its end, checks every chunk, and hands each piece on, checked or not, to `done`.
+    """Reads a file of a part from its beginning to its end, checks every chunk, and hands each
+    piece on, checked or not, to `done`.
 
-    `read` fills a buffer from an offset. Raises Corrupt, naming `where`, once something does not fit; what was handed on is void then.
+    `read` fills a buffer from an offset. Raises Corrupt, naming `where`, once something does not
+    fit; what was handed on is void then.
     """
 
     def fill(offset: int, buffer: memoryview) -> None:

@@ -1,4 +1,6 @@
-"""The local steps of a root as one host's folder shows them, without the job: for people who look, check and clean up."""
+"""The local steps of a root as one host's folder shows them, without the job: for people who look,
+check and clean up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _WRITER_DIGITS = 8
 
 @dataclass(frozen=True)
 class HostStep:
-    """A local step in one host's folder: its parts that are complete here, and why it may not come back ("": it may)."""
+    """A local step in one host's folder: its parts that are complete here, and why it may not come
+    back ("": it may).
+    """
 
     key: LocalKey
     parts: tuple[Part, ...]
@@ -30,7 +34,9 @@ class HostStep:
 
 
 def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
-    """Returns the folder of a root's run on this host, and the root's openings. Raises StepNotFound where there are none."""
+    """Returns the folder of a root's run on this host, and the root's openings. Raises StepNotFound
+    where there are none.
+    """
     openings = read_openings(root)
     run = run_of(openings)
     if not run or not (Path(path) / run).is_dir():
@@ -44,7 +50,9 @@ def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
 
 
 def list_host_steps(root: Storage, path: str) -> list[HostStep]:
-    """Returns the local steps of a root of which parts are in a host's folder, ascending. Raises StepNotFound, OSError."""
+    """Returns the local steps of a root of which parts are in a host's folder, ascending. Raises
+    StepNotFound, OSError.
+    """
     folder, openings = open_host(root, path)
     found: dict[LocalKey, list[Part]] = {}
     for part in folder.scan():
@@ -55,7 +63,9 @@ def list_host_steps(root: Storage, path: str) -> list[HostStep]:
 
 
 def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
-    """Reads every byte of a local step's parts here and checks it; returns how many files. Raises Corrupt, OSError."""
+    """Reads every byte of a local step's parts here and checks it; returns how many files. Raises
+    Corrupt, OSError.
+    """
     folder, files = open_host(root, path)[0], 0
     for part in step.parts:
         for item, report in part.items.items():
@@ -71,9 +81,11 @@ def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
 
 
 def sweep_host(root: Storage, path: str) -> list[str]:
-    """Deletes what is dead and what is torn of a root in a host's folder; returns the names of what went.
+    """Deletes what is dead and what is torn of a root in a host's folder; returns the names of what
+    went.
 
-    What may come back stays, and what belongs to a writer that has its claim still: it may be at work.
+    What may come back stays, and what belongs to a writer that has its claim still: it may be at
+    work.
     """
     folder, openings = open_host(root, path)
     standing = open_claims(root).standing()

@@ -1,13 +1,15 @@
-"""Serves the parts of a process, and the files that they name, to the other processes of its job: over TCP, a thread a connection.
+"""Serves the parts of a process, and the files that they name, to the other processes of its job:
+over TCP, a thread a connection.
 
-Where the job has certificates it is TLS (peer_tls.py). Who connects first proves to know the job's secret, and is shown the same. Then it
-asks, any number of times, one after the other:
+Where the job has certificates it is TLS (peer_tls.py). Who connects first proves to know the job's
+secret, and is shown the same. Then it asks, any number of times, one after the other:
 
     WAIT  the text of a part, once it is published; what was given up is answered at once
     GET   so many bytes of a file, from an offset on
 
-A request is a head of fixed size and a name, an answer a head and as many bytes as it says. Names are looked up among what was published,
-and never joined to a path before. What does not fit ends the connection.
+A request is a head of fixed size and a name, an answer a head and as many bytes as it says. Names
+are looked up among what was published, and never joined to a path before. What does not fit ends
+the connection.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class UnfitRequest(OSError):
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -> bytes:
-    """Returns what shows that one knows the secret, in one role, to who has drawn one of the nonces; under TLS, over one connection.
+    """Returns what shows that one knows the secret, in one role, to who has drawn one of the
+    nonces; under TLS, over one connection.
 
     `fingerprint` is that of the certificate that the server shows.
     """
@@ -61,7 +64,9 @@ def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -
 
 
 def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
-    """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after `timeout_s` for all of it."""
+    """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after
+    `timeout_s` for all of it.
+    """
     end = time.monotonic() + timeout_s
     for buffer in buffers:
         raw = buffer.cast("B") if buffer.nbytes else buffer
@@ -84,7 +89,8 @@ def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> byt
 class PartServer:
     """Serves what is published. A context manager; `close()` ends all connections. Thread-safe.
 
-    `folder` is that of the run, below which the names lie; it is given before anything is published. `address` is HOST:PORT, for peers.
+    `folder` is that of the run, below which the names lie; it is given before anything is
+    published. `address` is HOST:PORT, for peers.
     """
 
     def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
@@ -288,7 +294,9 @@ class PartServer:
 
 
 def _shake_hands(connection: ssl.SSLSocket) -> None:
-    """Raises UnfitRequest where who connected has no certificate of this job's authority, or speaks no TLS."""
+    """Raises UnfitRequest where who connected has no certificate of this job's authority, or speaks
+    no TLS.
+    """
     connection.settimeout(GREETING_S)  # for all of it
     try:
         connection.do_handshake()

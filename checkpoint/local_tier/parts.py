@@ -1,11 +1,14 @@
-"""What the folders of hosts hold and what it adds up to: parts, which local steps are whole, and which of them may come back. No I/O.
+"""What the folders of hosts hold and what it adds up to: parts, which local steps are whole, and
+which of them may come back. No I/O.
 
-A part is what one process wrote in one local save: `part-<rank>.json` beside its packs, published last. A copy on a peer is the same text.
-Nothing else says that a local step exists: it is whole if every part of one save is complete somewhere and their reports fit together. Its
-record is built from the parts when it is restored.
+A part is what one process wrote in one local save: `part-<rank>.json` beside its packs, published
+last. A copy on a peer is the same text. Nothing else says that a local step exists: it is whole if
+every part of one save is complete somewhere and their reports fit together. Its record is built
+from the parts when it is restored.
 
-An opening is one stretch of saves of a root, of any kind, that goes on from one step. Its file in the root is written before its first
-commit. A local step is dead if it lies above the base of any later opening: that one went on without it.
+An opening is one stretch of saves of a root, of any kind, that goes on from one step. Its file in
+the root is written before its first commit. A local step is dead if it lies above the base of any
+later opening: that one went on without it.
 """
 
 from __future__ import annotations
@@ -94,7 +97,9 @@ class Part:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Part:
-        """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint for what no process of ours writes."""
+        """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint
+        for what no process of ours writes.
+        """
         if data != sealed(body_of(data)):
             raise Corrupt(
                 f"{path}: the part's checksum does not fit its bytes; it was damaged after it was"
@@ -175,7 +180,9 @@ def _parse_head(data: dict[str, Any]) -> StepHead:
 
 
 def parse_folder(name: str) -> tuple[int, int, str] | None:
-    """Returns opening, step and save id of a local save's folder, below that of the run; None for a name that is none."""
+    """Returns opening, step and save id of a local save's folder, below that of the run; None for a
+    name that is none.
+    """
     match = _FOLDER.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]), match[3])
 
@@ -185,7 +192,9 @@ def parse_folder(name: str) -> tuple[int, int, str] | None:
 
 @dataclass
 class FoundStep:
-    """A local step of which all parts are there: by process, the report and the ranks that hold the part."""
+    """A local step of which all parts are there: by process, the report and the ranks that hold the
+    part.
+    """
 
     key: LocalKey
     reports: list[str]
@@ -197,7 +206,9 @@ class FoundStep:
 
 
 def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
-    """Returns the local steps of which every part is somewhere, by the inventories of all ranks: JSON lists of summaries."""
+    """Returns the local steps of which every part is somewhere, by the inventories of all ranks:
+    JSON lists of summaries.
+    """
     found: dict[LocalKey, dict[int, tuple[str, list[int]]]] = {}
     for rank, inventory in enumerate(inventories):
         for *fields, process, report in json.loads(inventory):
@@ -217,7 +228,9 @@ def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
 
 
 def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:
-    """Returns why a local step may not come back, or "". One of an opening that the root does not know may be of any branch."""
+    """Returns why a local step may not come back, or "". One of an opening that the root does not
+    know may be of any branch.
+    """
     own = next((opening for opening in openings if opening.number == key.opening), None)
     if own is None or not key.save_id.startswith(own.writer):
         return f"opening {key.opening} of writer {key.save_id[:8]} is not known to the root"
@@ -239,13 +252,17 @@ def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:
 
 
 def living_steps(inventories: Sequence[bytes], openings: Collection[Opening]) -> list[FoundStep]:
-    """Returns the whole local steps that may come back, best first: the highest, of equals that of the latest opening."""
+    """Returns the whole local steps that may come back, best first: the highest, of equals that of
+    the latest opening.
+    """
     living = [found for found in find_whole(inventories) if not why_dead(found.key, openings)]
     return sorted(living, key=lambda found: found.key, reverse=True)
 
 
 def record_of(found: FoundStep, head: StepHead) -> bytes:
-    """Returns the record of a local step. Raises SaveFailed where the reports do not fit together, as at a commit; HostileCheckpoint."""
+    """Returns the record of a local step. Raises SaveFailed where the reports do not fit together,
+    as at a commit; HostileCheckpoint.
+    """
     key = found.key
     shares = [
         {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}

@@ -1,4 +1,6 @@
-"""Reads parts from peers: connections to their part servers, and a storage that has the files of one local step, wherever copies lie."""
+"""Reads parts from peers: connections to their part servers, and a storage that has the files of
+one local step, wherever copies lie.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,11 @@ class PeerFailed(OSError):
 
 
 class PeerConnection:
-    """A connection to the part server of one peer, for one thread at a time. After an error it is of no more use. A context manager.
+    """A connection to the part server of one peer, for one thread at a time. After an error it is
+    of no more use. A context manager.
 
-    With `tls` both sides show a certificate.
-    Raises PeerFailed where the peer cannot be reached, is silent for longer than `timeout_s` allows, or lies.
+    With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached, is
+    silent for longer than `timeout_s` allows, or lies.
     """
 
     def __init__(
@@ -103,7 +106,9 @@ class PeerConnection:
             return receive_bytes(self._socket, size, self._left_s)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
-        """Fills the buffers with bytes of a file; returns how many there were, fewer only at its end. FileNotFoundError: it has none."""
+        """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
+        end. FileNotFoundError: it has none.
+        """
         self._end = time.monotonic() + timeout_s
         with self._errors(f"give {name}"):
             self._ask(GET, name, offset, sum(buffer.nbytes for buffer in buffers))
@@ -166,7 +171,9 @@ class PeerConnection:
 
 
 class Peers:
-    """The part servers of a job by rank, with connections that are kept for the next call. A context manager. Thread-safe."""
+    """The part servers of a job by rank, with connections that are kept for the next call. A
+    context manager. Thread-safe.
+    """
 
     def __init__(
         self,
@@ -235,10 +242,12 @@ class Peers:
 
 
 class PeerStorage:
-    """The files of one local step as a store to read from: this host's own, else a peer's. Thread-safe.
+    """The files of one local step as a store to read from: this host's own, else a peer's.
+    Thread-safe.
 
-    `folder` is that of the step, below the run's, `record` its record. `holders[process]` are the ranks that hold a process's part, best
-    first; `own` are those whose folder is this process's. A copy that fails is passed over for the next.
+    `folder` is that of the step, below the run's, `record` its record. `holders[process]` are the
+    ranks that hold a process's part, best first; `own` are those whose folder is this process's. A
+    copy that fails is passed over for the next.
     """
 
     max_file_bytes: int | None = None
@@ -271,7 +280,9 @@ class PeerStorage:
         return self._own_folder.root
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fills the buffers from the best copy that answers. Raises the last one's OSError; FileNotFoundError where none has it."""
+        """Fills the buffers from the best copy that answers. Raises the last one's OSError;
+        FileNotFoundError where none has it.
+        """
         error: OSError | None = None
         for rank in self._sources(name):
             self._last[name] = rank
@@ -302,7 +313,8 @@ class PeerStorage:
         return [rank for rank in self._holders[int(head)] if rank not in bad]
 
     def pass_over(self, path: str) -> bool:
-        """Passes over the copy of a file that was read last and was damaged; returns whether there is another one.
+        """Passes over the copy of a file that was read last and was damaged; returns whether there
+        is another one.
 
         `path` is the file's, as errors show it.
         """

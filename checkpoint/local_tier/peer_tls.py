@@ -1,7 +1,9 @@
-"""TLS between part servers and their peers, with the files by which the processes of a job reach their coordinator.
+"""TLS between part servers and their peers, with the files by which the processes of a job reach
+their coordinator.
 
-Both sides show a certificate of the job's authority; which names it bears does not matter. The proof of the secret that follows covers the
-server's certificate, so that who has another certificate of that authority cannot stand in the middle and pass it on.
+Both sides show a certificate of the job's authority; which names it bears does not matter. The
+proof of the secret that follows covers the server's certificate, so that who has another
+certificate of that authority cannot stand in the middle and pass it on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class BadTlsFiles(OSError):
 
 @dataclass(frozen=True)
 class PeerTls:
-    """Certificate, key and authority, PEM files. They are read at each connection: certificates may be renewed while a job runs.
+    """Certificate, key and authority, PEM files. They are read at each connection: certificates may
+    be renewed while a job runs.
 
     What is returned takes the place of the plain connection. Raises BadTlsFiles.
     """
@@ -49,7 +52,9 @@ class PeerTls:
             raise self._error(error) from error
 
     def accepted(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
-        """Returns a connection that came in, before its handshake, and the fingerprint of the certificate that it shows."""
+        """Returns a connection that came in, before its handshake, and the fingerprint of the
+        certificate that it shows.
+        """
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         try:
             found = _CERTIFICATE.search(Path(self.cert).read_text())
@@ -64,7 +69,8 @@ class PeerTls:
         )
 
     def connected(self, connection: socket.socket) -> tuple[ssl.SSLSocket, bytes]:
-        """Returns a connection to a server, after its handshake, and the fingerprint of the server's certificate.
+        """Returns a connection to a server, after its handshake, and the fingerprint of the
+        server's certificate.
 
         The connection's timeout holds for the whole handshake. Raises OSError where it fails.
         """

@@ -1,9 +1,12 @@
-"""Decides which processes keep copies of whose parts: a pure function of where the processes run, alike on all of them.
+"""Decides which processes keep copies of whose parts: a pure function of where the processes run,
+alike on all of them.
 
-The failure domain is the host: processes of one host die together, and keep no copies for each other. Hosts are dealt into groups of
-`replicas` + 1, in turn from each slice, so that a group has hosts of as many slices as there are: a whole slice may die. Where there is
-one slice, its hosts are cut into `replicas` + 1 stretches for that, since neighbours share a switch. Each host of a group has the copies of
-the `replicas` hosts before it, counted in a ring; the hosts that are too few for a group of their own join the last.
+The failure domain is the host: processes of one host die together, and keep no copies for each
+other. Hosts are dealt into groups of `replicas` + 1, in turn from each slice, so that a group has
+hosts of as many slices as there are: a whole slice may die. Where there is one slice, its hosts are
+cut into `replicas` + 1 stretches for that, since neighbours share a switch. Each host of a group
+has the copies of the `replicas` hosts before it, counted in a ring; the hosts that are too few for
+a group of their own join the last.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from itertools import groupby, pairwise
 
 @dataclass(frozen=True)
 class Member:
-    """Where the process of a rank runs: its failure domain (a host's boot id), and the slice of the job."""
+    """Where the process of a rank runs: its failure domain (a host's boot id), and the slice of the
+    job.
+    """
 
     rank: int
     host: str
@@ -44,7 +49,9 @@ def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
 
 
 def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
-    """Returns for each rank the ranks that keep a copy of its part: one on each of `replicas` other hosts, if there are so many."""
+    """Returns for each rank the ranks that keep a copy of its part: one on each of `replicas` other
+    hosts, if there are so many.
+    """
     ranks: dict[str, list[int]] = {}
     for member in sorted(members, key=lambda member: member.rank):
         ranks.setdefault(member.host, []).append(member.rank)

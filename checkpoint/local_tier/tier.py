@@ -1,8 +1,10 @@
-"""The local tier of a manager: saves into the memory or onto the disks of the hosts, copies at peers, and restores from whoever is there.
+"""The local tier of a manager: saves into the memory or onto the disks of the hosts, copies at
+peers, and restores from whoever is there.
 
-A local save is a lane of its own beside the durable one: the primary begins it, each process writes its part and then pulls the parts of
-its wards, all report, and the primary says how it ended. Nothing is made durable, and no word of it is needed later: what comes back is
-decided from the parts that are found.
+A local save is a lane of its own beside the durable one: the primary begins it, each process writes
+its part and then pulls the parts of its wards, all report, and the primary says how it ended.
+Nothing is made durable, and no word of it is needed later: what comes back is decided from the
+parts that are found.
 """
 
 from __future__ import annotations
@@ -76,14 +78,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class Local:
-    """Saves of the steps that `save_policy` wants into a folder of each host, memory (tmpfs) or disk, with copies on other hosts.
+    """Saves of the steps that `save_policy` wants into a folder of each host, memory (tmpfs) or
+    disk, with copies on other hosts.
 
-    `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as many may be lost at once; `keep` is how
-    many local steps stay, beside the one that is being written. `max_bytes` bounds what one process keeps, its copies of others and the
-    step that is being written included: above it the tier ends, with a warning. `rate_bytes_s` bounds what one process pulls of others in a
-    second (None: as fast as it goes), `timeout_s` a local save. With `sync` what is saved survives a power cut, on hosts whose disks come
-    back with them. A local save that fails is logged and counted, and with `strict` raised by the next call. `address` is this host's for
-    its peers (None: the one that reaches the coordinator); `failure_domain` names what fails together (None: the machine, by its boot id).
+    `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as
+    many may be lost at once; `keep` is how many local steps stay, beside the one that is being
+    written. `max_bytes` bounds what one process keeps, its copies of others and the step that is
+    being written included: above it the tier ends, with a warning. `rate_bytes_s` bounds what one
+    process pulls of others in a second (None: as fast as it goes), `timeout_s` a local save. With
+    `sync` what is saved survives a power cut, on hosts whose disks come back with them. A local
+    save that fails is logged and counted, and with `strict` raised by the next call. `address` is
+    this host's for its peers (None: the one that reaches the coordinator); `failure_domain` names
+    what fails together (None: the machine, by its boot id).
     """
 
     path: str
@@ -148,7 +154,9 @@ class PartGivenUp(CheckpointError):
 
 
 class _Peer(NamedTuple):
-    """What all processes know of one: host, machine, slice, the address of its part server, its folder, and the mark that it made there."""
+    """What all processes know of one: host, machine, slice, the address of its part server, its
+    folder, and the mark that it made there.
+    """
 
     host: str
     machine: str
@@ -161,9 +169,11 @@ class _Peer(NamedTuple):
 
 
 class LocalTier:
-    """The local tier of one manager on one process. In a group every process calls the same, in the same order.
+    """The local tier of one manager on one process. In a group every process calls the same, in the
+    same order.
 
-    Methods are for the manager's thread; saves run on a thread of their own. `close()` waits for the save in flight.
+    Methods are for the manager's thread; saves run on a thread of their own. `close()` waits for
+    the save in flight.
     """
 
     def __init__(
@@ -264,7 +274,9 @@ class LocalTier:
         return [_Peer(*peer) for peer in peers], secret
 
     def _introduce(self, secret: bytes) -> _Peer:
-        """Makes the folder and the part server, and says who this process is; what it cannot make is its error."""
+        """Makes the folder and the part server, and says who this process is; what it cannot make
+        is its error.
+        """
         spec, machine = current_spec(), _boot_id()
         host = self._local.failure_domain or machine
         peer = _Peer(
@@ -320,7 +332,9 @@ class LocalTier:
             raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
 
     def _check_alone_in_folder(self) -> None:
-        """Notes the first error of all, and where another host writes into this folder: copies there would be none."""
+        """Notes the first error of all, and where another host writes into this folder: copies
+        there would be none.
+        """
         self._off = next(
             (peer.error for peer in self._peers if peer.error), ""
         ) or _why_unreachable(self._peers)
@@ -357,7 +371,9 @@ class LocalTier:
     # --- what is there
 
     def survey(self) -> None:
-        """Finds out which local steps may come back, from all that is there now; every process calls it. Blocks."""
+        """Finds out which local steps may come back, from all that is there now; every process
+        calls it. Blocks.
+        """
         name, timeout_s = f"{self._messages}/survey", self.options.restore_timeout_s
         self._saver.join(timeout_s)
         openings: list[list[Any]] = ask_primary(
@@ -395,7 +411,9 @@ class LocalTier:
             ]
 
     def _list(self, run: str) -> list[Any]:
-        """Returns the inventory of this process's folder, where it is the one that lists it, and serves what is in it."""
+        """Returns the inventory of this process's folder, where it is the one that lists it, and
+        serves what is in it.
+        """
         if run and not self._off:
             self._open_folder(run)
         if self._folder is None or not self._is_keeper or self._folder.run != run:
@@ -419,7 +437,9 @@ class LocalTier:
             self._server.publish(self._folder.path, written)
 
     def found(self) -> list[LocalKey]:
-        """Returns the local steps that may come back, best first, but for those that did not restore."""
+        """Returns the local steps that may come back, best first, but for those that did not
+        restore.
+        """
         return [found.key for found in self._restorable()]
 
     def _restorable(self) -> list[FoundStep]:
@@ -451,13 +471,17 @@ class LocalTier:
     # --- saving
 
     def wants(self, step: int) -> bool:
-        """Says whether `save` is to be called for a step; alike on every process. A lane that is busy skips."""
+        """Says whether `save` is to be called for a step; alike on every process. A lane that is
+        busy skips.
+        """
         if self._scheduler is None or (self._off and self._group.count == 1):
             return False
         return bool(self._scheduler.reason(step, busy=self._saver.busy() or bool(self._off)))
 
     def started(self, step: int) -> None:
-        """Notes that a step is being saved, here or in the store: a preemption, for one, is answered with it."""
+        """Notes that a step is being saved, here or in the store: a preemption, for one, is
+        answered with it.
+        """
         if self._scheduler is not None:
             self._scheduler.started(step)
 
@@ -469,7 +493,9 @@ class LocalTier:
         metadata: Any,
         dtype: SaveDtype = None,
     ) -> SaveHandle:
-        """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises as staging does."""
+        """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises
+        as staging does.
+        """
         self._saver.join()
         self._counter += 1
         save_id = (  # the durable lane counts from 1
@@ -484,7 +510,9 @@ class LocalTier:
         return handle
 
     def run(self, request: SaveRequest) -> SaveResult:
-        """Does a whole local save, on the saving thread. Blocks for its time; a failure is in the result, logged and counted."""
+        """Does a whole local save, on the saving thread. Blocks for its time; a failure is in the
+        result, logged and counted.
+        """
         try:
             result = self._save_together(request)
         except Exception as error:
@@ -707,7 +735,9 @@ class LocalTier:
         self._clean(folder, [old for old in folder.saves() if old not in stay], key)
 
     def _clean(self, folder: HostFolder, old: Sequence[LocalKey], new: LocalKey) -> None:
-        """Lets older local saves go once a new one is whole; what cannot be deleted now is tried again after the next."""
+        """Lets older local saves go once a new one is whole; what cannot be deleted now is tried
+        again after the next.
+        """
         try:
             for key in old:
                 if self._server is not None:
@@ -721,7 +751,9 @@ class LocalTier:
     # --- restoring
 
     def open_step(self, key: LocalKey) -> tuple[PeerStorage, Record]:
-        """Returns a local step to read from, whoever has it; every process calls it. Blocks. Raises CheckpointError, on every process."""
+        """Returns a local step to read from, whoever has it; every process calls it. Blocks. Raises
+        CheckpointError, on every process.
+        """
         found = next((found for found in self._found if found.key == key), None)
         assert found is not None and self._folder is not None
         name, timeout_s = f"{self._messages}/record", self.options.restore_timeout_s
@@ -752,7 +784,9 @@ class LocalTier:
         return self._head(found)
 
     def structure(self, step: int) -> Structure:
-        """Returns what a local step holds; every process calls it. Blocks. Raises StepNotFound, CheckpointError, on every process."""
+        """Returns what a local step holds; every process calls it. Blocks. Raises StepNotFound,
+        CheckpointError, on every process.
+        """
         self.survey()
         key = next((key for key in self.found() if key.step == step), None)
         if key is None:
@@ -793,7 +827,9 @@ class LocalTier:
             return peer.wait(name, self._local.timeout_s)
 
     def restore(self, storage: PeerStorage, restore: Callable[[], T]) -> T:
-        """Returns what `restore` returns, which reads from `storage`; where a copy is damaged, it is tried again with the next."""
+        """Returns what `restore` returns, which reads from `storage`; where a copy is damaged, it
+        is tried again with the next.
+        """
         try:
             while True:
                 try:
@@ -815,7 +851,8 @@ class LocalTier:
                 self._counts[name] += amount
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ..., and why it is `local_off`.
+        """Returns what the tier has done, in JSON types: `local_saves`, `local_saves_failed`, ...,
+        and why it is `local_off`.
 
         `local_survives` is how many hosts may be lost before the newest local step is.
         """
@@ -843,7 +880,9 @@ class LocalTier:
             raise failed
 
     def close(self, timeout_s: float) -> None:
-        """Waits for the save in flight and ends the part server; what was saved stays on the hosts. Idempotent."""
+        """Waits for the save in flight and ends the part server; what was saved stays on the hosts.
+        Idempotent.
+        """
         with contextlib.suppress(TimeoutError):
             self._saver.join(timeout_s)
         self._saver.close()
@@ -892,7 +931,9 @@ def copy_file(
     remaining_s: Callable[[], float],
     take: Callable[[int], None] = lambda nbytes: None,
 ) -> None:
-    """Copies one file of a ward and checks every byte of it against its report; before each piece `take` may wait."""
+    """Copies one file of a ward and checks every byte of it against its report; before each piece
+    `take` may wait.
+    """
     name = f"{folder_name}/{report.name}"
     file = folder.storage.open_to_write(name, report.size)
     try:
@@ -911,7 +952,9 @@ def copy_file(
 
 
 def _own_address() -> str:
-    """Returns the address of this host for its peers. Raises CheckpointError where that is not known."""
+    """Returns the address of this host for its peers. Raises CheckpointError where that is not
+    known.
+    """
     address = host_address()
     if address is None:
         raise CheckpointError(

@@ -1,7 +1,8 @@
-"""Restores end alike on all processes of a group: one small message of each to the primary, and its verdict to all.
+"""Restores end alike on all processes of a group: one small message of each to the primary, and its
+verdict to all.
 
-Whoever fails says so instead of leaving the others to train on, or to wait in a collective that it never enters. Every process of a group
-calls the same, in the same order.
+Whoever fails says so instead of leaving the others to train on, or to wait in a collective that it
+never enters. Every process of a group calls the same, in the same order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _KINDS = {
 
 
 def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what a restore wants: each item with its `like`. Raises ValueError where one and several are named."""
+    """Returns what a restore wants: each item with its `like`. Raises ValueError where one and
+    several are named.
+    """
     if items is None:
         return {item: like}
     if like is not None or item != "state":
@@ -50,7 +53,8 @@ def name_items(wanted: Mapping[str, Any]) -> str:
 
 
 class RestoreReport(NamedTuple):
-    """What one process reports: what it restores, of which save, up to where, and its error, if it has one, as a message.
+    """What one process reports: what it restores, of which save, up to where, and its error, if it
+    has one, as a message.
 
     `is_mistake`: the caller is mistaken, and no other step would do better.
     """
@@ -62,16 +66,20 @@ class RestoreReport(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a restore ended: None or the error to raise here, of one kind on all processes; `is_mistake` as in RestoreReport."""
+    """How a restore ended: None or the error to raise here, of one kind on all processes;
+    `is_mistake` as in RestoreReport.
+    """
 
     error: Exception | None = None
     is_mistake: bool = False
 
 
 class RestoreAgreement:
-    """The agreements of one restore of a group: one at its end, and one before its collective, if it has one. For one thread.
+    """The agreements of one restore of a group: one at its end, and one before its collective, if
+    it has one. For one thread.
 
-    `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each process, and one answer.
+    `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each
+    process, and one answer.
     """
 
     def __init__(self, group: Group, name: str, call: str, timeout_s: float) -> None:
@@ -80,11 +88,15 @@ class RestoreAgreement:
         self._is_open, self._save_id = False, ""
 
     def opened(self, save_id: str) -> None:
-        """Takes note that the checkpoint is there, and of which save it is; "" where its layout has no such id."""
+        """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
+        no such id.
+        """
         self._is_open, self._save_id = True, save_id
 
     def run(self, restore: Callable[[], T], path: str) -> tuple[T | None, Verdict]:
-        """Returns what `restore` returns, and the verdict. The store's errors name a file, or `path`."""
+        """Returns what `restore` returns, and the verdict. The store's errors name a file, or
+        `path`.
+        """
         try:
             with naming_path(path):
                 value = restore()
@@ -93,7 +105,9 @@ class RestoreAgreement:
         return value, self._end(None)
 
     def before_collective(self) -> None:
-        """Raises, on every process, if one of them has failed: nobody enters a collective that another does not."""
+        """Raises, on every process, if one of them has failed: nobody enters a collective that
+        another does not.
+        """
         verdict = self._settle("before a collective", None)
         if verdict.error is not None:
             self._verdict = verdict
@@ -142,7 +156,8 @@ class RestoreAgreement:
 
 
 def judge(reports: Sequence[RestoreReport]) -> tuple[int, list[Any], bool] | None:
-    """Returns the process that failed, its error as a message and whether it is a mistake; None where all is well.
+    """Returns the process that failed, its error as a message and whether it is a mistake; None
+    where all is well.
 
     A mistaken caller comes before damage, the lower process before the higher.
     """
@@ -175,7 +190,9 @@ def judge(reports: Sequence[RestoreReport]) -> tuple[int, list[Any], bool] | Non
 
 
 def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: float) -> Any:
-    """Returns what `answer` returns at the primary, in JSON types, on every process; raises on all what it raises there. Blocks."""
+    """Returns what `answer` returns at the primary, in JSON types, on every process; raises on all
+    what it raises there. Blocks.
+    """
     if group.index:
         message = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
         if "error" in message:
@@ -193,7 +210,9 @@ def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: f
 
 
 def _is_mistake(error: Exception, *, is_open: bool) -> bool:
-    """Says whether the caller is mistaken: another tree, an item that a step which was opened does not have, any error that is not ours."""
+    """Says whether the caller is mistaken: another tree, an item that a step which was opened does
+    not have, any error that is not ours.
+    """
     return (
         isinstance(error, TreeMismatch)
         or not isinstance(error, CheckpointError)
@@ -210,7 +229,9 @@ def _to_message(error: Exception) -> list[Any]:
 
 
 def _error_here(process: int, message: list[Any], own: Exception | None, index: int) -> Exception:
-    """Returns what this process raises: its own error where it is of the kind that all raise, else that of `process`, which it names."""
+    """Returns what this process raises: its own error where it is of the kind that all raise, else
+    that of `process`, which it names.
+    """
     kind, text, facts = message
     if own is not None and (process == index or type(own).__name__ == kind):
         if isinstance(own, CheckpointError):

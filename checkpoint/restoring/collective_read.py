@@ -1,8 +1,11 @@
-"""Reads each byte once in the whole job and spreads it over the interconnect: the only device collectives in this room.
+"""Reads each byte once in the whole job and spreads it over the interconnect: the only device
+collectives in this room.
 
-Small replicated leaves travel in bundles: each process reads some of them into rows of bytes, and one collective gathers the rows. Every
-other leaf has a route: it is read divided over more mesh axes than it is to have, or as a stack of replicas of which each has some of the
-chunks and zeros elsewhere, and a collective moves (or sums) it to its own sharding. Bundles and routes are alike on every process.
+Small replicated leaves travel in bundles: each process reads some of them into rows of bytes, and
+one collective gathers the rows. Every other leaf has a route: it is read divided over more mesh
+axes than it is to have, or as a stack of replicas of which each has some of the chunks and zeros
+elsewhere, and a collective moves (or sums) it to its own sharding. Bundles and routes are alike on
+every process.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ def read_once(
     allocate: Allocate,
     before_collective: Callable[[], None],
 ) -> list[Any]:
-    """Returns the values of the requests; every process of the job calls it alike. `read` is a restore without collectives.
+    """Returns the values of the requests; every process of the job calls it alike. `read` is a
+    restore without collectives.
 
-    All that may fail for one process alone, above all the reading, comes before `before_collective`, which is called once.
+    All that may fail for one process alone, above all the reading, comes before
+    `before_collective`, which is called once.
     """
     bundles = list(_bundles(requests))
     bundled = [
@@ -65,7 +70,9 @@ def read_once(
 
 
 def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
-    """Yields the indices of requests that travel together: small leaves, replicated over one mesh."""
+    """Yields the indices of requests that travel together: small leaves, replicated over one
+    mesh.
+    """
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     held: dict[tuple[Any, ...], int] = {}
     for index, (leaf, _, _, sharding) in enumerate(requests):
@@ -88,7 +95,9 @@ def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
 
 
 class _Rows(NamedTuple):
-    """A bundle as rows of bytes, one for each device of its mesh: `memory` has those of this process, None if it has no device there."""
+    """A bundle as rows of bytes, one for each device of its mesh: `memory` has those of this
+    process, None if it has no device there.
+    """
 
     devices: list[Any]
     rows: Ints
@@ -143,7 +152,9 @@ def _spread(bundle: _Rows, requests: Sequence[LeafRequest]) -> list[jax.Array]:
 
 
 def _share_bytes(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
-    """Shares leaves among rows of about equal size; returns the row of each, where in it the leaf starts, and the longest row's size."""
+    """Shares leaves among rows of about equal size; returns the row of each, where in it the leaf
+    starts, and the longest row's size.
+    """
     ends = np.cumsum(sizes)
     rows: Ints = np.minimum((ends - sizes // 2) * count // ends[-1], count - 1)
     firsts = np.searchsorted(rows, rows)
@@ -186,7 +197,9 @@ def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.A
 
 
 class _Route(NamedTuple):
-    """How one leaf gets to its sharding: `request` is read first. Where that is a stack of replicas, `rows` says which has each chunk."""
+    """How one leaf gets to its sharding: `request` is read first. Where that is a stack of
+    replicas, `rows` says which has each chunk.
+    """
 
     request: LeafRequest
     rows: Ints | None = None
@@ -234,7 +247,9 @@ def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
 
 @functools.lru_cache(maxsize=64)
 def _crossing(mesh: Mesh) -> frozenset[str]:
-    """Returns the axes of a mesh along which the process changes: a process reads for its own devices once anyway."""
+    """Returns the axes of a mesh along which the process changes: a process reads for its own
+    devices once anyway.
+    """
     processes = np.vectorize(lambda device: device.process_index, otypes=[np.int64])(mesh.devices)
     return frozenset(
         name for axis, name in enumerate(mesh.axis_names) if np.diff(processes, axis=axis).any()
@@ -242,7 +257,9 @@ def _crossing(mesh: Mesh) -> frozenset[str]:
 
 
 def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
-    """Returns the row of each chunk of a leaf, from the least loaded one on, and adds them to `load`."""
+    """Returns the row of each chunk of a leaf, from the least loaded one on, and adds them to
+    `load`.
+    """
     assert leaf.grid is not None
     sizes, count = leaf.grid.sizes, len(load)
     rows: Ints = (np.argmin(load) + np.arange(len(sizes)) * max(1, count // len(sizes))) % count
@@ -253,7 +270,9 @@ def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
 def _divides(
     leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]
 ) -> bool:
-    """Returns whether an axis of a leaf may be divided by one more mesh axis without cutting a chunk."""
+    """Returns whether an axis of a leaf may be divided by one more mesh axis without cutting a
+    chunk.
+    """
     count = math.prod(sizes[other] for other in axes) * sizes[name]
     assert leaf.grid is not None
     return leaf.shape[axis] % count == 0 and bool(
@@ -267,7 +286,9 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
 
 
 class _RouteReader:
-    """Reads leaves by their routes. Of a stack of replicas each row has its own chunks, and zeros elsewhere."""
+    """Reads leaves by their routes. Of a stack of replicas each row has its own chunks, and zeros
+    elsewhere.
+    """
 
     def __init__(
         self, reader: ArrayReader, requests: Sequence[LeafRequest], routes: Sequence[_Route]
@@ -368,12 +389,14 @@ def _move(
     )
     moved: list[jax.Array] = move(list(arrays))
     for array in moved:
-        array.block_until_ready()  # collectives of meshes that share devices run one after the other
+        # collectives of meshes that share devices run one after the other
+        array.block_until_ready()
     return moved
 
 
 def _moved(array: Any, stacked: bool, sharding: Any) -> Any:
-    """Moves an array's bits: collectives of small floats go through larger ones, which makes other NaNs of signalling ones (seen).
+    """Moves an array's bits: collectives of small floats go through larger ones, which makes other
+    NaNs of signalling ones (seen).
 
     The barriers keep the compiler from seeing through the disguise.
     """
@@ -387,7 +410,9 @@ def _moved(array: Any, stacked: bool, sharding: Any) -> Any:
 
 
 def _to_bits(array: Any) -> Any:
-    """Returns an array's bits as whole numbers of at least a byte; a complex one has a last axis of 2."""
+    """Returns an array's bits as whole numbers of at least a byte; a complex one has a last axis of
+    2.
+    """
     lax: Any = jax.lax
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         return jnp.stack([_to_bits(lax.real(array)), _to_bits(lax.imag(array))], -1)

@@ -1,4 +1,6 @@
-"""Puts arrays of the host on this process's devices: one call a leaf, no copy where the host's memory is the device's."""
+"""Puts arrays of the host on this process's devices: one call a leaf, no copy where the host's
+memory is the device's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
 
 
 class DevicePlacement:
-    """The region that each of this process's devices needs of arrays of one shape, dtype and sharding; made once for all of them.
+    """The region that each of this process's devices needs of arrays of one shape, dtype and
+    sharding; made once for all of them.
 
     Raises ValueError where the sharding cannot divide the shape.
     """
@@ -48,7 +51,9 @@ class DevicePlacement:
 def _batched_put(
     sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any], devices: list[Any]
 ) -> Callable[[list[Any]], jax.Array] | None:
-    """Returns the call that `make_array_from_callback` ends in, without its checks of each array; None where this jax has no such call."""
+    """Returns the call that `make_array_from_callback` ends in, without its checks of each array;
+    None where this jax has no such call.
+    """
     try:
         from jax._src import core
         from jax._src.interpreters import pxla

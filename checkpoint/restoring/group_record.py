@@ -1,4 +1,6 @@
-"""The record of a step for all processes of a group: the store is asked once, unless it is too large for one service to send to all."""
+"""The record of a step for all processes of a group: the store is asked once, unless it is too
+large for one service to send to all.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ _RECORD, _CHECKSUM, _NOTHING = b"record", b"checksum", b"nothing"  # kinds of me
 def read_record_together(
     storage: Storage, step_dir: str, group: Group, name: str, *, timeout_s: float
 ) -> Record:
-    """Returns a step's record on every process of a group, which all call it alike; `name` is that of its message. Blocks.
+    """Returns a step's record on every process of a group, which all call it alike; `name` is that
+    of its message. Blocks.
 
-    The primary reads it and sends it on, compressed. Where that is more than MESSAGE_BYTES, each reads it from the store, and raises
-    StepGone if it is no longer the same. Where the primary cannot read it, each finds out for itself. Raises as `read_record` does, and
-    BarrierTimeout or ProcessLost where the primary does not answer within `timeout_s`.
+    The primary reads it and sends it on, compressed. Where that is more than MESSAGE_BYTES, each
+    reads it from the store, and raises StepGone if it is no longer the same. Where the primary
+    cannot read it, each finds out for itself. Raises as `read_record` does, and BarrierTimeout or
+    ProcessLost where the primary does not answer within `timeout_s`.
     """
     if group.count == 1:
         return read_record(storage, step_dir)

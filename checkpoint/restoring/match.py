@@ -33,7 +33,9 @@ class HostShapeDtypeStruct(jax.ShapeDtypeStruct):
 
 
 class LeafRequest(NamedTuple):
-    """A request for one leaf: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it) or a Python "value"."""
+    """A request for one leaf: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it)
+    or a Python "value".
+    """
 
     leaf: LeafRecord
     form: str
@@ -42,7 +44,9 @@ class LeafRequest(NamedTuple):
 
 
 def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> None:
-    """Raises TreeMismatch listing the wanted leaves that were not saved and, if strict, the saved ones that are not wanted."""
+    """Raises TreeMismatch listing the wanted leaves that were not saved and, if strict, the saved
+    ones that are not wanted.
+    """
     saved, asked = {leaf.path for leaf in item.leaves}, set(wanted)
     if saved == asked or (not strict and asked <= saved):
         return
@@ -66,7 +70,9 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
 
 
 def check_leaf_types(found: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Raises TreeMismatch where a leaf of `like` is of a class that was a leaf type to whoever saved, and is not registered here."""
+    """Raises TreeMismatch where a leaf of `like` is of a class that was a leaf type to whoever
+    saved, and is not registered here.
+    """
     for leaf, path in zip(leaves, paths, strict=True):
         if (
             type(leaf) in VALUE_TYPES
@@ -123,7 +129,9 @@ def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
 
 
 def saved_sharding(leaf: LeafRecord) -> Sharding | None:
-    """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do not fit."""
+    """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do
+    not fit.
+    """
     description = leaf.sharding
     if description is None:
         return None
@@ -146,7 +154,9 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
 
 
 def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
-    """Returns the request for a saved leaf that is to be like `like`; raises TreeMismatch naming path, both shapes and both dtypes."""
+    """Returns the request for a saved leaf that is to be like `like`; raises TreeMismatch naming
+    path, both shapes and both dtypes.
+    """
     _check_is_there(leaf)
     if type(like) in VALUE_TYPES:
         return _match_value(leaf, like)
@@ -239,7 +249,9 @@ def _sharding_of(like: Any) -> Sharding | None:
 
 
 def spans_processes(like: Any) -> bool:
-    """Says whether a `like` has arrays of several processes, by their shardings; SAVED has them in a job of several."""
+    """Says whether a `like` has arrays of several processes, by their shardings; SAVED has them in
+    a job of several.
+    """
     if like is SAVED:
         return bool(jax.process_count() > 1)
     shardings = map(_sharding_of, jax.tree_util.tree_leaves(like))

@@ -1,7 +1,8 @@
 """Memory for what is read: 64-aligned, and used again when the arrays in it have died.
 
-On a virtual machine a fresh page can cost more than the bytes that are read into it. Blocks that come back are marked as free to take
-(MADV_FREE): the kernel takes them when it needs memory, and until then they are warm.
+On a virtual machine a fresh page can cost more than the bytes that are read into it. Blocks that
+come back are marked as free to take (MADV_FREE): the kernel takes them when it needs memory, and
+until then they are warm.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _HUGE_BYTES = 2 << 20
 
 
 class _Block:
-    """Owns one mapping for as long as any array uses it; numpy and jax keep it alive, and its death returns the mapping."""
+    """Owns one mapping for as long as any array uses it; numpy and jax keep it alive, and its death
+    returns the mapping.
+    """
 
     def __init__(self, pool: MemoryPool, mapping: mmap.mmap) -> None:
         self._pool, self._mapping = pool, mapping
@@ -37,7 +40,9 @@ class _Block:
 
 
 class MemoryPool:
-    """Hands out memory and takes it back. Safe for use from several threads and from finalizers: it has no lock."""
+    """Hands out memory and takes it back. Safe for use from several threads and from finalizers: it
+    has no lock.
+    """
 
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
         self._idle_bytes = idle_bytes
@@ -66,7 +71,9 @@ class MemoryPool:
         self._free.setdefault(size, collections.deque()).append(mapping)
 
     def close(self) -> None:
-        """Keeps nothing from now on: what the last arrays of an interpreter leave behind goes back to the system."""
+        """Keeps nothing from now on: what the last arrays of an interpreter leave behind goes back
+        to the system.
+        """
         self._idle_bytes = -1
         self._free.clear()
 

@@ -1,7 +1,9 @@
-"""Leaves that every process keeps for itself: saved once for each, and given back to each on the same number of processes.
+"""Leaves that every process keeps for itself: saved once for each, and given back to each on the
+same number of processes.
 
-Such an array is stored whole for all processes, [processes, ...], each process having written its row; a Python value is a tuple of all.
-Here a leaf of the record becomes the leaf that one process sees.
+Such an array is stored whole for all processes, [processes, ...], each process having written its
+row; a Python value is a tuple of all. Here a leaf of the record becomes the leaf that one process
+sees.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class PerProcessSelection(NamedTuple):
 
 
 def leaves_of_process(item: ItemRecord, selection: PerProcessSelection) -> ItemRecord:
-    """Returns an item as one process sees it; a leaf that it has no copy of says so when it is wanted."""
+    """Returns an item as one process sees it; a leaf that it has no copy of says so when it is
+    wanted.
+    """
     return replace(
         item,
         leaves=tuple(

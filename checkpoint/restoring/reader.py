@@ -1,7 +1,8 @@
 """Reads chunks of one item, verified: coalesced ranges, side by side, into aligned memory.
 
-Small chunks are read whole, several at a time. Of a large one, the rows that are needed are read, and what lies between them and the
-nearest ends of the prefixes that have a checksum (see pack_header).
+Small chunks are read whole, several at a time. Of a large one, the rows that are needed are read,
+and what lies between them and the nearest ends of the prefixes that have a checksum (see
+pack_header).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class ArrayReader(Protocol):
     """What a restore asks of any layout."""
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array; raises Corrupt naming file and leaf, HostileCheckpoint, or StepGone."""
+        """Gives every request its array; raises Corrupt naming file and leaf, HostileCheckpoint, or
+        StepGone.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +143,8 @@ class ItemReader:
     def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
         """Returns what must be read, by file, in the order of the file.
 
-        Headers come first: from then on the work is bounded by the chunks that are there, whatever the record claims.
+        Headers come first: from then on the work is bounded by the chunks that are there, whatever
+        the record claims.
         """
         wanted = [read for read in reads if read.nbytes]
         self.load_headers({file for read in wanted for file in _files_of(read)})
@@ -200,7 +204,9 @@ class ItemReader:
         return found
 
     def check_all(self) -> None:
-        """Reads every chunk of every leaf, several at a time, and keeps none. Chunks that no leaf names are nothing of this step."""
+        """Reads every chunk of every leaf, several at a time, and keeps none. Chunks that no leaf
+        names are nothing of this step.
+        """
         self.load_headers(range(len(self._item.files)))
         chunks: dict[int, list[ChunkRead]] = {}
         for leaf in self._item.leaves:
@@ -269,7 +275,9 @@ class ItemReader:
         return parse_header(data, file.size, path)
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
-        """Returns the first bytes of a file, whose checksum is in the record, having checked that the file has its size, too."""
+        """Returns the first bytes of a file, whose checksum is in the record, having checked that
+        the file has its size, too.
+        """
         data = bytearray(size)
         self.read_range(file, 0, [memoryview(data)])
         self._check_file(file, crc32c(data))
@@ -281,7 +289,9 @@ class ItemReader:
             pass
 
     def pieces(self, file: FileReport) -> Iterator[memoryview]:
-        """Yields a file that has no header, in pieces that hold until the next; raises Corrupt after the last where they do not fit."""
+        """Yields a file that has no header, in pieces that hold until the next; raises Corrupt
+        after the last where they do not fit.
+        """
         crc, memory = 0, memoryview(bytearray(min(STEP_BYTES, file.size)))
         for start in range(0, file.size, STEP_BYTES):
             step = memory[: file.size - start]
@@ -291,7 +301,9 @@ class ItemReader:
         self._check_file(file, crc)
 
     def _check_file(self, file: FileReport, crc: int) -> None:
-        """Raises Corrupt where the checksum of what the record has one for is another, or the file has another size."""
+        """Raises Corrupt where the checksum of what the record has one for is another, or the file
+        has another size.
+        """
         path = self._path(file)
         if crc != file.crc:
             what = "header" if file.head else "file"
@@ -378,7 +390,9 @@ class ItemReader:
             self._read_large(self._item.files[file], group[0])
 
     def _read_large(self, report: FileReport, chunk: ChunkRead) -> None:
-        """Reads what is needed of a large chunk, straight to where it goes if that is one stretch."""
+        """Reads what is needed of a large chunk, straight to where it goes if that is one
+        stretch.
+        """
         straight = _straight(chunk)
         data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
         start, stop = _checked_range(chunk)
@@ -463,7 +477,9 @@ def _chunk_indices(read: ReadRequest) -> Ints:
 
 
 def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
-    """Yields what must be read of a chunk: the rows that are needed where the header can check them alone, else the whole."""
+    """Yields what must be read of a chunk: the rows that are needed where the header can check them
+    alone, else the whole.
+    """
     if not chunk.entry.checksum.prefixes:
         yield chunk
         return
@@ -477,7 +493,8 @@ def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
 def _rows_of(
     region: Region, reads: Sequence[ReadRequest], itemsize: int
 ) -> Iterable[tuple[Region, list[ReadRequest]]]:
-    """Yields stretches of a region that are needed, along its first axis of several rows (within a single row, along the next one).
+    """Yields stretches of a region that are needed, along its first axis of several rows (within a
+    single row, along the next one).
 
     Those between which less than two prefixes end are one, so that no byte is read twice.
     """
@@ -504,7 +521,9 @@ def _rows_of(
 
 
 def _checked_range(chunk: ChunkRead) -> tuple[int, int]:
-    """Returns the bytes of a chunk, around those that are needed, of which the header has checksums."""
+    """Returns the bytes of a chunk, around those that are needed, of which the header has
+    checksums.
+    """
     if not chunk.entry.checksum.prefixes:
         return 0, chunk.entry.nbytes
     start = chunk.first // PREFIX_BYTES * PREFIX_BYTES
@@ -548,7 +567,9 @@ def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
 
 
 def _position(chunk: ChunkRead) -> tuple[int, int]:
-    """The key to sort by position in the file; of two chunks that begin alike the first is empty."""
+    """The key to sort by position in the file; of two chunks that begin alike the first is
+    empty.
+    """
     return chunk.entry.start + chunk.first, chunk.entry.nbytes
 
 
@@ -557,7 +578,9 @@ def _end(chunk: ChunkRead) -> int:
 
 
 def _span(group: Sequence[ChunkRead]) -> int:
-    """Returns the bytes of memory for small chunks, which begin as far behind a multiple of 64 as in the file."""
+    """Returns the bytes of memory for small chunks, which begin as far behind a multiple of 64 as
+    in the file.
+    """
     return group[0].entry.start % 64 + _end(group[-1]) - group[0].entry.start
 
 

@@ -1,4 +1,6 @@
-"""Leaves under other names: an item whose leaves go by the paths that the caller has for them, and the reader that still finds them."""
+"""Leaves under other names: an item whose leaves go by the paths that the caller has for them, and
+the reader that still finds them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class RenamedReader:
 
 
 def renamed(item: ItemRecord, names: Names) -> ItemRecord:
-    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict of them."""
+    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict
+    of them.
+    """
     new = rename_all(names, [leaf.path for leaf in item.leaves])
     leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
     tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}

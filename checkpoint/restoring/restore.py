@@ -1,4 +1,6 @@
-"""Restores items onto any topology: a reader fetches what this process's devices need, and jax gets it in batches."""
+"""Restores items onto any topology: a reader fetches what this process's devices need, and jax gets
+it in batches.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,15 @@ _Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one 
 class RestoreOptions:
     """The options of a restore, besides the `like`.
 
-    `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which leaves to read, and without a `like` the
-    others come back as None, with one as they are in it. `cast=True` allows another dtype. `types` are classes that may be rebuilt without
-    a `like`; with `plain` all others become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in `like`: a
-    mapping, rules of (pattern, replacement), or a function. `read_once=True` reads replicated arrays once in the whole job and spreads
-    them by a device collective: every process calls it alike; `before_collective` is called once it has read all that it reads, and may
-    raise. `per_process` says whose copies of leaves that were kept per process come back (None: those of all, along a first axis).
+    `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which
+    leaves to read, and without a `like` the others come back as None, with one as they are in it.
+    `cast=True` allows another dtype. `types` are classes that may be rebuilt without a `like`; with
+    `plain` all others become dicts and lists. `rename` turns the path of a stored leaf into the one
+    that it has in `like`: a mapping, rules of (pattern, replacement), or a function.
+    `read_once=True` reads replicated arrays once in the whole job and spreads them by a device
+    collective: every process calls it alike; `before_collective` is called once it has read all
+    that it reads, and may raise. `per_process` says whose copies of leaves that were kept per
+    process come back (None: those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -90,10 +95,11 @@ def restore_item(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as `restore_files` has it).
+    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as
+    `restore_files` has it).
 
-    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks; raises StepNotFound (no such
-    item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED.
+    Blocks; raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     found = find_item(record, item)
     if found.kind == "json":
@@ -106,7 +112,9 @@ def restore_item(
 
 
 def allocate(nbytes: int) -> np.ndarray[Any, Any]:
-    """Returns 64-aligned memory, which jax on CPU takes without a copy; it is used again when its arrays have died."""
+    """Returns 64-aligned memory, which jax on CPU takes without a copy; it is used again when its
+    arrays have died.
+    """
     return POOL.take(nbytes)
 
 
@@ -127,7 +135,9 @@ def restore_tree(
         )
     gc.collect(
         0
-    )  # jax lets go of memory that dead arrays were made of when the collector runs: it is used again here
+        # jax lets go of memory that dead arrays were made of when the collector runs: it is used
+        # again here
+    )
     with paused_gc():
         if like is None or like is SAVED:
             chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
@@ -183,7 +193,9 @@ def _read_all(
 def _read(
     reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None
 ) -> list[Any]:
-    """Returns the values. Where devices have memory of their own they are read in waves, the next one while one is put."""
+    """Returns the values. Where devices have memory of their own they are read in waves, the next
+    one while one is put.
+    """
     placements: dict[Any, DevicePlacement] = {}
     placed = [(request, _placement_of(request, placements)) for request in requests]
     if not _any_copies(requests):
@@ -206,7 +218,9 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
 
 
 def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed]]:
-    """Yields the requests in turns of at most so many bytes that this process reads (one that has more comes alone)."""
+    """Yields the requests in turns of at most so many bytes that this process reads (one that has
+    more comes alone).
+    """
     wave: list[_Placed] = []
     held = 0
     for request, placement in placed:
@@ -288,7 +302,9 @@ def _on_host(request: LeafRequest, value: Any) -> Any:
 
 
 def read_json(storage: Storage, step_dir: str, record: Record, item: str, process: int = 0) -> Any:
-    """Returns the value that a process wrote for a JSON item, or the one that is all processes'; StepNotFound where there is none."""
+    """Returns the value that a process wrote for a JSON item, or the one that is all processes';
+    StepNotFound where there is none.
+    """
     found = find_item(record, item)
     reader = ItemReader(storage, step_dir, found)
     is_shared = len(found.files) == 1 < record.processes
@@ -316,10 +332,11 @@ def restore_files(
     like: Any = None,
     selection: PerProcessSelection | None = None,
 ) -> Any:
-    """Restores an item of files: by the `read` of a `like` that is Files, else as a dict of the files by their own names; each is checked.
+    """Restores an item of files: by the `read` of a `like` that is Files, else as a dict of the
+    files by their own names; each is checked.
 
-    Of files that each process has kept for itself those of `selection` come back. Raises TreeMismatch where it is of another kind, or of
-    another number of processes.
+    Of files that each process has kept for itself those of `selection` come back. Raises
+    TreeMismatch where it is of another kind, or of another number of processes.
     """
     check_files_like(record.path, item, find_item(record, item).kind, like)
     return give_files(like, open_files(storage, step_dir, record, item, selection), record.path)
@@ -343,7 +360,9 @@ def open_files(
     item: str,
     selection: PerProcessSelection | None,
 ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-    """Yields the files of an item of files: each one's own name, and its bytes in pieces, which are checked after the last."""
+    """Yields the files of an item of files: each one's own name, and its bytes in pieces, which are
+    checked after the last.
+    """
     found = find_item(record, item)
     reader, owner = ItemReader(storage, step_dir, found), ""
     if found.per_process:
@@ -354,7 +373,9 @@ def open_files(
 
 
 def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
-    """Reads every byte of every file that the record names and checks it; raises Corrupt, HostileCheckpoint or StepGone."""
+    """Reads every byte of every file that the record names and checks it; raises Corrupt,
+    HostileCheckpoint or StepGone.
+    """
     leaves = total = 0
     for item in record.items.values():
         reader = ItemReader(storage, step_dir, item)
@@ -373,7 +394,9 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
 def restore_any(
     storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions
 ) -> Any:
-    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like` takes back and is returned."""
+    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like`
+    takes back and is returned.
+    """
     if isinstance(like, Files):
         return restore_files(storage, step_dir, record, item, like, options.per_process)
     if is_iterator(like):
@@ -394,7 +417,9 @@ def restore_any(
 
 
 def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
-    """Returns whose state an iterator takes; raises TreeMismatch on another number of processes than saved, unless one is chosen."""
+    """Returns whose state an iterator takes; raises TreeMismatch on another number of processes
+    than saved, unless one is chosen.
+    """
     if own is None or own.processes in (None, record.processes):
         return 0 if own is None else own.process
     message = (

@@ -1,4 +1,6 @@
-"""The save in flight: at most one, on a thread of its own, its handle for the caller, and its error for the next call."""
+"""The save in flight: at most one, on a thread of its own, its handle for the caller, and its error
+for the next call.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,11 @@ class SaveRunner(Protocol):
 
 
 class SaveHandle:
-    """What `CheckpointManager.save` returns: a save that was begun, or, false then, one that the save policy did not want. Thread-safe.
+    """What `CheckpointManager.save` returns: a save that was begun, or, false then, one that the
+    save policy did not want. Thread-safe.
 
-    Nobody needs to keep it: a save goes on without, and the manager raises its error at a later call, unless `wait` has raised it.
+    Nobody needs to keep it: a save goes on without, and the manager raises its error at a later
+    call, unless `wait` has raised it.
     """
 
     def __init__(
@@ -77,10 +81,11 @@ class SaveHandle:
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Blocks until the save has ended: returns when the step is there, raises its error each time when not.
+        """Blocks until the save has ended: returns when the step is there, raises its error each
+        time when not.
 
-        What `on_commit` was given by then has been called. Raises TimeoutError after `timeout_s`; without it the save's own time is the
-        bound. For a save that was skipped it returns at once.
+        What `on_commit` was given by then has been called. Raises TimeoutError after `timeout_s`;
+        without it the save's own time is the bound. For a save that was skipped it returns at once.
         """
         if self._thread_id == threading.get_ident():
             raise RuntimeError(
@@ -93,11 +98,12 @@ class SaveHandle:
             raise error
 
     def cancel(self) -> bool:
-        """Calls the save off, on all processes; returns whether that came in time, so that the step will not be there. Does not block.
+        """Calls the save off, on all processes; returns whether that came in time, so that the step
+        will not be there. Does not block.
 
-        In time is, on the primary, what comes before its commit begins, and elsewhere what comes before the process has reported its share.
-        `wait` raises SaveCancelled then, and so do later calls of the other processes' managers; this one's do not. What was written is
-        deleted.
+        In time is, on the primary, what comes before its commit begins, and elsewhere what comes
+        before the process has reported its share. `wait` raises SaveCancelled then, and so do later
+        calls of the other processes' managers; this one's do not. What was written is deleted.
         """
         if self._request is None or not self._request.cancellation.cancel():
             return False
@@ -105,9 +111,11 @@ class SaveHandle:
         return True
 
     def on_commit(self, callback: Callable[[int], object]) -> None:
-        """Calls `callback(step)` once the step is there, now if it is already; never, if the save fails.
+        """Calls `callback(step)` once the step is there, now if it is already; never, if the save
+        fails.
 
-        It is called on the saving thread, before `wait` returns, so that the next save waits for it; what it raises goes to the log.
+        It is called on the saving thread, before `wait` returns, so that the next save waits for
+        it; what it raises goes to the log.
         """
         self._callbacks.append(callback)
         if self.done() and self and self._error() is None:
@@ -144,7 +152,9 @@ class SaveHandle:
             self._call_back()  # what came while the last of them was called
 
     def _join(self, timeout_s: float | None = None) -> None:
-        """Waits for the end; the save's own time bounds the wait unless a store hangs. Raises TimeoutError after `timeout_s`."""
+        """Waits for the end; the save's own time bounds the wait unless a store hangs. Raises
+        TimeoutError after `timeout_s`.
+        """
         if self._context is None:
             return
         bound_s = self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
@@ -168,7 +178,9 @@ class SaveHandle:
                 pass
 
     def _take_error(self) -> HoldfastError | None:
-        """Returns the save's error, once; None where it is in flight, or has raised its error already. Raises a defect."""
+        """Returns the save's error, once; None where it is in flight, or has raised its error
+        already. Raises a defect.
+        """
         if not self._is_unread or not self.done():
             return None
         self._is_unread = False
@@ -191,9 +203,11 @@ class AsyncSaver:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def start(self, request: SaveRequest) -> SaveHandle:
-        """Begins a save; the one before has ended. One thread serves all: to start one would hold the caller until it runs.
+        """Begins a save; the one before has ended. One thread serves all: to start one would hold
+        the caller until it runs.
 
-        An interrupt (Ctrl-C) at any moment leaves either no save, or one that runs: what later calls wait for is noted last.
+        An interrupt (Ctrl-C) at any moment leaves either no save, or one that runs: what later
+        calls wait for is noted last.
         """
         handle = SaveHandle(request.step, request, self._context)
         if self._queue is None:
@@ -206,7 +220,9 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def preparing(self, request: SaveRequest, group: Group) -> Iterator[None]:
-        """Within it a save is prepared that all processes of a group begin; where that fails, the others learn that this one cannot."""
+        """Within it a save is prepared that all processes of a group begin; where that fails, the
+        others learn that this one cannot.
+        """
         try:
             yield
         except BaseException as error:
@@ -237,12 +253,16 @@ class AsyncSaver:
             self._last._wait_for_snapshots()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight; its own time bounds the wait unless a store hangs. Raises TimeoutError after `timeout_s`."""
+        """Waits for the save in flight; its own time bounds the wait unless a store hangs. Raises
+        TimeoutError after `timeout_s`.
+        """
         if self._last is not None:
             self._last._join(timeout_s)
 
     def take_error(self) -> HoldfastError | None:
-        """Returns the error of the last save, once; None where it is in flight, or has raised its error already."""
+        """Returns the error of the last save, once; None where it is in flight, or has raised its
+        error already.
+        """
         return None if self._last is None else self._last._take_error()
 
     def raise_error(self) -> None:

@@ -14,10 +14,11 @@ SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
 
 
 def cast_tree(tree: Any, dtype: SaveDtype) -> Any:
-    """Returns the tree with its floating-point arrays as `dtype`, or as what `dtype(path)` says (None: as they are); all else stays.
+    """Returns the tree with its floating-point arrays as `dtype`, or as what `dtype(path)` says
+    (None: as they are); all else stays.
 
-    Arrays of jax are cast on their devices, where the copies take room until the snapshot is taken. Raises ValueError for a dtype that is
-    none of floating point.
+    Arrays of jax are cast on their devices, where the copies take room until the snapshot is taken.
+    Raises ValueError for a dtype that is none of floating point.
     """
     if dtype is None:
         return tree

@@ -1,6 +1,8 @@
-"""One save on one process: carries out what the protocol asks for. It takes the store, the group and the clock that the protocol lacks.
+"""One save on one process: carries out what the protocol asks for. It takes the store, the group
+and the clock that the protocol lacks.
 
-A manager's save, a one-shot save and a conversion differ in the work alone: how packs are written, and what the record is made of.
+A manager's save, a one-shot save and a conversion differ in the work alone: how packs are written,
+and what the record is made of.
 """
 
 from __future__ import annotations
@@ -73,13 +75,17 @@ NAMED_LEAVES = 5  # of those that were lost
 
 
 class Cancellation:
-    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave held: the first call decides."""
+    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave
+    held: the first call decides.
+    """
 
     def __init__(self) -> None:
         self._first: dict[None, str] = {}
 
     def cancel(self) -> bool:
-        """Calls the save off; returns whether that came in time, so that nothing of it is or will be committed."""
+        """Calls the save off; returns whether that came in time, so that nothing of it is or will
+        be committed.
+        """
         return self._first.setdefault(None, "cancelled") == "cancelled"
 
     def check(self, step: int, process: int) -> None:
@@ -91,7 +97,9 @@ class Cancellation:
             raise SaveCancelled(message, step=step, process=process)
 
     def close(self, step: int, process: int) -> None:
-        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled where the save was called off."""
+        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled
+        where the save was called off.
+        """
         self._first.setdefault(None, "closed")
         self.check(step, process)
 
@@ -100,8 +108,9 @@ class Cancellation:
 class SaveTarget:
     """Where a save goes, and with whom.
 
-    `folder` is the step's in the store ("" for the root itself), `claim` the one of the writer's claim; the names of the save's messages
-    begin with `messages`. `began` is by the monotonic clock.
+    `folder` is the step's in the store ("" for the root itself), `claim` the one of the writer's
+    claim; the names of the save's messages begin with `messages`. `began` is by the monotonic
+    clock.
     """
 
     storage: Storage
@@ -141,7 +150,9 @@ class SaveWork(Protocol):
         """Writes this process's share, durably; reports it."""
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
-        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
+        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit
+        together.
+        """
 
     def check(self, record: bytes) -> None:
         """Reads what `build` has built as every reader will. Raises HostileCheckpoint, Corrupt."""
@@ -160,7 +171,8 @@ class SaveWork(Protocol):
 
 
 def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
-    """Saves, with all processes of the group. Blocks for the save's time and RESULT_WAIT_S at most; a failure is in the result.
+    """Saves, with all processes of the group. Blocks for the save's time and RESULT_WAIT_S at most;
+    a failure is in the result.
 
     Where nothing can be committed any more, what this process wrote is deleted.
     """
@@ -211,7 +223,9 @@ class _Part:
         self.reported = self._unclear = False
 
     def perform(self, effect: Effect) -> Event:
-        """Answers an effect. Whatever goes wrong is an answer too; what ends the process (Ctrl-C in a one-shot save) is raised."""
+        """Answers an effect. Whatever goes wrong is an answer too; what ends the process (Ctrl-C in
+        a one-shot save) is raised.
+        """
         try:
             return self._perform(effect)
         except Exception as error:
@@ -295,7 +309,9 @@ class _Part:
         )
 
     def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
-        """Returns the failure of the save, with the leaves that went with the processes that did not report, for all to hear."""
+        """Returns the failure of the save, with the leaves that went with the processes that did
+        not report, for all to hear.
+        """
         group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
@@ -368,13 +384,17 @@ class _Part:
             return RecordAbsent()
         if found != target.key.save_id or not isinstance(target.storage, LocalStorage):
             return RecordFound(found)
-        if self._unclear:  # a disk that failed to make it durable once does not always fail again, and it is no more durable then
+        # a disk that failed to make it durable once does not always fail again, and it is no more
+        # durable then
+        if self._unclear:
             return RecordFound(found, durable=False)
         make_durable(target.storage, target.folder)
         return RecordFound(found)
 
     def delete_own(self) -> None:
-        """Deletes what this process wrote; what cannot be deleted now is left to the background worker."""
+        """Deletes what this process wrote; what cannot be deleted now is left to the background
+        worker.
+        """
         target, names = self._target, self._work.own_files()
 
         def delete() -> None:
@@ -395,7 +415,9 @@ class _Part:
 
 
 def _named_files(target: SaveTarget) -> list[str]:
-    """Returns the files that the record in place names; none where it is damaged: what it named stays until somebody looks."""
+    """Returns the files that the record in place names; none where it is damaged: what it named
+    stays until somebody looks.
+    """
     try:
         return read_record(target.storage, target.folder).file_names()
     except CheckpointError:

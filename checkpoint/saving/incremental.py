@@ -1,10 +1,13 @@
-"""What an incremental save knows of the one before: which chunks have changed, and which files are worth a second name.
+"""What an incremental save knows of the one before: which chunks have changed, and which files are
+worth a second name.
 
-Every step stays whole by itself: a chunk that has not changed since the last committed step is in a file of that step, which gets a second
-name (a hard link) in the new one; what changed is written. Nothing refers to another step, so deletions, sweeps and crashes know nothing
-of it. An old file is linked only while at least half of its bytes live, so that a step takes at most twice its size.
+Every step stays whole by itself: a chunk that has not changed since the last committed step is in a
+file of that step, which gets a second name (a hard link) in the new one; what changed is written.
+Nothing refers to another step, so deletions, sweeps and crashes know nothing of it. An old file is
+linked only while at least half of its bytes live, so that a step takes at most twice its size.
 
-Chunks are compared by 128 bits of xxh3 with their own predecessors: with the CRCs of the format one update in four billion would be lost.
+Chunks are compared by 128 bits of xxh3 with their own predecessors: with the CRCs of the format one
+update in four billion would be lost.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from .plan import Plan
 
 MAX_LINKS = 8  # old files of a pack
 HEAD_BYTES = 1 << 20  # as the pieces in which chunks are written
-NAMES = 16  # for the files of a pack, at most MAX_LINKS + 1: links by their age, and then what was written
+# for the files of a pack, at most MAX_LINKS + 1: links by their age, and then what was written
+NAMES = 16
 
 
 def load_digest() -> ModuleType:
@@ -41,8 +45,8 @@ def load_digest() -> ModuleType:
 
 
 class ChunkDigest(NamedTuple):
-    """The digests of a chunk's first HEAD_BYTES and of all: most of what has changed is seen to have by the first, and hashed as it is
-    written.
+    """The digests of a chunk's first HEAD_BYTES and of all: most of what has changed is seen to
+    have by the first, and hashed as it is written.
     """
 
     head: bytes
@@ -67,7 +71,9 @@ class RunningDigest:
 
 
 def digest_chunk(data: memoryview, old: ChunkDigest | None = None) -> ChunkDigest | None:
-    """Returns the digest of a chunk's bytes; None where its head says already that they are not those of `old`."""
+    """Returns the digest of a chunk's bytes; None where its head says already that they are not
+    those of `old`.
+    """
     running = RunningDigest()
     running.add(data[:HEAD_BYTES])
     if old is not None and running.head != old.head:
@@ -79,7 +85,9 @@ def digest_chunk(data: memoryview, old: ChunkDigest | None = None) -> ChunkDiges
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of the last committed step: its name in the store, its report, and the bytes of all chunks that it was written with."""
+    """A file of the last committed step: its name in the store, its report, and the bytes of all
+    chunks that it was written with.
+    """
 
     name: str
     report: FileReport
@@ -88,7 +96,9 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class PackHistory:
-    """Where the chunks of one planned pack are, in the pack's order: files from oldest to newest, and which of them has each chunk."""
+    """Where the chunks of one planned pack are, in the pack's order: files from oldest to newest,
+    and which of them has each chunk.
+    """
 
     files: tuple[WrittenFile, ...]
     where: tuple[int, ...]
@@ -99,7 +109,8 @@ class PackHistory:
 def choose_links(
     history: PackHistory, unchanged: Sequence[bool], sizes: Sequence[int]
 ) -> list[int]:
-    """Returns which files of a pack get a second name, from oldest to newest: half alive at least, and those with the most living bytes.
+    """Returns which files of a pack get a second name, from oldest to newest: half alive at least,
+    and those with the most living bytes.
 
     `unchanged` and `sizes` (bytes) are of the pack's chunks.
     """
@@ -124,7 +135,9 @@ class _SavedItem(NamedTuple):
 
 
 def never_changes(leaf: Any) -> bool:
-    """Says whether a leaf that is the same object has the same values; one on the CPU may be a view of what numpy changes."""
+    """Says whether a leaf that is the same object has the same values; one on the CPU may be a view
+    of what numpy changes.
+    """
     return isinstance(leaf, jax.Array) and all(
         device.platform != "cpu" for device in leaf.devices()
     )
@@ -138,7 +151,8 @@ def references(leaves: Sequence[Any]) -> Arrays:
 class Unmoved(NamedTuple):
     """What need be neither copied from the device nor hashed.
 
-    `files` have been linked: by pack, as indices of its history; they have `chunks` (pack, place in it). `arrays` are this save's leaves.
+    `files` have been linked: by pack, as indices of its history; they have `chunks` (pack, place in
+    it). `arrays` are this save's leaves.
     """
 
     files: Mapping[int, set[int]]
@@ -155,7 +169,9 @@ def link_unmoved(
     item: str,
     save_id: str,
 ) -> Unmoved:
-    """Links, in the caller's thread, the files that leaves of the last save keep alive. A file that cannot be linked is left out."""
+    """Links, in the caller's thread, the files that leaves of the last save keep alive. A file that
+    cannot be linked is left out.
+    """
     unmoved, files, found = (
         history.unmoved(item, leaves),
         dict[int, set[int]](),
@@ -184,7 +200,9 @@ def link_unmoved(
 def unlink(
     unmoved: Unmoved, plan: Plan, storage: LocalStorage, folder: str, item: str, save_id: str
 ) -> None:
-    """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is left to a sweep."""
+    """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is
+    left to a sweep.
+    """
     with contextlib.suppress(OSError):
         names = [
             link_name(plan, pack, file, save_id)
@@ -199,13 +217,16 @@ def unlink(
 
 
 def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:
-    """Returns the name of a file of a pack's history in a new save: whoever loads files in the order of names meets the newest last."""
+    """Returns the name of a file of a pack's history in a new save: whoever loads files in the
+    order of names meets the newest last.
+    """
     return pack_name(plan.process, pack * NAMES + file, save_id)
 
 
 @dataclass
 class SaveHistory:
-    """The files of the last committed save of this process, by item and pack. For one thread at a time.
+    """The files of the last committed save of this process, by item and pack. For one thread at a
+    time.
 
     It is forgotten after any failure and any deletion: then everything is written.
     """
@@ -222,13 +243,17 @@ class SaveHistory:
         return bool(self._saved)
 
     def of(self, item: str, plan: Plan) -> Mapping[int, PackHistory]:
-        """Returns what is known of an item's packs: nothing where the plan is another one, or a full save is due."""
+        """Returns what is known of an item's packs: nothing where the plan is another one, or a
+        full save is due.
+        """
         saved = self._saved.get(item)
         due = self.full_every is not None and self._since_full + 1 >= self.full_every
         return saved.packs if saved is not None and saved.plan_hash == plan.hash and not due else {}
 
     def unmoved(self, item: str, leaves: Sequence[Any]) -> set[int]:
-        """Returns the leaves that are the very objects of the last committed save: jax.Arrays, whose values cannot change."""
+        """Returns the leaves that are the very objects of the last committed save: jax.Arrays,
+        whose values cannot change.
+        """
         saved = self._saved.get(item)
         return (
             set()
@@ -245,7 +270,9 @@ class SaveHistory:
         *,
         linked: bool,
     ) -> None:
-        """Notes what a save wrote of an item, and whether any of it was linked, until it is known how the save ended."""
+        """Notes what a save wrote of an item, and whether any of it was linked, until it is known
+        how the save ended.
+        """
         self._begun[item] = _SavedItem(plan.hash, packs, arrays)
         self._linked = self._linked or linked
 

@@ -1,7 +1,9 @@
-"""Writes packs: which chunk lies where in one, and its bytes as a stream of checksummed pieces. A pack is an ordinary safetensors file.
+"""Writes packs: which chunk lies where in one, and its bytes as a stream of checksummed pieces. A
+pack is an ordinary safetensors file.
 
-The chunks lie in the plan's order, back to back. The header is padded so that the data begins at a multiple of 64 bytes, and all of it
-but the checksums is known from the plan. Packs of a process are written side by side; JSON items are written here too.
+The chunks lie in the plan's order, back to back. The header is padded so that the data begins at a
+multiple of 64 bytes, and all of it but the checksums is known from the plan. Packs of a process are
+written side by side; JSON items are written here too.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenPack:
-    """What became of one planned pack: its files, which of them has each chunk, and the chunks' CRCs; `linked` are bytes of old files."""
+    """What became of one planned pack: its files, which of them has each chunk, and the chunks'
+    CRCs; `linked` are bytes of old files.
+    """
 
     files: tuple[WrittenFile, ...]
     where: tuple[int, ...]
@@ -77,7 +81,9 @@ class PackTarget(NamedTuple):
         shards: list[Any],
         digests: list[ChunkDigest] | None = None,
     ) -> tuple[WrittenFile, list[int]]:
-        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk; appends their digests."""
+        """Writes chunks as pack `number`, durably; returns the file, and the CRC of each chunk;
+        appends their digests.
+        """
         found, name = list[ChunkChecksum](), pack_name(plan.process, number, self.save_id)
         parts = pack_parts(planned, shards, found, digests)
         path = join(self.folder, name)
@@ -121,11 +127,13 @@ def write_snapshot(
     history: SaveHistory | None = None,
     statistics: Statistics | None = None,
 ) -> ItemReport:
-    """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them; blocks, and empties the snapshot.
+    """Writes the packs of this process under `<step_dir>/<item>/`, durably, and reports them;
+    blocks, and empties the snapshot.
 
-    `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from several threads, with the bytes that
-    went out. With a `history` files of the last save are linked for what has not changed. A failure is the store's OSError (or the device's
-    error); the caller turns it into SaveFailed and reports it to the group.
+    `step_dir` is relative to the store's root ("" for the root itself). `progress` is called, from
+    several threads, with the bytes that went out. With a `history` files of the last save are
+    linked for what has not changed. A failure is the store's OSError (or the device's error); the
+    caller turns it into SaveFailed and reports it to the group.
     """
     plan, target = snapshot.plan, PackTarget(storage, join(step_dir, item), save_id, progress)
     previous = {} if history is None else history.of(item, plan)
@@ -209,10 +217,12 @@ def _write_changed(
     linked: set[int],
     target: PackTarget,
 ) -> WrittenPack:
-    """Links the files of the last save that are worth it, and writes all other chunks as one more pack.
+    """Links the files of the last save that are worth it, and writes all other chunks as one more
+    pack.
 
-    `linked` are those that have been linked already: their shards are None. Links come first, while the bytes are held: what cannot be
-    linked (deleted meanwhile, too many links, another project) is written.
+    `linked` are those that have been linked already: their shards are None. Links come first, while
+    the bytes are held: what cannot be linked (deleted meanwhile, too many links, another project)
+    is written.
     """
     old = old or PackHistory((), (), (), ())
     sizes = [chunk.nbytes for chunk in planned.chunks]
@@ -261,7 +271,9 @@ def _write_changed(
 
 
 def _local_crcs(snapshot: Snapshot, written: dict[tuple[int, str], int]) -> tuple[int, ...]:
-    """Returns one CRC for each host-local array, then for each value (0: kept per process): the same on every process if they agree."""
+    """Returns one CRC for each host-local array, then for each value (0: kept per process): the
+    same on every process if they agree.
+    """
     plan = snapshot.plan
     if plan.process_count == 1:
         return ()
@@ -311,7 +323,9 @@ def write_files(
     staged: StagedFiles,
     progress: Callable[[int], None],
 ) -> ItemReport:
-    """Writes files from a scratch folder as `<item>/<process>-<number>-<save id>.bin`, durably, and reports them with their own names."""
+    """Writes files from a scratch folder as `<item>/<process>-<number>-<save id>.bin`, durably, and
+    reports them with their own names.
+    """
 
     def write(numbered: tuple[int, str]) -> FileReport:
         number, own = numbered
@@ -382,9 +396,11 @@ def pack_parts(
     checksums: list[ChunkChecksum],
     digests: list[ChunkDigest] | None = None,
 ) -> Iterator[Part]:
-    """Yields the file's parts, each checksummed just before; appends those of the chunks to `checksums`; the header comes last.
+    """Yields the file's parts, each checksummed just before; appends those of the chunks to
+    `checksums`; the header comes last.
 
-    A chunk's shard is dropped from `shards` once it is written. Where `digests` are wanted, they are appended too.
+    A chunk's shard is dropped from `shards` once it is written. Where `digests` are wanted, they
+    are appended too.
     """
     offset, batch, held = pack.frame.nbytes, [], 0
     for index, chunk in enumerate(pack.chunks):
@@ -424,7 +440,9 @@ def pack_parts(
 
 
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:
-    """Returns the bytes of a chunk of a numpy array or Shard, in C order; a view unless the array is laid out otherwise."""
+    """Returns the bytes of a chunk of a numpy array or Shard, in C order; a view unless the array
+    is laid out otherwise.
+    """
     array: Any = shard if isinstance(shard, np.ndarray) else shard.get()
     region: Any = array if chunk.inside is None else array[chunk.inside]
     data: Any = np.ascontiguousarray(region).reshape(-1).view(np.uint8)

@@ -1,13 +1,15 @@
-"""Decides who writes which chunk into which pack: a pure function of shapes, dtypes and where the shards lie. No jax, no I/O.
+"""Decides who writes which chunk into which pack: a pure function of shapes, dtypes and where the
+shards lie. No jax, no I/O.
 
-A leaf is cut into a grid of chunks: along each axis into the shards of its sharding, and those, along the leading axes, until a chunk
-has at most CHUNK_BYTES. Each chunk has one writer among the ranks that hold it. First all chunks with one holder are counted; then
-the replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So that one
-restoring process need not open a pack of every process for its biases, no more ranks share in replicated leaves than have SHARE_BYTES
-each to write.
+A leaf is cut into a grid of chunks: along each axis into the shards of its sharding, and those,
+along the leading axes, until a chunk has at most CHUNK_BYTES. Each chunk has one writer among the
+ranks that hold it. First all chunks with one holder are counted; then the replicated leaves,
+largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So
+that one restoring process need not open a pack of every process for its biases, no more ranks share
+in replicated leaves than have SHARE_BYTES each to write.
 
-The chunks of one rank, in the order of leaves and their grids, are split into packs of about equal weight. All of it is index arithmetic on
-whole grids, since a job may have thousands of ranks.
+The chunks of one rank, in the order of leaves and their grids, are split into packs of about equal
+weight. All of it is index arithmetic on whole grids, since a job may have thousands of ranks.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ FEW_CHUNKS = 64
 class ShardPlacement:
     """Where the shards of an array lie.
 
-    `ranks` is [shards, replicas], shards in C order: the rank that holds each replica (-1: nobody of the group). `slots` is, at the holder
-    of a replica, the index of its addressable shard (-1 elsewhere).
+    `ranks` is [shards, replicas], shards in C order: the rank that holds each replica (-1: nobody
+    of the group). `slots` is, at the holder of a replica, the index of its addressable shard (-1
+    elsewhere).
     """
 
     shards_per_axis: tuple[int, ...]
@@ -56,7 +59,9 @@ class ShardPlacement:
 
     @cached_property
     def holders(self) -> tuple[Ints, Ints]:
-        """The distinct ranks that hold each shard, ascending, [shards, most], and how many there are of them, [shards]."""
+        """The distinct ranks that hold each shard, ascending, [shards, most], and how many there
+        are of them, [shards].
+        """
         ranks = np.sort(self.ranks, axis=1)
         first = ranks >= 0
         first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
@@ -68,7 +73,9 @@ class ShardPlacement:
         )
 
     def without(self, leaving: Collection[int]) -> ShardPlacement:
-        """Returns the placement in which ranks that leave hold nothing that one which stays holds too."""
+        """Returns the placement in which ranks that leave hold nothing that one which stays holds
+        too.
+        """
         gone = np.isin(self.ranks, list(leaving))
         stays = ((self.ranks >= 0) & ~gone).any(axis=1, keepdims=True)
         return replace(self, ranks=np.where(gone & stays, -1, self.ranks))
@@ -81,11 +88,12 @@ class ShardPlacement:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy", "scalar" (of numpy) or the
-    name of a Python type, whose value lies in the record.
+    """One leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their
+    data), "numpy", "scalar" (of numpy) or the name of a Python type, whose value lies in the
+    record.
 
-    `placement` None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of the same shape, and writes it as its row
-    of [ranks, *shape], which is then the shape here.
+    `placement` None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of
+    the same shape, and writes it as its row of [ranks, *shape], which is then the shape here.
     """
 
     path: str
@@ -109,7 +117,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class LeafPlan:
-    """The grid of a leaf, and in C order of its chunks who writes each and into which of the writer's packs."""
+    """The grid of a leaf, and in C order of its chunks who writes each and into which of the
+    writer's packs.
+    """
 
     leaf: Leaf
     grid: Grid
@@ -121,8 +131,9 @@ class LeafPlan:
 class Plan:
     """What each process writes of one tree, the same on every process but for `own`.
 
-    `hash` is the SHA-256, in hex, of its canonical description. `own` are the chunks of this process by pack, in the order of the file.
-    `own_bytes` is what this process writes, `total_bytes` what all write. `cache` holds what other modules derive from the plan once.
+    `hash` is the SHA-256, in hex, of its canonical description. `own` are the chunks of this
+    process by pack, in the order of the file. `own_bytes` is what this process writes,
+    `total_bytes` what all write. `cache` holds what other modules derive from the plan once.
     """
 
     hash: str
@@ -138,7 +149,9 @@ class Plan:
     cache: dict[str, Any] = field(default_factory=dict)
 
     def held_only_by(self, rank: int) -> list[str]:
-        """Returns the paths of the leaves that are lost, in whole or in part, with one rank: no other holds what it holds of them."""
+        """Returns the paths of the leaves that are lost, in whole or in part, with one rank: no
+        other holds what it holds of them.
+        """
         return [
             leaf.path
             for leaf in self.leaves
@@ -223,7 +236,9 @@ def _grid(leaf: Leaf) -> Grid:
 
 
 def _chunk_shape(shard_shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:
-    """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`; chunks are as equal as can be."""
+    """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`; chunks are as
+    equal as can be.
+    """
     chunk_shape = list(shard_shape)
     for axis, size in enumerate(shard_shape):
         row_bytes = math.prod(shard_shape[axis + 1 :]) * itemsize
@@ -317,7 +332,9 @@ def _own_chunks(
 
 
 def _file_order(chunk: Chunk) -> tuple[bool, int]:
-    """Puts chunks of whole 64 bytes first, then by falling item size: all are aligned, with no holes."""
+    """Puts chunks of whole 64 bytes first, then by falling item size: all are aligned, with no
+    holes.
+    """
     return chunk.nbytes % 64 != 0, -chunk.itemsize
 
 

@@ -1,6 +1,8 @@
-"""Says why the plans of a save differ: asked for only when their hashes do, so that a save of equal ones stays one gather.
+"""Says why the plans of a save differ: asked for only when their hashes do, so that a save of equal
+ones stays one gather.
 
-The primary broadcasts a question instead of the result; the process that is asked answers with its leaves; then the result is sent.
+The primary broadcasts a question instead of the result; the process that is asked answers with its
+leaves; then the result is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class PlansDiffer(SaveFailed):
 
 
 def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when the processes' reports (in rank order) are not of one plan (PlansDiffer) and one value of each local leaf.
+    """Raises SaveFailed when the processes' reports (in rank order) are not of one plan
+    (PlansDiffer) and one value of each local leaf.
 
     Its message names the leaf and the processes that differ; `process` is the first of them.
     """
@@ -38,7 +41,9 @@ def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
 
 
 def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[ItemReport]) -> None:
-    """Does so where the plan is known by its hash, and by the names of what is local to each process."""
+    """Does so where the plan is known by its hash, and by the names of what is local to each
+    process.
+    """
     others = [report.process for report in reports if report.plan != plan]
     if others:
         message = (
@@ -74,7 +79,9 @@ def check_json(item: str, reports: Sequence[ItemReport]) -> None:
 
 
 def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when two processes wrote a file of one name into an item of files, or one a file where another has a folder."""
+    """Raises SaveFailed when two processes wrote a file of one name into an item of files, or one a
+    file where another has a folder.
+    """
     owners: dict[str, int] = {}
     for report in reports:
         for name in report.names or ():
@@ -95,9 +102,11 @@ ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
 
 
 def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
-    """Does the primary's part: asks the first process that differs, and returns the error with the first leaf that does, where it can.
+    """Does the primary's part: asks the first process that differs, and returns the error with the
+    first leaf that does, where it can.
 
-    All processes answer, so that the calls of all stay in step; only the one that is asked, and the primary, send their leaves.
+    All processes answer, so that the calls of all stay in step; only the one that is asked, and the
+    primary, send their leaves.
     """
     message, leaf, asked = error.message, "", error.process or 0
     try:
@@ -120,7 +129,9 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
 def receive_result(
     group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float
 ) -> SaveResult:
-    """Does the part of the others: returns the result, having answered the question if there was one."""
+    """Does the part of the others: returns the result, having answered the question if there was
+    one.
+    """
     message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
     if message.startswith(QUESTION):
         asked, item = json.loads(message.removeprefix(QUESTION))
@@ -162,7 +173,9 @@ def _shown(leaf: Leaf) -> str:
 
 
 def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tuple[str, str]:
-    """Returns the first leaf that `process` has otherwise than process 0, and a sentence; ("", "") when only structure differs."""
+    """Returns the first leaf that `process` has otherwise than process 0, and a sentence; ("", "")
+    when only structure differs.
+    """
     first = {path: (shown, sharding) for path, shown, sharding in ours}
     other = {path: (shown, sharding) for path, shown, sharding in theirs}
     for path in [*first, *other]:

@@ -1,4 +1,6 @@
-"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what the pure plan needs."""
+"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what the pure plan
+needs.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,12 @@ class _CachedPlan(NamedTuple):
 
 
 class Planner:
-    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings, who leaves). For one thread at a time.
+    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings, who
+    leaves). For one thread at a time.
 
-    `index` and `count` are the group's; `processes[rank]` is the runtime index of each member (default: range(count)). Plans depend on
-    `max_file_bytes` (the store's) too, so all processes pass the same. `per_process` says of a leaf's path whether each keeps its own.
+    `index` and `count` are the group's; `processes[rank]` is the runtime index of each member
+    (default: range(count)). Plans depend on `max_file_bytes` (the store's) too, so all processes
+    pass the same. `per_process` says of a leaf's path whether each keeps its own.
     """
 
     def __init__(
@@ -159,7 +163,9 @@ class Planner:
         )
 
     def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
-        """Returns the placement and the description of a leaf's sharding, made once for all leaves of that shape and sharding."""
+        """Returns the placement and the description of a leaf's sharding, made once for all leaves
+        of that shape and sharding.
+        """
         key = (leaf.sharding, leaf.shape)
         if key not in self._placements:
             placement = placement_of(leaf, self._ranks)
@@ -195,7 +201,9 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
 
 
 def _signature(leaf: Any) -> tuple[type, Any, Any]:
-    """Returns a type and two objects whose equality means the same plan; those of jax arrays are often identical from save to save."""
+    """Returns a type and two objects whose equality means the same plan; those of jax arrays are
+    often identical from save to save.
+    """
     if isinstance(leaf, jax.Array):
         return type(leaf), leaf.aval, leaf.sharding
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -227,12 +235,16 @@ def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
 
 
 def row_placement(count: int, rank: int) -> ShardPlacement:
-    """Returns the placement of [count, ...]: a row a process, `rank` more axes. The rows are the host's."""
+    """Returns the placement of [count, ...]: a row a process, `rank` more axes. The rows are the
+    host's.
+    """
     return ShardPlacement((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
 
 
 def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
-    """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has them."""
+    """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has
+    them.
+    """
     slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
     sharding, shape = array.sharding, array.shape
     if isinstance(sharding, NamedSharding):

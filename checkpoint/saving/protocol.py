@@ -1,25 +1,32 @@
-"""The one agreement of a save, without I/O, threads or clocks: its messages, and what primary and followers do, step by step.
+"""The one agreement of a save, without I/O, threads or clocks: its messages, and what primary and
+followers do, step by step.
 
-`lead` and `follow` are generators. Each yields an effect and is sent the event that answers it; what it returns is how the save ended.
-`drive` runs one with a function that carries effects out. A manager's save, a one-shot save and a conversion all run these, and so does
-the simulator.
+`lead` and `follow` are generators. Each yields an effect and is sent the event that answers it;
+what it returns is how the save ended. `drive` runs one with a function that carries effects out. A
+manager's save, a one-shot save and a conversion all run these, and so does the simulator.
 
-    primary   Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer is unclear) > DecideSuperfluous > Tell
-    follower  Prepare > Gather > Hear (> ReadRecord, when nothing was heard)
+    primary   Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
+    is unclear) > DecideSuperfluous > Tell follower  Prepare > Gather > Hear (> ReadRecord, when
+    nothing was heard)
 
 The rules:
-- A report means durable: a process that dies after it does not stop the commit. Every process reports in every save, its error if it has
-  one, so that the saves of all stay in step; the first process that failed is named to all.
+- A report means durable: a process that dies after it does not stop the commit. Every process
+  reports in every save, its error if it has one, so that the saves of all stay in step; the first
+  process that failed is named to all.
 - Every message names its save. One of another save is not believed.
 - Only the primary commits, once, and only a record that parses.
-- An answer that did not come is neither yes nor no. An unclear commit is settled by reading the record: this save's, and durable, is a
-  commit; all else is CommitUnknown. A record that cannot be read is nobody's.
-- Packs may be deleted by those who wrote them only if their record cannot come to exist: the commit was never tried, or was refused for
-  certain. All other packs are a sweep's, once the claim is fenced: a late commit may still land, even where another's record was read
-  meanwhile, since that may be deleted first.
-- Whoever reported that it failed knows without another word that nothing is committed: the commit needs its share.
-- A save is called off by a failure: in the report of a process with a share, or at the primary in place of the commit. After its report, or
-  once it has begun to commit, a process cannot call it off any more.
+- An answer that did not come is neither yes nor no. An unclear commit is settled by reading the
+  record: this save's, and durable, is a commit; all else is CommitUnknown. A record that cannot be
+  read is nobody's.
+- Packs may be deleted by those who wrote them only if their record cannot come to exist: the commit
+  was never tried, or was refused for certain. All other packs are a sweep's, once the claim is
+  fenced: a late commit may still land, even where another's record was read meanwhile, since that
+  may be deleted first.
+- Whoever reported that it failed knows without another word that nothing is committed: the commit
+  needs its share.
+- A save is called off by a failure: in the report of a process with a share, or at the primary in
+  place of the commit. After its report, or once it has begun to commit, a process cannot call it
+  off any more.
 """
 
 from __future__ import annotations
@@ -48,7 +55,9 @@ READ_TRIES = 3  # of a record that settles what is not known
 
 @dataclass(frozen=True)
 class SaveKey:
-    """Names one save of one writer: `save_id` is the writer's id and the counter, which is the same on all processes."""
+    """Names one save of one writer: `save_id` is the writer's id and the counter, which is the same
+    on all processes.
+    """
 
     save_id: str
     counter: int
@@ -64,9 +73,11 @@ class SaveKey:
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What one process reports to the primary of its share in a save: items with their files, or its error.
+    """What one process reports to the primary of its share in a save: items with their files, or
+    its error.
 
-    `steps` is the CRC of the steps that it knows: where one differs from the primary's, all are told the list.
+    `steps` is the CRC of the steps that it knows: where one differs from the primary's, all are
+    told the list.
     """
 
     process: int
@@ -78,7 +89,9 @@ class SaveReport:
 
     @classmethod
     def of_error(cls, process: int, key: SaveKey, error: Exception) -> SaveReport:
-        """Returns the report of a process that cannot save; where it has no share in what is wrong, the message says it all."""
+        """Returns the report of a process that cannot save; where it has no share in what is wrong,
+        the message says it all.
+        """
         text = (
             error.message
             if isinstance(error, StepExists | Fenced | SaveCancelled)
@@ -102,10 +115,11 @@ class SaveReport:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """How a save ended, alike on all processes: committed, with the steps that it makes superfluous, or the error.
+    """How a save ended, alike on all processes: committed, with the steps that it makes
+    superfluous, or the error.
 
-    `deletable` says that the record cannot come to exist, so that each process may delete what it wrote. `steps` are those that the primary
-    knows, before this save; None where all know the same.
+    `deletable` says that the record cannot come to exist, so that each process may delete what it
+    wrote. `steps` are those that the primary knows, before this save; None where all know the same.
     """
 
     key: SaveKey
@@ -178,7 +192,9 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class DecideSuperfluous:
-    """Say which steps the keep policy lets go now, and with `list_steps` which there are: Superfluous."""
+    """Say which steps the keep policy lets go now, and with `list_steps` which there are:
+    Superfluous.
+    """
 
     list_steps: bool
 
@@ -296,7 +312,9 @@ class Heard:
 
 @dataclass(frozen=True)
 class Failed:
-    """Says that it could not be done, or that the save is called off (a cancel is a failure that comes before the commit)."""
+    """Says that it could not be done, or that the save is called off (a cancel is a failure that
+    comes before the commit).
+    """
 
     error: Exception
 
@@ -321,7 +339,9 @@ Saving: TypeAlias = Generator[Effect, Event, SaveResult]
 
 
 def drive(saving: Saving, perform: Callable[[Effect], Event]) -> SaveResult:
-    """Runs one process's part of a save: `perform` carries an effect out, and raises nothing that is an answer."""
+    """Runs one process's part of a save: `perform` carries an effect out, and raises nothing that
+    is an answer.
+    """
     event: Event = None
     while True:
         try:
@@ -374,7 +394,9 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
 
 
 def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
-    """Returns what the primary knows after an unclear answer and a look at the record. Nothing may be deleted, whatever it is."""
+    """Returns what the primary knows after an unclear answer and a look at the record. Nothing may
+    be deleted, whatever it is.
+    """
     if not is_ours(found, key):
         return _unknown(
             key, f"whether its record is there, or will be, is not known after: {answer.error}"
@@ -390,7 +412,9 @@ def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
 def check_save_reports(
     reports: Sequence[SaveReport], key: SaveKey, writers: Collection[int]
 ) -> None:
-    """Raises the save's error when a process that writes failed, or is at another save, step or set of items than the primary (rank 0)."""
+    """Raises the save's error when a process that writes failed, or is at another save, step or set
+    of items than the primary (rank 0).
+    """
     for report in reports:
         if not fits(report.key, key):
             other = report.key

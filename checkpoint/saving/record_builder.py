@@ -1,5 +1,5 @@
-"""Builds the record of a save, at the primary, from the plan and the reports of all processes; and checks, before a byte is written, that
-readers will take it.
+"""Builds the record of a save, at the primary, from the plan and the reports of all processes; and
+checks, before a byte is written, that readers will take it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from .pack_writer import plan_pack
 from .plan import Plan
 
 FILE_BYTES = 220  # of a file's entry in a record, at most: names of items are short
-ENTRY_BYTES = 200  # of a chunk's entry in a header, at most, besides six for each character of its name and what its prefixes take
+# of a chunk's entry in a header, at most, besides six for each character of its name and what its
+# prefixes take
+ENTRY_BYTES = 200
 _EXAMPLES = {
     kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)
 }
@@ -33,10 +35,12 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class TreeText:
-    """What a record says of a tree besides the reports: `text` is its JSON without its end, the same whoever fills it in.
+    """What a record says of a tree besides the reports: `text` is its JSON without its end, the
+    same whoever fills it in.
 
-    `plan` is the plan's hash, `files` how many there are. `values` says of each Python value whether it is kept per process, and `names`
-    what the host-local arrays and the values are called whose CRCs reports have.
+    `plan` is the plan's hash, `files` how many there are. `values` says of each Python value
+    whether it is kept per process, and `names` what the host-local arrays and the values are called
+    whose CRCs reports have.
     """
 
     plan: str
@@ -58,7 +62,8 @@ def build_record(
     metadata: Any = None,
     opening: int | None = None,
 ) -> bytes:
-    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and `metadata` are of JSON types.
+    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and
+    `metadata` are of JSON types.
 
     Raises TypeError where they are not.
     """
@@ -85,9 +90,11 @@ def build_record(
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises UnsupportedLeaf where no reader takes what a plan makes: headers of this process's packs and, at the primary, the record.
+    """Raises UnsupportedLeaf where no reader takes what a plan makes: headers of this process's
+    packs and, at the primary, the record.
 
-    The record is read as readers will, with stand-ins for what a plan does not say. Cheap beside making the plan; once a plan.
+    The record is read as readers will, with stand-ins for what a plan does not say. Cheap beside
+    making the plan; once a plan.
     """
     for pack, chunks in plan.own.items():
         if (
@@ -139,9 +146,11 @@ def _draft(plan: Plan) -> bytes:
 def check_sizes(
     trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any
 ) -> None:
-    """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError where the record is, as this process knows it.
+    """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError where the
+    record is, as this process knows it.
 
-    `trees` has each tree's plan and Python values. What the values of other processes add is known when the record is built.
+    `trees` has each tree's plan and Python values. What the values of other processes add is known
+    when the record is built.
     """
     parts = {"the metadata": len(_metadata_text(metadata).encode())}
     for name, (plan, values) in trees.items():
@@ -251,7 +260,9 @@ def _planned_files(plan: Plan) -> list[Ints]:
 
 
 def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
-    """Returns the file of each chunk of each array, as the processes say; theirs are in the order of their packs (see make_plan)."""
+    """Returns the file of each chunk of each array, as the processes say; theirs are in the order
+    of their packs (see make_plan).
+    """
     if all(array is None for array in plan.arrays):
         return []
     if "order" not in plan.cache:
@@ -277,7 +288,9 @@ def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
 
 
 def _chunk_order(plan: Plan, num_writers: int) -> tuple[Ints, list[int], Ints]:
-    """Returns the order in which writers report their chunks, how many each has, and where the chunks of each array end."""
+    """Returns the order in which writers report their chunks, how many each has, and where the
+    chunks of each array end.
+    """
     arrays = [array for array in plan.arrays if array is not None]
     writers, packs = (
         np.concatenate([array.writers for array in arrays]),
@@ -298,7 +311,9 @@ def _chunk_order(plan: Plan, num_writers: int) -> tuple[Ints, list[int], Ints]:
 
 
 def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
-    """Returns the Python values: [type, text], and of those kept per process [type, [text of each process]]."""
+    """Returns the Python values: [type, text], and of those kept per process [type, [text of each
+    process]].
+    """
     values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
     for kept, (kind, text) in zip(kept_per_process, reports[0].values, strict=True):
@@ -307,7 +322,9 @@ def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> 
 
 
 def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
-    """Returns an item's tree, its leaves, and where the chunks of each array are; a JSON object without its end."""
+    """Returns an item's tree, its leaves, and where the chunks of each array are; a JSON object
+    without its end.
+    """
     known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}

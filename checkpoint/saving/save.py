@@ -1,4 +1,6 @@
-"""The save of a tree that is in memory, a manager's or a single one: what it writes, and what the manager brings up to date after it."""
+"""The save of a tree that is in memory, a manager's or a single one: what it writes, and what the
+manager brings up to date after it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from .record_builder import build_record
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
-MESSAGE_NAMES = 64  # saves take turns at this many names: a process that is late for one save never meets the others in the next
+# saves take turns at this many names: a process that is late for one save never meets the others in
+# the next
+MESSAGE_NAMES = 64
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
 
 
@@ -119,7 +123,9 @@ class SnapshotWork:
         return None if self._context is None else self._context.history
 
     def _check_space(self) -> None:
-        """Refuses, at the primary and before a byte is written, a save that the disk has no room for."""
+        """Refuses, at the primary and before a byte is written, a save that the disk has no room
+        for.
+        """
         storage = self._target.storage
         if (
             not self._options.check_free_space
@@ -141,7 +147,9 @@ class SnapshotWork:
             )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
-        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit together."""
+        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit
+        together.
+        """
         request = self._request
         items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         for name in [*request.trees, *request.values, *request.files]:
@@ -178,7 +186,9 @@ class SnapshotWork:
         )
 
     def check(self, record: bytes) -> None:
-        """Reads the record as a reader will, but for what has been read before: what a plan alone says (see check_plan), and a layout."""
+        """Reads the record as a reader will, but for what has been read before: what a plan alone
+        says (see check_plan), and a layout.
+        """
         if unread := [
             plan
             for plan, _ in self._items.values()
@@ -247,7 +257,9 @@ class SnapshotWork:
 
 @dataclass(frozen=True)
 class SaveContext:
-    """What all saves of a manager share: store, group and claim, and what is brought up to date when one ends."""
+    """What all saves of a manager share: store, group and claim, and what is brought up to date
+    when one ends.
+    """
 
     storage: Storage
     group: Group
@@ -284,9 +296,11 @@ class SaveContext:
 
 
 def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
-    """Does the whole save. Blocks for its time and RESULT_WAIT_S at most; a failure is in the result.
+    """Does the whole save. Blocks for its time and RESULT_WAIT_S at most; a failure is in the
+    result.
 
-    When it returns, the step is in the index, superfluous ones are not, and the statistics count it.
+    When it returns, the step is in the index, superfluous ones are not, and the statistics count
+    it.
     """
     target, linked_bytes = context.target(request), context.statistics.save_linked_bytes
     try:
@@ -339,7 +353,9 @@ def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -
 
 
 def _look_again(request: SaveRequest, context: SaveContext) -> None:
-    """Knows the step, at the primary, if its record is there after all; the others learn it with the next save."""
+    """Knows the step, at the primary, if its record is there after all; the others learn it with
+    the next save.
+    """
 
     def look() -> None:
         if has_record(context.storage, request.folder):

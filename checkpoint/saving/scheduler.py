@@ -1,7 +1,9 @@
-"""Decides whether to save now: the save policy, the preemption sync point, and what one process alone can know, agreed on by all.
+"""Decides whether to save now: the save policy, the preemption sync point, and what one process
+alone can know, agreed on by all.
 
-In a group only the primary's clock and load count. When they ask for a save, the primary proposes one; the sync point makes it hold from
-one step on, ahead of all, and each process answers True at the first step it asks about from there on.
+In a group only the primary's clock and load count. When they ask for a save, the primary proposes
+one; the sync point makes it hold from one step on, ahead of all, and each process answers True at
+the first step it asks about from there on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class SaveScheduler:
-    """Answers `should_save` alike on every process. For the thread that trains. `last_step` is the newest that the root has."""
+    """Answers `should_save` alike on every process. For the thread that trains. `last_step` is the
+    newest that the root has.
+    """
 
     def __init__(
         self,
@@ -59,10 +63,11 @@ class SaveScheduler:
         return preempted
 
     def leaving(self, step: int, timeout_s: float) -> frozenset[int]:
-        """Returns the ranks that leave behind this step, alike on every process; asks the primary where the job is preempted here.
+        """Returns the ranks that leave behind this step, alike on every process; asks the primary
+        where the job is preempted here.
 
-        They are those with a preemption notice of their own. Where these are more than half, the rest would take too long to write what
-        all hold, and nobody is returned.
+        They are those with a preemption notice of their own. Where these are more than half, the
+        rest would take too long to write what all hold, and nobody is returned.
         """
         if self._group.count == 1 or self._preempted_step != step:
             return frozenset()
@@ -85,7 +90,9 @@ class SaveScheduler:
         return ranks if 2 * len(ranks) <= self._group.count else []
 
     def reason(self, step: int, *, busy: bool) -> str:
-        """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is in flight."""
+        """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is
+        in flight.
+        """
         preempted = self._asks_preemption and self._ask_preemption(step)
         if preempted and self._last_step != step:
             return "the job is preempted"

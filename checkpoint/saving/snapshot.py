@@ -1,8 +1,10 @@
-"""Takes what a process owns of a tree off the caller's hands, as views where the host's memory is the device's.
+"""Takes what a process owns of a tree off the caller's hands, as views where the host's memory is
+the device's.
 
-On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives, so the caller may donate. Elsewhere all
-shards are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need not wait for the bytes. What
-would take more of it than allowed, or than there is, or has none to go to, stays on the device until it is written.
+On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives,
+so the caller may donate. Elsewhere all shards are sent to the host's memory at once, ordered before
+whatever the caller does next, and `save` need not wait for the bytes. What would take more of it
+than allowed, or than there is, or has none to go to, stays on the device until it is written.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _POOL_VARIABLE, _POOL_GB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
 class Shard:
-    """A shard on its way to the host; `get` waits for it. Packs that share a shard share this object."""
+    """A shard on its way to the host; `get` waits for it. Packs that share a shard share this
+    object.
+    """
 
     def __init__(self, array: jax.Array, moved: Callable[[], None] | None = None) -> None:
         self._array: jax.Array | None = array
@@ -59,11 +63,14 @@ class Snapshot:
         self._moved: Latch | None = None  # None: nothing is waited for
 
     def take_pack(self, pack: int) -> list[Any]:
-        """Hands over the shards of a pack's chunks, in their order: numpy arrays, Shards, or None for what has not moved."""
+        """Hands over the shards of a pack's chunks, in their order: numpy arrays, Shards, or None
+        for what has not moved.
+        """
         return self.packs.pop(pack)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until the caller may donate or overwrite its arrays; at once unless the host memory bound was below the bytes owned.
+        """Blocks until the caller may donate or overwrite its arrays; at once unless the host
+        memory bound was below the bytes owned.
 
         `write_snapshot` must be running meanwhile: it frees the memory that the rest needs.
         """
@@ -71,7 +78,9 @@ class Snapshot:
         return moved is None or moved.wait(timeout_s)
 
     def release(self) -> None:
-        """Drops whatever is still held; for a snapshot that will not be written. May be called twice."""
+        """Drops whatever is still held; for a snapshot that will not be written. May be called
+        twice.
+        """
         self.packs.clear()
         self.local.clear()
         with self._lock:
@@ -103,11 +112,13 @@ def take_snapshot(
     views: bool | None = None,
     unmoved: Unmoved | None = None,
 ) -> Snapshot:
-    """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are views, numpy leaves are copied.
+    """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are
+    views, numpy leaves are copied.
 
-    `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays on devices with memory of their own
-    at most `host_memory_bytes` are on the host at a time (None: all). `views` says whether shards may be views (None: by their device).
-    Chunks that are `unmoved` are not taken.
+    `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays
+    on devices with memory of their own at most `host_memory_bytes` are on the host at a time (None:
+    all). `views` says whether shards may be views (None: by their device). Chunks that are
+    `unmoved` are not taken.
     """
     leaves, _ = flatten(tree)
     snapshot = Snapshot(plan, unmoved)
@@ -177,7 +188,9 @@ def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
 def _send(
     snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None
 ) -> dict[int, Shard]:
-    """Starts the copies that the limit allows, all together; returns the shards by the identity of their arrays."""
+    """Starts the copies that the limit allows, all together; returns the shards by the identity of
+    their arrays.
+    """
     sent, places, kept, held = [], [], [], 0
     limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
     for array in arrays:
@@ -197,7 +210,9 @@ def _send(
 
 
 def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
-    """Starts the copies, all at once; where the host's pool has no room for all, as many as it has room for, from the first on."""
+    """Starts the copies, all at once; where the host's pool has no room for all, as many as it has
+    room for, from the first on.
+    """
     try:
         return list(jax.device_put(arrays, places))
     except jax.errors.JaxRuntimeError as error:
@@ -215,7 +230,8 @@ def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding])
 
 
 def host_memory_kind(device: Any) -> str | None:
-    """Returns where a device's arrays are staged: pinned memory, but on TPUs ordinary memory, since their pinned pool never shrinks.
+    """Returns where a device's arrays are staged: pinned memory, but on TPUs ordinary memory, since
+    their pinned pool never shrinks.
 
     None: the device has neither. The choice for TPUs was not tested on one.
     """
@@ -227,9 +243,11 @@ def host_memory_kind(device: Any) -> str | None:
 def default_host_limit_bytes(
     arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ
 ) -> float:
-    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned memory, beyond which copies fail.
+    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned
+    memory, beyond which copies fail.
 
-    The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's GPU client).
+    The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's
+    GPU client).
     """
     if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
         return math.inf

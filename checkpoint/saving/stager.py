@@ -1,4 +1,6 @@
-"""What a save does in the caller's thread: tells items apart, plans trees and takes snapshots of them."""
+"""What a save does in the caller's thread: tells items apart, plans trees and takes snapshots of
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ class JsonValue:
 class SaveRequest:
     """What one process saves as a step, into `folder` ("": the root itself).
 
-    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees`, `values` and `files` are the items. `broken`
-    says why this process cannot take part: the others learn it from its report.
+    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees`,
+    `values` and `files` are the items. `broken` says why this process cannot take part: the others
+    learn it from its report.
     """
 
     counter: int
@@ -113,7 +116,8 @@ class SaveStager:
         dtype: SaveDtype = None,
         leaving: Collection[int] = (),
     ) -> SaveRequest:
-        """Returns the request with items, their trees cast to `dtype`, metrics and metadata; ranks that are `leaving` write little.
+        """Returns the request with items, their trees cast to `dtype`, metrics and metadata; ranks
+        that are `leaving` write little.
 
         Raises UnsupportedLeaf, SaveFailed, TypeError, ValueError, holding nothing then.
         """

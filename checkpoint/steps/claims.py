@@ -1,12 +1,13 @@
 """Claims: the right of one writer to commit into one root, and how it is taken away.
 
-A claim is the folder `.holdfast/<id>/` with `claim.json` (who) and, on POSIX, `lock`: a file lock held for the writer's life. It is made
-under another name, complete with its lock, and renamed into place, so that no claim is ever seen unlocked while its writer lives. No pack
-exists before its claim; so a pack whose writer has no claim belongs to nobody who could still commit it.
+A claim is the folder `.holdfast/<id>/` with `claim.json` (who) and, on POSIX, `lock`: a file lock
+held for the writer's life. It is made under another name, complete with its lock, and renamed into
+place, so that no claim is ever seen unlocked while its writer lives. No pack exists before its
+claim; so a pack whose writer has no claim belongs to nobody who could still commit it.
 
-To fence a writer is to rename its claim away (POSIX) or to delete it (object stores, where a tombstone in each step that has its packs
-stops a commit that was already under way). A writer may be fenced when it is surely dead, when its job has moved on to a higher attempt,
-or by force.
+To fence a writer is to rename its claim away (POSIX) or to delete it (object stores, where a
+tombstone in each step that has its packs stops a commit that was already under way). A writer may
+be fenced when it is surely dead, when its job has moved on to a higher attempt, or by force.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class Writer:
-    """Who holds a claim. `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock."""
+    """Who holds a claim. `job` is "" outside of a launched job; `renewed_s` is Unix time by the
+    writer's clock.
+    """
 
     id: str
     job: str = ""
@@ -62,7 +65,9 @@ def this_writer(job: str = "", attempt: int = 0) -> Writer:
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
-    """Returns why `me` may fence `other`, or "". Raises Fenced when it is the other way round: a higher attempt of our job is at work."""
+    """Returns why `me` may fence `other`, or "". Raises Fenced when it is the other way round: a
+    higher attempt of our job is at work.
+    """
     if dead:
         return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
     if not me.job or other.job != me.job or other.attempt == me.attempt:
@@ -82,22 +87,30 @@ class Claims(Protocol):
     """All that a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when the store cannot be written safely."""
+        """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when
+        the store cannot be written safely.
+        """
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Returns the other claims, and whether each one's writer is surely dead."""
 
     def fence(self, writer_id: str) -> None:
-        """Takes a claim away, one's own or another's: no later commit of that writer succeeds. One that is gone is done."""
+        """Takes a claim away, one's own or another's: no later commit of that writer succeeds. One
+        that is gone is done.
+        """
 
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
-        """Makes sure that writers without a claim can no longer commit a step; returns those of `names` that may be deleted then."""
+        """Makes sure that writers without a claim can no longer commit a step; returns those of
+        `names` that may be deleted then.
+        """
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
-        """Removes what fenced claims have left, once their files are swept; `step_dirs` are steps that have no packs now."""
+        """Removes what fenced claims have left, once their files are swept; `step_dirs` are steps
+        that have no packs now.
+        """
 
 
 class LocalClaims:
@@ -110,7 +123,9 @@ class LocalClaims:
         self._locks: dict[str, _Lock] = {}
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim; its lock, held by this process and by no child of it, says that the writer lives."""
+        """Makes the claim; its lock, held by this process and by no child of it, says that the
+        writer lives.
+        """
         if writer.id in self._locks:
             return
         made = self._folder / f"new-{writer.id}"
@@ -146,7 +161,9 @@ class LocalClaims:
         self._locks[writer.id] = lock
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
-        """Reads each other claim, and tries its lock. Where locks hold on one host alone, another host's says nothing."""
+        """Reads each other claim, and tries its lock. Where locks hold on one host alone, another
+        host's says nothing.
+        """
         found = [
             (writer, self._folder / id / "lock")
             for id in sorted(self.standing() - {me})
@@ -166,7 +183,9 @@ class LocalClaims:
         return dead
 
     def fence(self, writer_id: str) -> None:
-        """Renames the claim: its writer's next commit finds no folder to link from. One's own is removed, and its lock freed anyway."""
+        """Renames the claim: its writer's next commit finds no folder to link from. One's own is
+        removed, and its lock freed anyway.
+        """
         try:
             if (
                 writer_id in self.standing()
@@ -179,7 +198,9 @@ class LocalClaims:
                 lock.close()
 
     def _rename_away(self, writer_id: str) -> Path | None:
-        """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None where it is gone."""
+        """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None
+        where it is gone.
+        """
         for fenced_id in (
             writer_id,
             secrets.token_hex(4),
@@ -204,9 +225,11 @@ class LocalClaims:
         }
 
     def _names(self) -> list[str]:
-        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not the root's.
+        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not
+        the root's.
 
-        That there is none is believed only where the root is listed without it: a client of a shared file system may not find it.
+        That there is none is believed only where the root is listed without it: a client of a
+        shared file system may not find it.
         """
         try:
             return [] if self._folder.is_symlink() else os.listdir(self._folder)
@@ -257,9 +280,11 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
 
 
 def locks_are_local(folder: Path, mountinfo: str) -> bool:
-    """Says whether the mount of a folder makes file locks hold on this host alone: Lustre's localflock, NFS's local_lock and nolock.
+    """Says whether the mount of a folder makes file locks hold on this host alone: Lustre's
+    localflock, NFS's local_lock and nolock.
 
-    `mountinfo` is the text of /proc/self/mountinfo. Other file systems do not tell by their options.
+    `mountinfo` is the text of /proc/self/mountinfo. Other file systems do not tell by their
+    options.
     """
     above, found = {str(folder.resolve()), *map(str, folder.resolve().parents)}, ("", "", "")
     for line in mountinfo.splitlines():
@@ -283,7 +308,9 @@ def _mountinfo() -> str:
 
 
 class _Lock:
-    """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which a child shares."""
+    """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which
+    a child shares.
+    """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self._file = -1
@@ -332,7 +359,9 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 def _lock_in(folder: Path) -> _Lock:
-    """Makes a folder with a lock in it, held; again when a sweep removes the one or takes the other in between."""
+    """Makes a folder with a lock in it, held; again when a sweep removes the one or takes the other
+    in between.
+    """
     for _ in range(LOCK_TRIES):
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -344,7 +373,9 @@ def _lock_in(folder: Path) -> _Lock:
 
 
 def _remove_half_made(folder: Path) -> None:
-    """Removes a claim whose writer died while making it; one that lives holds the lock, or is about to and begins again."""
+    """Removes a claim whose writer died while making it; one that lives holds the lock, or is about
+    to and begins again.
+    """
     if folder.is_symlink():
         return
     try:
@@ -361,7 +392,9 @@ def _remove_half_made(folder: Path) -> None:
 
 
 def _is_free(path: Path) -> bool:
-    """Says whether nobody holds the lock; a claim without its lock file has just been taken away."""
+    """Says whether nobody holds the lock; a claim without its lock file has just been taken
+    away.
+    """
     try:
         lock = _Lock(path, create=False)
     except OSError:  # gone, or no file
@@ -401,7 +434,9 @@ def _check_links(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a flat folder that is no claim, or no longer one; what cannot be removed, and a link, stays."""
+    """Removes a flat folder that is no claim, or no longer one; what cannot be removed, and a link,
+    stays.
+    """
     if folder.is_symlink():
         return
     with contextlib.suppress(OSError):

@@ -1,11 +1,14 @@
-"""Deletes steps, sweeps what dead writers left, and has a worker that does such jobs in the background.
+"""Deletes steps, sweeps what dead writers left, and has a worker that does such jobs in the
+background.
 
-The order of a deletion makes it safe at every moment: the record first (the step is gone, durably), then the packs that it named. The
-order of a sweep too: packs are listed, then the claims, then the record is read. A pack whose writer has no claim then, and that the
-record does not name, can never be committed: its writer was fenced, or closed after its last commit.
+The order of a deletion makes it safe at every moment: the record first (the step is gone, durably),
+then the packs that it named. The order of a sweep too: packs are listed, then the claims, then the
+record is read. A pack whose writer has no claim then, and that the record does not name, can never
+be committed: its writer was fenced, or closed after its last commit.
 
-A step that has a record, and packs of one save alone, is not looked into: to read every record at every opening would cost more than what
-it could find, packs beside the record of a save that wrote none.
+A step that has a record, and packs of one save alone, is not looked into: to read every record at
+every opening would cost more than what it could find, packs beside the record of a save that wrote
+none.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 
 def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
-    """Deletes files of a step, by names relative to its folder ("" for the root), and then its folders where they are empty."""
+    """Deletes files of a step, by names relative to its folder ("" for the root), and then its
+    folders where they are empty.
+    """
     items = {name.rpartition("/")[0] for name in names} - {""}
     own = [f"{folder}/"] if folder else []
     storage.delete(
@@ -50,7 +55,9 @@ def pack_names(storage: Storage, step_dir: str) -> list[str]:
 
 
 def _packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
-    """Returns each file that looks like one of ours, by its name relative to the step, and the id of its save; and if a record is there."""
+    """Returns each file that looks like one of ours, by its name relative to the step, and the id
+    of its save; and if a record is there.
+    """
     prefix = f"{step_dir}/" if step_dir else ""
     entries = [entry.name for entry in storage.list(step_dir, names_only=True)]
     folders = [name[:-1] for name in entries if name.endswith("/")]
@@ -67,7 +74,9 @@ def _packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
 
 @dataclass
 class Swept:
-    """What a sweep did: writers fenced, each with the reason; files deleted; claims left standing."""
+    """What a sweep did: writers fenced, each with the reason; files deleted; claims left
+    standing.
+    """
 
     fenced: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -75,7 +84,9 @@ class Swept:
 
 
 def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str]:
-    """Takes the claims of others away where that is right, or with `force` all; returns why. Raises Fenced if we are the older."""
+    """Takes the claims of others away where that is right, or with `force` all; returns why. Raises
+    Fenced if we are the older.
+    """
     reasons = []
     for other, dead in claims.others(me.id):
         if reason := (f"writer {other.id} was fenced by force" if force else "") or may_fence(
@@ -88,7 +99,9 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
 
 
 def sweep_files(storage: Storage, claims: Claims) -> list[str]:
-    """Deletes packs of writers without a claim that no record names, and folders that are then empty; returns their names."""
+    """Deletes packs of writers without a claim that no record names, and folders that are then
+    empty; returns their names.
+    """
     deleted: list[str] = []
     without_packs: list[str] = []
     for step_dir in step_folders(storage).values():
@@ -127,10 +140,11 @@ def _sweep_packs(storage: Storage, claims: Claims, step_dir: str) -> tuple[list[
 
 
 def _named(storage: Storage, step_dir: str) -> set[str] | None:
-    """Returns the files that a step's record names; none without a record, None (touch nothing) where it is damaged, or may be there.
+    """Returns the files that a step's record names; none without a record, None (touch nothing)
+    where it is damaged, or may be there.
 
-    That a file is not found is believed only where a listing shows what is beside it: a client of a shared file system may say so of a file
-    that is there.
+    That a file is not found is believed only where a listing shows what is beside it: a client of a
+    shared file system may say so of a file that is there.
     """
     try:
         return set(read_record(storage, step_dir).file_names())
@@ -150,10 +164,12 @@ def _delete_empty(storage: Storage, step_dir: str) -> None:
 
 
 def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
-    """Fences the dead writers of a root (with `force` all writers) and deletes what they left unfinished, one-shot saves too.
+    """Fences the dead writers of a root (with `force` all writers) and deletes what they left
+    unfinished, one-shot saves too.
 
-    Never touches steps that have a record, Orbax's or foreign files, or, without `force`, the saves of a manager that lives. Blocks.
-    Raises CheckpointError where the root cannot be read or written.
+    Never touches steps that have a record, Orbax's or foreign files, or, without `force`, the saves
+    of a manager that lives. Blocks. Raises CheckpointError where the root cannot be read or
+    written.
     """
     storage = open_storage(path)
     claims = open_claims(storage)

@@ -1,7 +1,8 @@
-"""Holds: a reader's wish that a step stays for a while. They are files under `.holdfast/holds/` that keep policies honour.
+"""Holds: a reader's wish that a step stays for a while. They are files under `.holdfast/holds/`
+that keep policies honour.
 
-A hold's name says all: `<step>-<seconds>-<made>-<id>`. It counts from when it was made, by the store's clock where listings have times,
-else by `<made>`, Unix seconds of its maker.
+A hold's name says all: `<step>-<seconds>-<made>-<id>`. It counts from when it was made, by the
+store's clock where listings have times, else by `<made>`, Unix seconds of its maker.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
 
 
 def add_hold(storage: Storage, step: int, seconds: float) -> str:
-    """Holds a step for `seconds` (rounded up) and returns the hold's name. Raises CheckpointError where it cannot be written."""
+    """Holds a step for `seconds` (rounded up) and returns the hold's name. Raises CheckpointError
+    where it cannot be written.
+    """
     name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
     try:
         storage.write(name, 1, [(0, [memoryview(b"\n")])])

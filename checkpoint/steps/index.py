@@ -28,7 +28,8 @@ LOOKS = 8  # at a folder that is empty
 
 
 class StepIndex:
-    """The known steps of a root, alike on every process of a group; the primary's deletes them. Thread-safe.
+    """The known steps of a root, alike on every process of a group; the primary's deletes them.
+    Thread-safe.
 
     A process that `is_alone` has nobody to know the same as, and may look instead.
     """
@@ -63,7 +64,9 @@ class StepIndex:
             return step in self._facts
 
     def exists(self, step: int) -> bool:
-        """Says whether a step is there: by what all know, alone by a look at the store, whose OSError it raises."""
+        """Says whether a step is there: by what all know, alone by a look at the store, whose
+        OSError it raises.
+        """
         return has_record(self._storage, self.folder(step)) if self._is_alone else step in self
 
     def folder(self, step: int) -> str:
@@ -82,12 +85,16 @@ class StepIndex:
             self._passed_over.discard(committed.step)
 
     def pass_over(self, step: int) -> None:
-        """Notes that a step could not be restored, on some process, and an older one was instead: it may be saved again."""
+        """Notes that a step could not be restored, on some process, and an older one was instead:
+        it may be saved again.
+        """
         with self._lock:
             self._passed_over.add(step)
 
     def was_passed_over(self, step: int) -> bool:
-        """Says whether a step may be replaced by a save that does not say so: it was passed over, and not saved since."""
+        """Says whether a step may be replaced by a save that does not say so: it was passed over,
+        and not saved since.
+        """
         with self._lock:
             return step in self._passed_over
 
@@ -101,7 +108,9 @@ class StepIndex:
             self._facts = {step: self._facts.get(step) for step in steps}
 
     def superfluous(self, new: StepFacts) -> list[int]:
-        """Returns the steps that the keep policy lets go once `new` is committed, which stays. Reads the store: for the primary."""
+        """Returns the steps that the keep policy lets go once `new` is committed, which stays.
+        Reads the store: for the primary.
+        """
         if isinstance(self._keep_policy, KeepAll):
             return []
         with self._lock:
@@ -112,7 +121,9 @@ class StepIndex:
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
-        """Reads what the keep policy needs; None for a step whose record is damaged: it is never touched."""
+        """Reads what the keep policy needs; None for a step whose record is damaged: it is never
+        touched.
+        """
         try:
             record = read_record(self._storage, self.folder(step))
             found = StepFacts(step, dict(record.metrics), record.started_s)
@@ -122,7 +133,9 @@ class StepIndex:
         return found
 
     def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
-        """Forgets steps; the primary deletes their records now, and their packs in the background. Returns those that remain, and why."""
+        """Forgets steps; the primary deletes their records now, and their packs in the background.
+        Returns those that remain, and why.
+        """
         remaining = {
             step: error for step in steps if self._deletes and (error := self._delete(step))
         }
@@ -132,10 +145,11 @@ class StepIndex:
         return remaining
 
     def _delete(self, step: int) -> OSError | None:
-        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next turn.
+        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next
+        turn.
 
-        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a client of a shared file system may not
-        find, and so not delete, what is there.
+        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a
+        client of a shared file system may not find, and so not delete, what is there.
         """
         folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
@@ -158,7 +172,9 @@ class StepIndex:
         return None
 
     def _is_without(self, folder: str, record: str) -> bool:
-        """Says whether the record is gone. An empty folder is looked at again: a sweep may be at it, or a store not show all."""
+        """Says whether the record is gone. An empty folder is looked at again: a sweep may be at
+        it, or a store not show all.
+        """
         for _ in range(LOOKS):
             if left := [entry.name for entry in self._storage.list(folder)]:
                 return record not in left
@@ -167,7 +183,9 @@ class StepIndex:
         return True
 
     def _file_names(self, folder: str) -> Callable[[], list[str]]:
-        """Returns what reads the names of a step's files from its record, later; where it is damaged, all that look like ours now."""
+        """Returns what reads the names of a step's files from its record, later; where it is
+        damaged, all that look like ours now.
+        """
         with contextlib.suppress(CheckpointError):
             data = fetch_record(self._storage, folder)
             if is_sealed(data):

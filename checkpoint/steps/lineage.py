@@ -1,8 +1,11 @@
-"""Openings: which stretch of saves of a root goes on from which step, so that no step of an abandoned branch comes back from a host.
+"""Openings: which stretch of saves of a root goes on from which step, so that no step of an
+abandoned branch comes back from a host.
 
-`.holdfast/openings/<n>.json` is written, by create-if-absent and durably, before the first commit of an opening, n rising. A manager begins
-one with its first save, and a new one with the first after a restore or after the newest step was deleted. Roots that no local tier was
-ever used with have none. Only the newest are kept: what belongs to an opening that the root does not know counts as abandoned.
+`.holdfast/openings/<n>.json` is written, by create-if-absent and durably, before the first commit
+of an opening, n rising. A manager begins one with its first save, and a new one with the first
+after a restore or after the newest step was deleted. Roots that no local tier was ever used with
+have none. Only the newest are kept: what belongs to an opening that the root does not know counts
+as abandoned.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Opening:
-    """One stretch of saves: `run` is the root's id, `writer` what its save ids begin with, `base` the step that it goes on from."""
+    """One stretch of saves: `run` is the root's id, `writer` what its save ids begin with, `base`
+    the step that it goes on from.
+    """
 
     run: str
     number: int
@@ -90,9 +95,11 @@ def run_of(openings: Sequence[Opening]) -> str:
 
 
 class Lineage:
-    """The openings of a root as its writing primary begins them. Thread-safe; blocks as the store does, and raises its OSError.
+    """The openings of a root as its writing primary begins them. Thread-safe; blocks as the store
+    does, and raises its OSError.
 
-    With `begins` there are openings from this manager's first save on; without, only where the root has some already.
+    With `begins` there are openings from this manager's first save on; without, only where the root
+    has some already.
     """
 
     def __init__(self, storage: Storage, writer_id: str, *, begins: bool) -> None:
@@ -110,12 +117,15 @@ class Lineage:
             self._restored, self._is_open = True, False
 
     def deleting_newest(self, step: int) -> None:
-        """Begins an opening below the newest step, which is about to be deleted: local steps from there on do not come back."""
+        """Begins an opening below the newest step, which is about to be deleted: local steps from
+        there on do not come back.
+        """
         with self._lock:
             self._current = self._begin(step - 1)
 
     def current(self) -> Opening | None:
-        """Returns the opening that what is saved now belongs to, which its file says durably by then; None where the root has none.
+        """Returns the opening that what is saved now belongs to, which its file says durably by
+        then; None where the root has none.
 
         Raises Fenced, NotCommitted, OSError.
         """

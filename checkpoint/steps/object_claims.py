@@ -1,4 +1,6 @@
-"""Claims in an object store: objects that their writers renew, and tombstones that keep the fenced out."""
+"""Claims in an object store: objects that their writers renew, and tombstones that keep the fenced
+out.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ObjectClaims:
         self._taken: set[str] = set()
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim, once the store has shown that it honours conditions; again when it is a twentieth of the way to its age."""
+        """Makes the claim, once the store has shown that it honours conditions; again when it is a
+        twentieth of the way to its age.
+        """
         if writer.id in self._taken:
             self._renew(writer)
             return
@@ -55,10 +59,12 @@ class ObjectClaims:
             ) from error
 
     def _check_conditions(self) -> None:
-        """Lets writes of one name race: each condition that commits rest on may let one of them through.
+        """Lets writes of one name race: each condition that commits rest on may let one of them
+        through.
 
-        Writes one after the other would show nothing: tensorstore looks at an object before it writes it. Several races, since in the first
-        some connections are open already and others are not.
+        Writes one after the other would show nothing: tensorstore looks at an object before it
+        writes it. Several races, since in the first some connections are open already and others
+        are not.
         """
         for _ in range(RACES):
             name = f"{FOLDER}/probe-{secrets.token_hex(4)}"
@@ -119,7 +125,9 @@ class ObjectClaims:
         }
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
-        """Writes a tombstone where there is no record; else the record anew, since an overwrite of it may be under way."""
+        """Writes a tombstone where there is no record; else the record anew, since an overwrite of
+        it may be under way.
+        """
         name = join(step_dir, RECORD_NAME)
         found, generation = self._storage.get(name)
         if found is not None and not found.startswith(TOMBSTONE):

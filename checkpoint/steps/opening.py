@@ -1,4 +1,6 @@
-"""Opens a root together: the primary takes the claim, fences the dead and lists the steps; one message brings it to all others."""
+"""Opens a root together: the primary takes the claim, fences the dead and lists the steps; one
+message brings it to all others.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Opened:
-    """What all processes know after the opening: the writer, the steps that are there, and other people's, with their folders' names.
+    """What all processes know after the opening: the writer, the steps that are there, and other
+    people's, with their folders' names.
 
-    `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the disk was too full to make the claim: then
-    nothing may be saved, but steps be deleted.
+    `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the
+    disk was too full to make the claim: then nothing may be saved, but steps be deleted.
     """
 
     writer: Writer
@@ -56,10 +59,12 @@ def open_root(
     find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None = None,
     needs_claim: bool = True,
 ) -> Opened:
-    """Opens a root for a group; every process calls it. Raises, on every process, what the primary ran into.
+    """Opens a root for a group; every process calls it. Raises, on every process, what the primary
+    ran into.
 
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know; it is given those that are ours. Without
-    `needs_claim` a root on a full disk is opened all the same, without a claim: see `claim_root`.
+    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know; it
+    is given those that are ours. Without `needs_claim` a root on a full disk is opened all the
+    same, without a claim: see `claim_root`.
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
 
@@ -80,7 +85,8 @@ def open_root(
 def claim_root(
     storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options
 ) -> None:
-    """Takes the claim that the disk had no room for when the root was opened; every process calls it, before its first save.
+    """Takes the claim that the disk had no room for when the root was opened; every process calls
+    it, before its first save.
 
     Raises, on every process, what the primary ran into.
     """
@@ -101,7 +107,9 @@ def list_root(
     *,
     find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]],
 ) -> tuple[list[int], dict[int, str]]:
-    """Returns the steps that the primary sees in a root, ours and other people's, on every process; every process calls it."""
+    """Returns the steps that the primary sees in a root, ours and other people's, on every process;
+    every process calls it.
+    """
     listed = _ask_primary(
         storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s
     )
@@ -121,7 +129,9 @@ def _list(
 def _ask_primary(
     storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float
 ) -> Any:
-    """Does work at the primary; returns its value, of JSON types, on every process, or raises its error on every one."""
+    """Does work at the primary; returns its value, of JSON types, on every process, or raises its
+    error on every one.
+    """
     if group.index:
         value, error = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
         if error is not None:
@@ -168,7 +178,9 @@ def _open(
 
 
 def _step_names(storage: Storage, options: Options) -> StepNames:
-    """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError where it calls them otherwise."""
+    """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError
+    where it calls them otherwise.
+    """
     names = read_step_names(storage)
     wanted = names if options.step_format is None else parse_step_format(options.step_format)
     if wanted != names and (
@@ -190,9 +202,11 @@ def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> 
 def _settle_step_names(
     storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer
 ) -> StepNames:
-    """Returns how the root calls its steps, now that others see our claim; writes it, once, where nothing says so yet.
+    """Returns how the root calls its steps, now that others see our claim; writes it, once, where
+    nothing says so yet.
 
-    Of two writers that begin a root the first decides; one that is there already calls its steps by plain numbers.
+    Of two writers that begin a root the first decides; one that is there already calls its steps by
+    plain numbers.
     """
     found = read_step_names(storage)
     if found == names or options.step_format is None:
@@ -212,7 +226,9 @@ def _settle_step_names(
 
 
 def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:
-    """Takes the claim and fences the dead. Where the disk is full, what the dead have left is swept first; returns whether it was taken."""
+    """Takes the claim and fences the dead. Where the disk is full, what the dead have left is swept
+    first; returns whether it was taken.
+    """
     try:
         claims.take(writer)
     except CheckpointError as error:
@@ -246,7 +262,8 @@ def _is_full(error: CheckpointError) -> bool:
 
 
 def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: str = "") -> None:
-    """Removes the claim of a single save, and the folder of claims where it is empty; sweeps what earlier ones have left in its folder.
+    """Removes the claim of a single save, and the folder of claims where it is empty; sweeps what
+    earlier ones have left in its folder.
 
     What cannot be removed is left to the next writer.
     """

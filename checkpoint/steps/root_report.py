@@ -14,14 +14,17 @@ MOST_STEPS = 20  # in one report, the newest
 
 
 class HostCopies(NamedTuple):
-    """Where a local step is: how many hosts may be lost before it is, and by process the ranks, one of each host, that have its part."""
+    """Where a local step is: how many hosts may be lost before it is, and by process the ranks, one
+    of each host, that have its part.
+    """
 
     survives: int
     holders: Sequence[Sequence[int]]
 
 
 class RootReporter:
-    """Reports for the primary, through its group, what its index knows of the root, with the sizes of the steps that it saved itself.
+    """Reports for the primary, through its group, what its index knows of the root, with the sizes
+    of the steps that it saved itself.
 
     `local_steps` returns the steps that the hosts have. Thread-safe; never raises.
     """
@@ -57,7 +60,9 @@ def root_report(
     damaged: Collection[int],
     saved: Mapping[int, tuple[int, bool]],
 ) -> dict[str, Any]:
-    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved` has bytes and "incremental" of some."""
+    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved`
+    has bytes and "incremental" of some.
+    """
     shown = sorted({*steps, *local})[-MOST_STEPS:]
     described: list[dict[str, Any]] = []
     for step in shown:

@@ -1,4 +1,6 @@
-"""Azure's blob storage as a store, az://container/path, through obstore: its conditional writes carry the commit."""
+"""Azure's blob storage as a store, az://container/path, through obstore: its conditional writes
+carry the commit.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ MISSING = b""  # the generation of what is not there
 class AzureStorage(ObjectStorage):
     """A store below one prefix of a container. Safe for use from several threads.
 
-    What follows a `?` in the URL are settings of obstore's AzureStore, such as `account_name=mine`; the rest it takes from the environment
-    (AZURE_STORAGE_ACCOUNT_NAME, ...). Needs `pip install "holdfast[azure]"`. tensorstore does not know Azure, so that other people's arrays
-    are not read there. Nothing is deleted on a condition, as on S3.
+    What follows a `?` in the URL are settings of obstore's AzureStore, such as `account_name=mine`;
+    the rest it takes from the environment (AZURE_STORAGE_ACCOUNT_NAME, ...). Needs `pip install
+    "holdfast[azure]"`. tensorstore does not know Azure, so that other people's arrays are not read
+    there. Nothing is deleted on a condition, as on S3.
     """
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""The seam between a checkpoint and the bytes of its store: seven verbs, for POSIX folders and object stores alike.
+"""The seam between a checkpoint and the bytes of its store: seven verbs, for POSIX folders and
+object stores alike.
 
-Names are relative to the store's root, with `/` between their parts. A store knows nothing of trees, packs or steps; all calls block and
-may come from several threads at once.
+Names are relative to the store's root, with `/` between their parts. A store knows nothing of
+trees, packs or steps; all calls block and may come from several threads at once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ LOOK_S = 1.0  # how often a wait looks for itself
 class Latch:
     """Waits for one event, in a way that Ctrl-C cannot break. Thread-safe.
 
-    What is built upon conditions (threading.Event, Future, Thread.start) runs Python code with a lock held or lent: a KeyboardInterrupt in
-    there leaves it held for ever, so that the next thread hangs, or comes out as a RuntimeError. A bare lock is taken in one operation.
+    What is built upon conditions (threading.Event, Future, Thread.start) runs Python code with a
+    lock held or lent: a KeyboardInterrupt in there leaves it held for ever, so that the next thread
+    hangs, or comes out as a RuntimeError. A bare lock is taken in one operation.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,9 @@ def start_thread(work: Callable[..., object], *arguments: object) -> None:
 def run_side_by_side(
     work: Callable[[Any], Any], items: list[Any], max_concurrency: int
 ) -> list[Any]:
-    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises the first error after all have ended."""
+    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises
+    the first error after all have ended.
+    """
     if len(items) <= 1:
         return [work(item) for item in items]
     todo, results, errors = (
@@ -107,9 +111,11 @@ def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Itera
 
 @dataclass(frozen=True)
 class Entry:
-    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None where a listing has none.
+    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None
+    where a listing has none.
 
-    `modified_s` is by the store's clock, 0.0 where unknown. `links` is how many names the file has, 1 where a store knows of one only.
+    `modified_s` is by the store's clock, 0.0 where unknown. `links` is how many names the file has,
+    1 where a store knows of one only.
     """
 
     name: str
@@ -119,7 +125,9 @@ class Entry:
 
 
 class NotCommitted(OSError):
-    """Says that a commit was refused for certain: its name does not exist, and never will by this call."""
+    """Says that a commit was refused for certain: its name does not exist, and never will by this
+    call.
+    """
 
 
 class NameTaken(NotCommitted):
@@ -129,9 +137,10 @@ class NameTaken(NotCommitted):
 class Storage(Protocol):
     """The whole of what the checkpoint room asks of a store.
 
-    Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest; `commit` alone raises `NotCommitted` and
-    `Fenced` too. `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written (None: no
-    bound), and `max_concurrency` is how many reads or writes are worth running side by side.
+    Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest;
+    `commit` alone raises `NotCommitted` and `Fenced` too. `root` is how messages show the store. A
+    file longer than `max_file_bytes` cannot be written (None: no bound), and `max_concurrency` is
+    how many reads or writes are worth running side by side.
     """
 
     @property
@@ -146,37 +155,51 @@ class Storage(Protocol):
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         """Writes a file of exactly `size` bytes, durably, name and folders included.
 
-        `parts` are (offset, buffers): they cover the file once, in any order (the head of a pack comes last, at 0), and are made while the
-        file is written, so that a store may begin before the last is known. Missing folders are made. A file of that name is replaced.
-        An error, from `parts` too, leaves at most a file that no record names.
+        `parts` are (offset, buffers): they cover the file once, in any order (the head of a pack
+        comes last, at 0), and are made while the file is written, so that a store may begin before
+        the last is known. Missing folders are made. A file of that name is replaced. An error, from
+        `parts` too, leaves at most a file that no record names.
         """
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were, fewer only at the end of the file."""
+        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were,
+        fewer only at the end of the file.
+        """
 
     def size(self, name: str) -> int:
-        """Returns the size of a file. Cheap on a disk; an object store may read a few dozen single bytes for it."""
+        """Returns the size of a file. Cheap on a disk; an object store may read a few dozen single
+        bytes for it.
+        """
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
-        """Returns a whole small file; raises OverflowError, having read nothing, when it is longer than `limit_bytes`."""
+        """Returns a whole small file; raises OverflowError, having read nothing, when it is longer
+        than `limit_bytes`.
+        """
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        """Makes `name` exist with `data`, whole and durable, if no such file is there (NameTaken) and the claim stands (Fenced).
+        """Makes `name` exist with `data`, whole and durable, if no such file is there (NameTaken)
+        and the claim stands (Fenced).
 
-        Raises NotCommitted where it was refused for certain; after any other OSError the name may exist, now or later, durable or not.
-        FileExistsError is one of these: a file is there, and whether a try of this call put it there, for a while, is not known.
+        Raises NotCommitted where it was refused for certain; after any other OSError the name may
+        exist, now or later, durable or not. FileExistsError is one of these: a file is there, and
+        whether a try of this call put it there, for a while, is not known.
 
-        With `replace` a file that is there is replaced in one step. `claim` is the folder of the writer's claim; on POSIX the data is
-        written and fsynced inside it and linked from there, so that a claim that was renamed away stops the commit.
+        With `replace` a file that is there is replaced in one step. `claim` is the folder of the
+        writer's claim; on POSIX the data is written and fsynced inside it and linked from there, so
+        that a claim that was renamed away stops the commit.
         """
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
     ) -> list[Entry]:
-        """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with `recursive` all files below it.
+        """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with
+        `recursive` all files below it.
 
-        Entry names are relative to the root and sorted. With `names_only` files have no size and no time: on a disk no file is looked at.
+        Entry names are relative to the root and sorted. With `names_only` files have no size and no
+        time: on a disk no file is looked at.
         """
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes files, and folders (names that end in `/`) if they are empty, in the order given; durable on return; missing is done."""
+        """Deletes files, and folders (names that end in `/`) if they are empty, in the order given;
+        durable on return; missing is done.
+        """

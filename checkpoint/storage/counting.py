@@ -1,4 +1,6 @@
-"""A store that reports how many bytes go through it: for progress bars and for tests that count reads."""
+"""A store that reports how many bytes go through it: for progress bars and for tests that count
+reads.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from .base import Entry, Part, Storage, count_parts
 
 
 class CountingStorage:
-    """Passes everything on to another store, and the number of bytes read or written to `on_bytes`, from several threads."""
+    """Passes everything on to another store, and the number of bytes read or written to `on_bytes`,
+    from several threads.
+    """
 
     def __init__(self, storage: Storage, on_bytes: Callable[[int], None]) -> None:
         self._storage, self._on_bytes = storage, on_bytes

@@ -1,4 +1,6 @@
-"""A folder of a POSIX file system as a store: positional vectored I/O, early write-back, fsync of files and of folders, commit by link."""
+"""A folder of a POSIX file system as a store: positional vectored I/O, early write-back, fsync of
+files and of folders, commit by link.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
-REFUSALS = {  # errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the name may exist
+# errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the
+# name may exist
+REFUSALS = {
     *(
         errno.ENOSPC,
         errno.EDQUOT,
@@ -41,10 +45,12 @@ T = TypeVar("T")
 
 
 class LocalStorage:
-    """A store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from several threads.
+    """A store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from
+    several threads.
 
-    With `single_writer` a commit is a check and then a rename, for file systems without hard links: only safe while nobody else writes.
-    `file_mode` and `folder_mode` are the modes of what it makes, whatever the umask; None: as the umask has it.
+    With `single_writer` a commit is a check and then a rename, for file systems without hard links:
+    only safe while nobody else writes. `file_mode` and `folder_mode` are the modes of what it
+    makes, whatever the umask; None: as the umask has it.
     """
 
     max_file_bytes: int | None = None
@@ -67,7 +73,9 @@ class LocalStorage:
         return str(self._root)
 
     def _to_change(self, name: str) -> Path:
-        """Returns the path of what is written or deleted. Raises OSError for a name behind a link: what is there is not the root's."""
+        """Returns the path of what is written or deleted. Raises OSError for a name behind a link:
+        what is there is not the root's.
+        """
         path = self._root
         for folder in name.rstrip("/").split("/")[:-1]:
             path /= folder
@@ -109,7 +117,9 @@ class LocalStorage:
         sync_folder(path.parent)
 
     def link(self, source: str, name: str, size: int) -> None:
-        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises OSError unless it has `size` bytes."""
+        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises
+        OSError unless it has `size` bytes.
+        """
         old, new = self._root / source, self._to_change(name)
         found = old.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
@@ -176,7 +186,8 @@ class LocalStorage:
         except OSError as error:
             found = _find(path)
             if found is not None and os.path.samestat(found, made):
-                return  # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+                # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+                return
             raise (
                 taken if found is not None and isinstance(error, FileExistsError) else error
             ) from None
@@ -221,7 +232,9 @@ class LocalStorage:
                 found_stat = item.stat()
             except FileNotFoundError:
                 continue
-            except OSError:  # a link that leads in circles, or somewhere forbidden: its name is there, and opening it says what is wrong
+            # a link that leads in circles, or somewhere forbidden: its name is there, and opening
+            # it says what is wrong
+            except OSError:
                 yield Entry(name, None)
             else:
                 yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
@@ -249,7 +262,9 @@ class LocalStorage:
 
 
 def create_file(path: Path) -> int:
-    """Returns a new file's descriptor. One that is there is replaced, never written over: other steps may have a name for it too."""
+    """Returns a new file's descriptor. One that is there is replaced, never written over: other
+    steps may have a name for it too.
+    """
     for _ in range(FOLDER_TRIES):
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -262,7 +277,9 @@ def create_file(path: Path) -> int:
 
 
 def hold(storage: Storage, name: str) -> Callable[[], None]:
-    """Keeps the bytes of a file until what it returns is called, once: to free them takes longer than to take the name away."""
+    """Keeps the bytes of a file until what it returns is called, once: to free them takes longer
+    than to take the name away.
+    """
     if isinstance(storage, LocalStorage):
         with contextlib.suppress(OSError, Corrupt):
             return functools.partial(os.close, open_to_read(Path(storage.root, name)))
@@ -270,7 +287,9 @@ def hold(storage: Storage, name: str) -> Callable[[], None]:
 
 
 def is_gone(path: Path) -> bool:
-    """Says whether nothing has this name, by a listing of its folder: a client of a shared file system may not find what is there."""
+    """Says whether nothing has this name, by a listing of its folder: a client of a shared file
+    system may not find what is there.
+    """
     try:
         return path.name not in os.listdir(path.parent)
     except FileNotFoundError:
@@ -280,7 +299,9 @@ def is_gone(path: Path) -> bool:
 
 
 def open_to_read(path: Path) -> int:
-    """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device: reading one could wait for ever."""
+    """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device: reading one
+    could wait for ever.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -296,7 +317,9 @@ def open_to_read(path: Path) -> int:
 
 
 def _find(path: Path) -> os.stat_result | None:
-    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that cannot be seen."""
+    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that
+    cannot be seen.
+    """
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -350,7 +373,9 @@ def _transfer(
     buffers: Sequence[memoryview],
     offset: int,
 ) -> Iterator[int]:
-    """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that each moved."""
+    """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that
+    each moved.
+    """
     pending = [
         buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer
         for buffer in buffers
@@ -371,7 +396,9 @@ def _transfer(
 
 
 def make_folders(folder: Path, mode: int | None) -> None:
-    """Makes a folder and those above it; each new one has the mode, unless None, and is durable in its parent."""
+    """Makes a folder and those above it; each new one has the mode, unless None, and is durable in
+    its parent.
+    """
     if folder.is_dir():
         return
     make_folders(folder.parent, mode)
@@ -383,7 +410,9 @@ def make_folders(folder: Path, mode: int | None) -> None:
 
 
 def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
-    """Makes something in a folder that is made for it, again when a sweep removes the empty folder in between."""
+    """Makes something in a folder that is made for it, again when a sweep removes the empty folder
+    in between.
+    """
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
             make_folders(path.parent, mode)
@@ -393,7 +422,9 @@ def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
 
 
 def make_durable(storage: LocalStorage, folder: str) -> None:
-    """Makes the names in a folder of a store durable: for who finds a name there that another process has just made."""
+    """Makes the names in a folder of a store durable: for who finds a name there that another
+    process has just made.
+    """
     sync_folder(Path(storage.root) / folder)
 
 

@@ -1,14 +1,17 @@
 """Object stores as stores: gs://, gcs_grpc://, s3:// and memory://, through tensorstore's KvStore.
 
-A commit is a conditional write: it goes through only if the record is as this writer last saw it, absent or a tombstone. There are no locks
-and no renames; a claim is an object, renewed by its writer, and to fence a writer is to delete its claim. A commit that had already
-checked its claim is stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each step that it
-deletes packs of. A tombstone is no record: it is hidden from listings and reads, and the next writer of that step replaces it. It names
-the writers that may not. Where a record stands (an overwrite did not come to its end) the sweep writes the record anew with those names in
-it, so that it is no longer what the fenced writer saw.
+A commit is a conditional write: it goes through only if the record is as this writer last saw it,
+absent or a tombstone. There are no locks and no renames; a claim is an object, renewed by its
+writer, and to fence a writer is to delete its claim. A commit that had already checked its claim is
+stopped by a tombstone: a sweep writes one, by the same conditional write, as the record of each
+step that it deletes packs of. A tombstone is no record: it is hidden from listings and reads, and
+the next writer of that step replaces it. It names the writers that may not. Where a record stands
+(an overwrite did not come to its end) the sweep writes the record anew with those names in it, so
+that it is no longer what the fenced writer saw.
 
-A tombstone that is older than a claim may be is deleted, on stores that delete on a condition (not S3, as tensorstore does it). Whoever had
-checked its claim before that, and comes after it, finds after its commit that claim and packs are gone, and takes it back.
+A tombstone that is older than a claim may be is deleted, on stores that delete on a condition (not
+S3, as tensorstore does it). Whoever had checked its claim before that, and comes after it, finds
+after its commit that claim and packs are gone, and takes it back.
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ HEAD_BYTES = 1 << 20  # of an object whose size is asked for: most that are aske
 class ObjectStorage:
     """A store below one prefix of a bucket. Safe for use from several threads.
 
-    tensorstore's KvStore returns keys and values only. So entries have no size or time, `list` reads all keys below a folder (there is no
-    delimiter), and `size` searches for the end of an object by reading single bytes.
+    tensorstore's KvStore returns keys and values only. So entries have no size or time, `list`
+    reads all keys below a folder (there is no delimiter), and `size` searches for the end of an
+    object by reading single bytes.
 
-    `url` is gs://bucket/path, gcs_grpc://bucket/path, s3://bucket/path or memory://name; what follows a `?` are further members of
-    tensorstore's spec, such as `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with back-off
-    are tensorstore's.
+    `url` is gs://bucket/path, gcs_grpc://bucket/path, s3://bucket/path or memory://name; what
+    follows a `?` are further members of tensorstore's spec, such as
+    `endpoint=http://127.0.0.1:9000&aws_region=us-east-1` for a server that speaks S3. Retries with
+    back-off are tensorstore's.
     """
 
     max_file_bytes: int | None = OBJECT_BYTES
@@ -130,7 +135,9 @@ class ObjectStorage:
     def _before_commit(
         self, name: str, data: bytes, claim: str, replace: bool
     ) -> tuple[bytes | None, bytes]:
-        """Returns what stands at the name and its generation, once it may be replaced. Raises Fenced, NameTaken."""
+        """Returns what stands at the name and its generation, once it may be replaced. Raises
+        Fenced, NameTaken.
+        """
         writer_id = claim.rpartition("/")[2]
         if self.get(f"{claim}/claim.json")[0] is None:
             raise fenced(f"{self._url}/{claim}")
@@ -146,7 +153,9 @@ class ObjectStorage:
         return found, generation
 
     def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:
-        """Undoes a commit that came so late that its packs, and the tombstone that should have stopped it, are gone."""
+        """Undoes a commit that came so late that its packs, and the tombstone that should have
+        stopped it, are gone.
+        """
         if self.get(f"{claim}/claim.json")[0] is not None:
             return
         writer_id, folder = claim.rpartition("/")[2], name.rpartition("/")[0]
@@ -236,7 +245,9 @@ class ObjectStorage:
         return (None if found.state == "missing" else bytes(found.value)), found.stamp.generation
 
     def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
-        """Writes a value, if its generation is still the one given; returns whether it was. A single writer sets no conditions."""
+        """Writes a value, if its generation is still the one given; returns whether it was. A
+        single writer sets no conditions.
+        """
         key, free = self._prefix + name, generation is None or self._single_writer
         written = _done(
             self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation),
@@ -245,7 +256,9 @@ class ObjectStorage:
         return free or bool(written.generation)
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
-        """Starts to write all values, each if the generation is still the one given; returns how many were written."""
+        """Starts to write all values, each if the generation is still the one given; returns how
+        many were written.
+        """
         pending = [
             self._kv.write(self._prefix + name, value, if_equal=generation) for value in values
         ]
@@ -316,7 +329,9 @@ def _open(url: str) -> tuple[Any, str]:
 
 @cache
 def _context() -> Any:
-    """Returns the context that all stores of this process share: one memory:// and one pool of connections."""
+    """Returns the context that all stores of this process share: one memory:// and one pool of
+    connections.
+    """
     import tensorstore as ts
 
     return ts.Context()

@@ -46,7 +46,9 @@ class StorePath:
         return str(self).rstrip("/").rsplit("/", 1)[-1]
 
     def names(self) -> dict[str, Entry]:
-        """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing folder."""
+        """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing
+        folder.
+        """
         skip = len(self.name) + 1 if self.name else 0
         return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
 
@@ -66,7 +68,9 @@ class StorePath:
 
 
 def split(path: str) -> tuple[str, str]:
-    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL stays with the folder."""
+    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL
+    stays with the folder.
+    """
     if "://" not in path:
         parent, _, name = os.path.abspath(path).rpartition("/")
         return parent or "/", name
@@ -82,7 +86,8 @@ def open_storage(
     file_mode: int | None = None,
     folder_mode: int | None = None,
 ) -> Storage:
-    """Returns the store of a root: a folder, or a URL (gs://, gcs_grpc://, s3://, az://, memory://). Reads and writes nothing yet.
+    """Returns the store of a root: a folder, or a URL (gs://, gcs_grpc://, s3://, az://,
+    memory://). Reads and writes nothing yet.
 
     Raises ValueError for modes of files where the store has none.
     """

@@ -1,4 +1,6 @@
-"""What a store has to understand of a record: its name, its seal, and which writers were fenced from it."""
+"""What a store has to understand of a record: its name, its seal, and which writers were fenced
+from it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _SEAL = b',"crc32c":"'
 
 
 def sealed(body: bytes) -> bytes:
-    """Returns a record's bytes: its JSON without the last brace, and the checksum of that as the last member."""
+    """Returns a record's bytes: its JSON without the last brace, and the checksum of that as the
+    last member.
+    """
     return body + _SEAL + b'%08x"}\n' % crc32c(body)
 
 
@@ -40,7 +44,9 @@ def tombstone(writers: set[str]) -> bytes:
 
 
 def read_tombstone(value: bytes) -> tuple[set[str], float]:
-    """Returns the writers that a tombstone names, and since when it stands in Unix seconds; none and 0.0 where it is damaged."""
+    """Returns the writers that a tombstone names, and since when it stands in Unix seconds; none
+    and 0.0 where it is damaged.
+    """
     try:
         found = json.loads(value)
         return set(found["fenced"]), float(found["since_s"])

@@ -72,14 +72,17 @@ def convert(
     claims: Claims | None = None,
     progress: Progress = lambda done_bytes: None,
 ) -> str:
-    """Writes a checkpoint anew in the layout `to` ("holdfast", "orbax" or "safetensors"); returns where it is.
+    """Writes a checkpoint anew in the layout `to` ("holdfast", "orbax" or "safetensors"); returns
+    where it is.
 
-    For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for safetensors it is the folder itself. `items`
-    chooses among several (none: all), `under` keeps the leaves below one path, `rename` gives leaves other paths (their tree becomes a
-    flat dict), and `process` says whose copies to take of what was kept per process: leaves, JSON items, items of files. Arrays pass
-    through memory a few at a time; what can be read only whole (a chunk of Orbax's) is held whole. `claims` are the target's, made if
-    None.
-    Raises StepExists, UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun is removed.
+    For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for
+    safetensors it is the folder itself. `items` chooses among several (none: all), `under` keeps
+    the leaves below one path, `rename` gives leaves other paths (their tree becomes a flat dict),
+    and `process` says whose copies to take of what was kept per process: leaves, JSON items, items
+    of files. Arrays pass through memory a few at a time; what can be read only whole (a chunk of
+    Orbax's) is held whole. `claims` are the target's, made if None. Raises StepExists,
+    UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun
+    is removed.
     """
     chosen = _chosen(checkpoint, items)
     if process is not None:
@@ -209,7 +212,8 @@ def _to_safetensors(
     shard_bytes: int,
     progress: Progress,
 ) -> str:
-    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index; returns where. Raises StepExists, UnsupportedLeaf.
+    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index; returns
+    where. Raises StepExists, UnsupportedLeaf.
 
     One leaf is in memory at a time; on an object store one file.
     """
@@ -338,10 +342,11 @@ def _to_holdfast(
     progress: Progress,
     process: int | None,
 ) -> str:
-    """Writes the chosen items, the JSON items and the items of files as a step of `root`; returns where it is. Raises StepExists.
+    """Writes the chosen items, the JSON items and the items of files as a step of `root`; returns
+    where it is. Raises StepExists.
 
-    The plan is made of the records instead of live arrays, with their own grids as far as they have them. Each pack is written while its
-    chunks are read, in their order.
+    The plan is made of the records instead of live arrays, with their own grids as far as they have
+    them. Each pack is written while its chunks are read, in their order.
     """
     storage, step = root.storage, checkpoint.info.step or 0
     claims = claims or open_claims(storage)
@@ -377,7 +382,9 @@ def _to_holdfast(
 
 
 class _ConversionWork:
-    """Writes the chosen items of a checkpoint, its JSON items and its items of files, as this one process for all that saved them."""
+    """Writes the chosen items of a checkpoint, its JSON items and its items of files, as this one
+    process for all that saved them.
+    """
 
     def __init__(
         self,
@@ -420,7 +427,9 @@ class _ConversionWork:
         return {name: reports[0] for name, (_, reports) in self._items.items()}
 
     def _copies(self, item: str) -> list[int | None]:
-        """Returns the processes whose copies are written; None for an item that has one, or of which one is taken."""
+        """Returns the processes whose copies are written; None for an item that has one, or of
+        which one is taken.
+        """
         return self._checkpoint.info.copies(item) if self._process is None else [None]
 
     def _write_json(self, item: str, owner: int | None) -> ItemReport:
@@ -513,7 +522,8 @@ def write_item(
     progress: Progress,
     names: list[str],
 ) -> tuple[Plan, list[ItemReport]]:
-    """Writes the packs of one item; returns the plan and the reports that the record is made of. At most a few chunks are in memory.
+    """Writes the packs of one item; returns the plan and the reports that the record is made of. At
+    most a few chunks are in memory.
 
     `names` gets each file, relative to the step's folder, before it is begun.
     """
@@ -555,7 +565,9 @@ def write_item(
 def _reports(
     plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecord]
 ) -> list[ItemReport]:
-    """Returns a report as of one process that wrote all, and one more for each process that values were kept for."""
+    """Returns a report as of one process that wrote all, and one more for each process that values
+    were kept for.
+    """
     values = [leaf for leaf in leaves if leaf.grid is None]
     first = tuple(
         encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values
@@ -572,7 +584,9 @@ def _reports(
 
 
 def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
-    """Returns the description of the tree and its leaves with their paths in our layout, in flatten order."""
+    """Returns the description of the tree and its leaves with their paths in our layout, in flatten
+    order.
+    """
     skeleton = rebuild(item.tree, list(range(len(item.leaves))))
     description, paths = describe(skeleton)
     order = flatten(skeleton)[0]
@@ -604,7 +618,9 @@ def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | No
 
 
 def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
-    """Returns a placement by which one process holds all shards, so that chunks keep within them; None for one shard."""
+    """Returns a placement by which one process holds all shards, so that chunks keep within them;
+    None for one shard.
+    """
     count = math.prod(shards)
     if not 1 < count <= MAX_SHARDS:
         return None
@@ -651,7 +667,9 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
 
 
 class _ChunkStream:
-    """Reads what one pack needs, in the pack's order: small chunks several at once, and what can be read only whole, once."""
+    """Reads what one pack needs, in the pack's order: small chunks several at once, and what can be
+    read only whole, once.
+    """
 
     def __init__(self, reader: ArrayReader, regions: Sequence[_ChunkRegion]) -> None:
         self._reader, self._regions = reader, regions

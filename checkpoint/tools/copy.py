@@ -1,4 +1,6 @@
-"""Copies checkpoints between stores, file by file: what is there already is not copied again, and the record comes last."""
+"""Copies checkpoints between stores, file by file: what is there already is not copied again, and
+the record comes last.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,13 @@ def copy_checkpoint(
     claims: Claims,
     progress: Progress = lambda done_bytes: None,
 ) -> Copied:
-    """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the copy by reading it back.
+    """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the
+    copy by reading it back.
 
-    Files of the right size that are there already are kept, so a copy that was cut off goes on where it was. A step of ours is verified
-    before it gets its record: a damaged one never appears. Where the target takes no files as long as a pack, its chunks go into more.
-    Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
+    Files of the right size that are there already are kept, so a copy that was cut off goes on
+    where it was. A step of ours is verified before it gets its record: a damaged one never appears.
+    Where the target takes no files as long as a pack, its chunks go into more. Blocks; raises
+    StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
     """
     if RECORD_NAME in source.names():
         return _copy_ours(source, target, claims, progress)
@@ -100,7 +104,9 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
 
 @contextlib.contextmanager
 def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str) -> Iterator[str]:
-    """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for a dead writer's."""
+    """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for
+    a dead writer's.
+    """
     me = this_writer()
     holder = replace(me, id=save_id[:8])
     fence_others(claims, me)
@@ -144,7 +150,9 @@ def _copy_file(
 
 
 def file_sizes(folder: StorePath) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes; where a listing has none, from the record, or from the store."""
+    """Returns the files of a checkpoint with their sizes; where a listing has none, from the
+    record, or from the store.
+    """
     entries = folder.storage.list(folder.name, recursive=True)
     sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
@@ -165,7 +173,9 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
 
 
 def shared_bytes(folder: StorePath) -> int:
-    """Returns the bytes of files that have another name elsewhere (incremental saves): deleting this step does not free them."""
+    """Returns the bytes of files that have another name elsewhere (incremental saves): deleting
+    this step does not free them.
+    """
     return sum(
         entry.size or 0
         for entry in folder.storage.list(folder.name, recursive=True)
@@ -174,7 +184,9 @@ def shared_bytes(folder: StorePath) -> int:
 
 
 def _has_size(folder: StorePath, name: str, size: int) -> bool:
-    """Returns whether there is a file of exactly `size` bytes, by one read: of an object `Storage.size` makes many."""
+    """Returns whether there is a file of exactly `size` bytes, by one read: of an object
+    `Storage.size` makes many.
+    """
     end = memoryview(bytearray(2))
     try:
         return folder.read(name, max(0, size - 1), [end]) == (1 if size else 0)

@@ -21,11 +21,13 @@ COMPARED = 1 << 20  # elements at once
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """One leaf that differs. `what` is "only in A", "only in B", "type", "shape", "dtype" or "value"; the numbers are those of "value".
+    """One leaf that differs. `what` is "only in A", "only in B", "type", "shape", "dtype" or
+    "value"; the numbers are those of "value".
 
-    `path` is a leaf's, a file's own name, or "" for the whole item, and begins with "process 3: " where each process keeps its own.
-    `max_abs` and `max_rel` are over the elements that are finite on both sides; `count` is how many elements differ, of `size`. A NaN
-    differs from anything but the same bits.
+    `path` is a leaf's, a file's own name, or "" for the whole item, and begins with "process 3: "
+    where each process keeps its own. `max_abs` and `max_rel` are over the elements that are finite
+    on both sides; `count` is how many elements differ, of `size`. A NaN differs from anything but
+    the same bits.
     """
 
     item: str
@@ -40,7 +42,9 @@ class LeafDifference:
 
 
 def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
-    """Yields what differs between two checkpoints, item by item. Blocks; raises Corrupt naming file and leaf."""
+    """Yields what differs between two checkpoints, item by item. Blocks; raises Corrupt naming file
+    and leaf.
+    """
     items_a, items_b = _paired_items(a, b)
     for name in sorted(items_a.keys() | items_b.keys()):
         if name not in items_a or name not in items_b:
@@ -69,7 +73,9 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference
 def _paired_items(
     a: CheckpointReader, b: CheckpointReader
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the items of both by a common name: where each has one tree alone, these are compared whatever they are called."""
+    """Returns the items of both by a common name: where each has one tree alone, these are compared
+    whatever they are called.
+    """
     names_a, names_b = ({name: name for name in reader.info.items} for reader in (a, b))
     trees_a, trees_b = (
         [name for name, kind in reader.info.items.items() if kind != "files"] for reader in (a, b)
@@ -94,7 +100,9 @@ def _json_values(
 def _digests(
     checkpoint: CheckpointReader, item: str, owner: int | None
 ) -> dict[str, tuple[Any, str]]:
-    """Returns what `_compare_values` takes, by the files' own names; a piece of a file at a time is in memory."""
+    """Returns what `_compare_values` takes, by the files' own names; a piece of a file at a time is
+    in memory.
+    """
     found: dict[str, tuple[Any, str]] = {}
     for name, pieces in checkpoint.files(item, PerProcessSelection(owner or 0)):
         digest, size = hashlib.blake2b(), 0
@@ -190,9 +198,11 @@ def _compare_kinds(
 
 
 def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float, float, int] | None:
-    """Returns the largest absolute and relative difference of two arrays alike in shape and dtype, and how many elements differ.
+    """Returns the largest absolute and relative difference of two arrays alike in shape and dtype,
+    and how many elements differ.
 
-    None if they are equal. Equal means equal bits, so that a NaN equals itself and 0.0 does not equal -0.0.
+    None if they are equal. Equal means equal bits, so that a NaN equals itself and 0.0 does not
+    equal -0.0.
     """
     bytes_a, bytes_b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
     if np.array_equal(bytes_a, bytes_b):

@@ -1,6 +1,8 @@
-"""Divides packs that are longer than a store takes: the same chunks in more files, and the record that names them.
+"""Divides packs that are longer than a store takes: the same chunks in more files, and the record
+that names them.
 
-Nothing but headers is read for it, and it is the same each time, so that a copy that was cut off goes on.
+Nothing but headers is read for it, and it is the same each time, so that a copy that was cut off
+goes on.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class _NewFile(NamedTuple):
 def repack(
     storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None
 ) -> tuple[list[CopyJob], bytes]:
-    """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its record (`data` is the source's).
+    """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its
+    record (`data` is the source's).
 
     Raises Corrupt or HostileCheckpoint where a pack's header is not what it was.
     """
@@ -132,7 +135,9 @@ def _groups(
 
 
 def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
-    """Puts the new files into the record of an item, and for each leaf which of them holds which chunk."""
+    """Puts the new files into the record of an item, and for each leaf which of them holds which
+    chunk.
+    """
     about["files"] = [file.entry for found in files for file in found]
     first, of_chunk = [], {}
     at = 0

@@ -17,7 +17,9 @@ class CheckpointArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveArgs:
-    """How one leaf is saved. `dtype` casts; how bytes lie in files is holdfast's own affair, so the other fields have no effect."""
+    """How one leaf is saved. `dtype` casts; how bytes lie in files is holdfast's own affair, so the
+    other fields have no effect.
+    """
 
     aggregate: bool = False
     dtype: Any = None
@@ -27,7 +29,9 @@ class SaveArgs:
 
 @dataclass
 class RestoreArgs:
-    """As what one leaf is restored: `restore_type` (np.ndarray, jax.Array, int, ...; None: as saved) and `dtype`."""
+    """As what one leaf is restored: `restore_type` (np.ndarray, jax.Array, int, ...; None: as
+    saved) and `dtype`.
+    """
 
     restore_type: Any = None
     dtype: Any = None
@@ -35,7 +39,9 @@ class RestoreArgs:
 
 @dataclass
 class ArrayRestoreArgs(RestoreArgs):
-    """Restores a jax.Array with a sharding. Another shape than the saved one is refused: nothing is padded or cut."""
+    """Restores a jax.Array with a sharding. Another shape than the saved one is refused: nothing is
+    padded or cut.
+    """
 
     mesh: Any = None
     mesh_axes: Any = None
@@ -80,7 +86,9 @@ class StandardRestore(CheckpointArgs):
 
 @dataclass
 class PyTreeRestore(CheckpointArgs):
-    """Restores a tree in the structure of `item`, each leaf as `restore_args` says; `partial_restore` leaves out what `item` lacks."""
+    """Restores a tree in the structure of `item`, each leaf as `restore_args` says;
+    `partial_restore` leaves out what `item` lacks.
+    """
 
     item: Any = None
     restore_args: Any = None
@@ -158,7 +166,9 @@ class NumpyRandomKeyRestore(CheckpointArgs):
 
 
 class Composite(CheckpointArgs, Mapping[str, Any]):
-    """Several items by name: arguments on the way in, what was restored on the way out. A mapping whose members are attributes too."""
+    """Several items by name: arguments on the way in, what was restored on the way out. A mapping
+    whose members are attributes too.
+    """
 
     def __init__(self, **items: Any) -> None:
         self._items = items

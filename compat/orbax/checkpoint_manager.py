@@ -36,10 +36,11 @@ class AbstractCheckpointManager:
 
 
 class CheckpointManager(AbstractCheckpointManager):
-    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`. Steps are saved in holdfast's layout; steps of Orbax's are read.
+    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`. Steps are saved in holdfast's
+    layout; steps of Orbax's are read.
 
-    One tree is the item "default", as with Orbax; `args.Composite` names several. Threads and blocking are as with holdfast's, which is
-    the attribute `native`.
+    One tree is the item "default", as with Orbax; `args.Composite` names several. Threads and
+    blocking are as with holdfast's, which is the attribute `native`.
     """
 
     def __init__(
@@ -104,14 +105,18 @@ class CheckpointManager(AbstractCheckpointManager):
     # --- steps
 
     def all_steps(self, read: bool = False) -> list[int]:
-        """Returns the steps, ascending: those that are there, and the one whose save is in flight (not with `read`)."""
+        """Returns the steps, ascending: those that are there, and the one whose save is in flight
+        (not with `read`).
+        """
         in_flight = (
             [] if read else self._in_flight()
         )  # asked first: it may be there by the time of the listing
         return sorted({*self.native.all_steps(), *in_flight})
 
     def steps_to_decide_by(self) -> list[int]:
-        """Returns the steps that a decision to save knows, as with Orbax: without a look at the store, and with the one in flight."""
+        """Returns the steps that a decision to save knows, as with Orbax: without a look at the
+        store, and with the one in flight.
+        """
         in_flight = self._in_flight()  # asked first: it may be known a moment later
         return sorted({*self.native.known_steps(), *in_flight})
 
@@ -125,7 +130,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
-        """Returns the best step by `best_fn`; the latest where there is no `best_fn`, None where no step has metrics."""
+        """Returns the best step by `best_fn`; the latest where there is no `best_fn`, None where no
+        step has metrics.
+        """
         if self._options.best_fn is None:
             return self.latest_step()
         sign = -1 if self._options.best_mode == "min" else 1
@@ -182,7 +189,9 @@ class CheckpointManager(AbstractCheckpointManager):
         args: args_lib.CheckpointArgs | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Starts to save a step; returns False where no save is wanted. Raises StepAlreadyExistsError."""
+        """Starts to save a step; returns False where no save is wanted. Raises
+        StepAlreadyExistsError.
+        """
         if items is None and args is None:
             raise ValueError("save: give args")
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
@@ -206,7 +215,9 @@ class CheckpointManager(AbstractCheckpointManager):
         force: bool = False,
         overwrite: bool = False,
     ) -> bool:
-        """Starts to save items of holdfast's, with all their metrics; returns False where no save is wanted."""
+        """Starts to save items of holdfast's, with all their metrics; returns False where no save
+        is wanted.
+        """
         numbers = self._numbers(metrics)
         if not (force or overwrite) and not self._is_next(step):
             return False
@@ -240,7 +251,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return numbers
 
     def _legacy(self, items: Any, kwargs: Any, verb: str) -> Any:
-        """Returns the arguments that items without args mean: by the handlers that the manager was made with."""
+        """Returns the arguments that items without args mean: by the handlers that the manager was
+        made with.
+        """
         names = set(items or ()) | set(kwargs or ()) if self._single is False else {DEFAULT_ITEM}
         if self._single is None:
             self._single = True
@@ -263,7 +276,9 @@ class CheckpointManager(AbstractCheckpointManager):
         return args_lib.Composite(**found) if self._single is False else found[DEFAULT_ITEM]
 
     def _composite(self, args: Any) -> Mapping[str, Any]:
-        """Returns the arguments by item. The first call decides whether there is one item or several."""
+        """Returns the arguments by item. The first call decides whether there is one item or
+        several.
+        """
         if self._single is None:
             self._single = not isinstance(args, args_lib.Composite)
         if self._single:
@@ -286,7 +301,9 @@ class CheckpointManager(AbstractCheckpointManager):
         directory: Any = None,
         args: args_lib.CheckpointArgs | None = None,
     ) -> Any:
-        """Restores a step (None: the latest): the value of one item, or a Composite of several. Raises FileNotFoundError, ValueError."""
+        """Restores a step (None: the latest): the value of one item, or a Composite of several.
+        Raises FileNotFoundError, ValueError.
+        """
         if step is None:
             step = (
                 self.latest_step()

@@ -23,7 +23,9 @@ class AbstractCheckpointer:
 
 
 class Checkpointer(AbstractCheckpointer):
-    """Saves and restores one folder. `save` blocks until the checkpoint is durable, for the asynchronous ones too."""
+    """Saves and restores one folder. `save` blocks until the checkpoint is durable, for the
+    asynchronous ones too.
+    """
 
     def __init__(
         self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any
@@ -46,7 +48,9 @@ class Checkpointer(AbstractCheckpointer):
         save_context: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Saves; `force` replaces what is there. Raises ValueError where a checkpoint is there already."""
+        """Saves; `force` replaces what is there. Raises ValueError where a checkpoint is there
+        already.
+        """
         given = self._given(args, kwargs, "save")
         call = f"{type(self).__name__}.save"
         several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
@@ -151,7 +155,9 @@ def _only_item(items: Mapping[str, Any]) -> str:
 
 
 class AsyncCheckpointer(Checkpointer):
-    """A Checkpointer with the names of an asynchronous one; `save` blocks until the checkpoint is durable."""
+    """A Checkpointer with the names of an asynchronous one; `save` blocks until the checkpoint is
+    durable.
+    """
 
     def wait_until_finished(self) -> None:
         """Does nothing: nothing is in flight."""

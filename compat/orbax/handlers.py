@@ -1,8 +1,10 @@
-"""`orbax.checkpoint.handlers`: those that say of what kind an item is, which hold no code that writes, and one's own, of v0 and v1.
+"""`orbax.checkpoint.handlers`: those that say of what kind an item is, which hold no code that
+writes, and one's own, of v0 and v1.
 
-What one of one's own writes into a scratch folder is an item of files, and it reads them in such a folder again. In a job every process's
-handler is called, each with a folder of its own, and what they write together is the item: where Orbax has one folder for all, no two
-processes may write one name here.
+What one of one's own writes into a scratch folder is an item of files, and it reads them in such a
+folder again. In a job every process's handler is called, each with a folder of its own, and what
+they write together is the item: where Orbax has one folder for all, no two processes may write one
+name here.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def to_path(directory: Any) -> Any:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on a thread of its own, since the caller may be inside of an event loop; returns what it returns. Blocks."""
+    """Runs a coroutine on a thread of its own, since the caller may be inside of an event loop;
+    returns what it returns. Blocks.
+    """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
@@ -44,7 +48,9 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class CheckpointHandler:
-    """The base of handlers of one's own: `save(directory, args=...)` writes files, `restore(directory, args=...)` reads them."""
+    """The base of handlers of one's own: `save(directory, args=...)` writes files,
+    `restore(directory, args=...)` reads them.
+    """
 
     def metadata(self, directory: Any) -> Any:
         """Returns None; nobody asks."""
@@ -63,7 +69,9 @@ class CheckpointHandler:
 
 
 class AsyncCheckpointHandler(CheckpointHandler):
-    """The base of handlers whose `async_save(directory, args=...)` returns futures; a save waits for them before it returns."""
+    """The base of handlers whose `async_save(directory, args=...)` returns futures; a save waits
+    for them before it returns.
+    """
 
 
 @dataclass
@@ -80,7 +88,9 @@ _handlers: dict[str, dict[type, type]] = {"save": {}, "restore": {}}
 def register_with_handler(
     handler_cls: type, for_save: bool = False, for_restore: bool = False
 ) -> Callable[[type], type]:
-    """Returns a decorator of a class of arguments: items that are saved or restored with them are `handler_cls`'s."""
+    """Returns a decorator of a class of arguments: items that are saved or restored with them are
+    `handler_cls`'s.
+    """
     if not (for_save or for_restore):
         raise ValueError("register_with_handler: expected for_save=True, for_restore=True, or both")
 
@@ -96,7 +106,9 @@ def register_with_handler(
 
 
 def get_registered_handler_cls(arg: Any) -> type:
-    """Returns the handler that a class of arguments, or one of them, is registered with. Raises ValueError."""
+    """Returns the handler that a class of arguments, or one of them, is registered with. Raises
+    ValueError.
+    """
     cls = arg if isinstance(arg, type) else type(arg)
     found = _handlers["save"].get(cls) or _handlers["restore"].get(cls)
     if found is None:
@@ -107,7 +119,9 @@ def get_registered_handler_cls(arg: Any) -> type:
 
 
 def get_registered_args_cls(handler: Any) -> tuple[type, type]:
-    """Returns the classes of arguments that a handler was registered with: to save and to restore. Raises ValueError."""
+    """Returns the classes of arguments that a handler was registered with: to save and to restore.
+    Raises ValueError.
+    """
     found = [_args_class(handler, verb) for verb in ("save", "restore")]
     if None in found:
         raise ValueError(f"Unable to find registered `CheckpointArgs` for {handler}.")
@@ -132,7 +146,9 @@ def is_own(handler: Any) -> bool:
 
 
 def own_handler(handler: Any, args: Any) -> Any:
-    """Returns the handler of one's own for an item: the one given for it, or one of the class that its arguments were registered with."""
+    """Returns the handler of one's own for an item: the one given for it, or one of the class that
+    its arguments were registered with.
+    """
     if is_own(handler):
         return handler
     cls = _handlers["save"].get(type(args)) or _handlers["restore"].get(type(args))
@@ -165,7 +181,9 @@ def files_to_save(handler: Any, args: Any) -> Files:
 
 
 def files_to_restore(handler: Any, args: Any) -> Files:
-    """Returns the `like` by which a handler of one's own restores; None is its arguments' defaults."""
+    """Returns the `like` by which a handler of one's own restores; None is its arguments'
+    defaults.
+    """
     chosen = make_args(handler, "restore") if args is None else args
     given, named = (
         (chosen.args, chosen.kwargs) if isinstance(chosen, CallArgs) else ((), {"args": chosen})
@@ -177,7 +195,9 @@ def files_to_restore(handler: Any, args: Any) -> Files:
 
 
 class Handler(CheckpointHandler):
-    """Says with which arguments an item is saved and restored. Options on how bytes lie in files have no effect."""
+    """Says with which arguments an item is saved and restored. Options on how bytes lie in files
+    have no effect.
+    """
 
     save_args: ClassVar[type] = args_lib.StandardSave
     restore_args: ClassVar[type] = args_lib.StandardRestore
@@ -280,7 +300,9 @@ class PathAwaitingCreation:
 
 @runtime_checkable
 class StatefulCheckpointable(Protocol):
-    """A value that writes its own files, and reads them back into itself. What either returns is awaited."""
+    """A value that writes its own files, and reads them back into itself. What either returns is
+    awaited.
+    """
 
     async def save(self, directory: Any) -> Awaitable[None] | None:
         """Writes files."""
@@ -292,7 +314,9 @@ class StatefulCheckpointable(Protocol):
 
 
 class CheckpointableHandler:
-    """The base of v1's handlers: `save(directory, value)`, `load(directory, abstract)`, `is_handleable`, `is_abstract_handleable`."""
+    """The base of v1's handlers: `save(directory, value)`, `load(directory, abstract)`,
+    `is_handleable`, `is_abstract_handleable`.
+    """
 
 
 _registered: list[tuple[str | None, Any]] = []
@@ -301,7 +325,9 @@ _registered: list[tuple[str | None, Any]] = []
 def register_handler(
     cls: Any, *, checkpointable_name: str | None = None, secondary_typestrs: Any = None
 ) -> Any:
-    """Registers a class of v1's handlers, for one item or (None) for all; of several that can, the last one handles a value."""
+    """Registers a class of v1's handlers, for one item or (None) for all; of several that can, the
+    last one handles a value.
+    """
     _registered.append((checkpointable_name, cls))
     return cls
 
@@ -312,7 +338,9 @@ def _find(name: str, can: Callable[[Any], Any]) -> Any:
 
 
 def checkpointable_to_save(name: str, value: Any) -> Any:
-    """Returns a value for `save(items=...)`: files, where it writes them itself or a registered handler does, else the value."""
+    """Returns a value for `save(items=...)`: files, where it writes them itself or a registered
+    handler does, else the value.
+    """
     handler = _find(name, lambda handler: handler.is_handleable(value))
     if handler is None and not isinstance(value, StatefulCheckpointable):
         return value
@@ -328,9 +356,11 @@ def checkpointable_to_save(name: str, value: Any) -> Any:
 
 
 def checkpointable_to_load(name: str, target: Any) -> Files | None:
-    """Returns the `like` by which an item of files is loaded as `target` says, None where nobody knows how.
+    """Returns the `like` by which an item of files is loaded as `target` says, None where nobody
+    knows how.
 
-    Without a target it is the handler that was registered for that item, or the only one that is registered for all.
+    Without a target it is the handler that was registered for that item, or the only one that is
+    registered for all.
     """
     if target is None:
         named = [cls for chosen, cls in _registered if chosen == name] or [

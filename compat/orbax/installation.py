@@ -1,4 +1,6 @@
-"""Puts the stand-ins where Orbax's modules are imported from, for programs that may not be edited."""
+"""Puts the stand-ins where Orbax's modules are imported from, for programs that may not be
+edited.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ STARTUP = os.path.join(
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `orbax.checkpoint` and all below it here; the rest of `orbax` (`orbax.export`) is where it was."""
+    """Finds `orbax.checkpoint` and all below it here; the rest of `orbax` (`orbax.export`) is where
+    it was.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -32,7 +36,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns the stand-in; raises ModuleNotFoundError, naming the page, for a module that has none."""
+        """Returns the stand-in; raises ModuleNotFoundError, naming the page, for a module that has
+        none.
+        """
         below = spec.name.removeprefix(REAL).lstrip(".")
         found: object = importlib.import_module(f"{FACE}.face")
         for part in below.split(".") if below else ():
@@ -56,9 +62,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Makes `import orbax.checkpoint`, and what is below it, import the stand-ins, in this process and in those that it spawns.
+    """Makes `import orbax.checkpoint`, and what is below it, import the stand-ins, in this process
+    and in those that it spawns.
 
-    Raises RuntimeError once the real Orbax was imported: some of the program would be using it already. Idempotent.
+    Raises RuntimeError once the real Orbax was imported: some of the program would be using it
+    already. Idempotent.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

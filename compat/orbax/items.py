@@ -38,7 +38,9 @@ class StepAlreadyExistsError(ValueError):
 
 @contextlib.contextmanager
 def orbax_errors() -> Iterator[None]:
-    """Raises what Orbax's callers expect: ValueError, FileNotFoundError; holdfast's own error is the cause and says more."""
+    """Raises what Orbax's callers expect: ValueError, FileNotFoundError; holdfast's own error is
+    the cause and says more.
+    """
     try:
         yield
     except TreeMismatch as error:
@@ -179,7 +181,9 @@ def restore_tree(
     partial: bool = False,
     as_saved: bool = False,
 ) -> Any:
-    """Restores in the structure of `target` (None: as saved). Leaves are like `restore_args`, then (not `as_saved`) like `target`."""
+    """Restores in the structure of `target` (None: as saved). Leaves are like `restore_args`, then
+    (not `as_saved`) like `target`.
+    """
     target, restore_args = (
         each.tree if isinstance(each, TreeMetadata) else each for each in (target, restore_args)
     )
@@ -246,7 +250,9 @@ def _like_args(saved: Any, args: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """Returns a tree as Orbax gives it back without a target: dicts and lists; an empty namedtuple is None."""
+    """Returns a tree as Orbax gives it back without a target: dicts and lists; an empty namedtuple
+    is None.
+    """
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return {key: plain(value) for key, value in zip(tree._fields, tree, strict=True)} or None
     if isinstance(tree, list | tuple):

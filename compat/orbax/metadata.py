@@ -1,4 +1,6 @@
-"""`orbax.checkpoint.metadata`: what is known of a checkpoint, a step, an item and a leaf without reading it."""
+"""`orbax.checkpoint.metadata`: what is known of a checkpoint, a step, an item and a leaf without
+reading it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Metadata:
 
 @dataclass(frozen=True)
 class ArrayMetadata(Metadata):
-    """An array. `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved one does not fit. Serves as a target."""
+    """An array. `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved
+    one does not fit. Serves as a target.
+    """
 
     shape: tuple[int, ...]
     sharding: Any
@@ -101,7 +105,9 @@ def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
 
 
 def to_shape_dtype_struct(leaf: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
-    """Returns an array, or the metadata of an array or a number, as jax.ShapeDtypeStruct; a number itself as it is."""
+    """Returns an array, or the metadata of an array or a number, as jax.ShapeDtypeStruct; a number
+    itself as it is.
+    """
     if isinstance(leaf, StringMetadata):
         return ""
     if not hasattr(leaf, "shape"):

@@ -1,4 +1,6 @@
-"""The modules of Orbax's that are not files here, and the names that are refused: which, and what to do instead."""
+"""The modules of Orbax's that are not files here, and the names that are refused: which, and what
+to do instead.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
 
 
 def add_modules(package: str) -> None:
-    """Adds to the face what has no file: modules, names that other modules bear, and stand-ins for what is refused."""
+    """Adds to the face what has no file: modules, names that other modules bear, and stand-ins for
+    what is refused.
+    """
     face = vars(sys.modules[package])
     for module, (names, reason) in REFUSED_IN.items():
         vars(module).update(

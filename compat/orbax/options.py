@@ -58,7 +58,9 @@ class MultiprocessingOptions:
 
 @dataclass
 class FileOptions:
-    """How files are made: folders of steps have `path_permission_mode`, files too, without leave to execute."""
+    """How files are made: folders of steps have `path_permission_mode`, files too, without leave to
+    execute.
+    """
 
     path_permission_mode: int | None = None
     skip_sync_file_validations: bool = False
@@ -92,9 +94,11 @@ class MemoryLimitOptions:
 class CheckpointManagerOptions:
     """When to save and what to keep, in Orbax's words.
 
-    Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories, single_host_load_and_broadcast,
-    enable_background_delete, num_deletion_threads, atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. Refused: what would name steps by a function, or move them.
+    Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories,
+    single_host_load_and_broadcast, enable_background_delete, num_deletion_threads,
+    atomicity_options, save_root_metadata, lightweight_initialize,
+    enable_per_process_directory_creation. Refused: what would name steps by a function, or move
+    them.
     """
 
     save_interval_steps: int = 1

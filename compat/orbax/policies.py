@@ -201,7 +201,9 @@ class LatestDuration:
 
 @dataclass
 class EveryNSteps:
-    """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart; of them the newest `max_to_keep`."""
+    """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart; of them the
+    newest `max_to_keep`.
+    """
 
     interval_steps: int
     exact_interval: bool = True
@@ -223,7 +225,9 @@ class EveryNSteps:
 
 @dataclass
 class EveryNStepsClosest:
-    """Keeps the step that is closest to each multiple of `interval_steps` (of two the later), and the last."""
+    """Keeps the step that is closest to each multiple of `interval_steps` (of two the later), and
+    the last.
+    """
 
     interval_steps: int
     max_to_keep: int | None = None
@@ -265,7 +269,9 @@ class CustomSteps:
 
 @dataclass(kw_only=True)
 class BestN:
-    """Keeps the `n` steps whose metric is highest (`reverse`: lowest); those without metrics too, unless told otherwise."""
+    """Keeps the `n` steps whose metric is highest (`reverse`: lowest); those without metrics too,
+    unless told otherwise.
+    """
 
     get_metric_fn: Callable[[Any], float]
     reverse: bool = False
@@ -310,7 +316,9 @@ class AnyPreservationPolicy:
 
 @dataclass
 class AskToSave:
-    """A save policy of holdfast's that asks one of Orbax's. `previous` lists the steps, `saving` says if a save is in flight."""
+    """A save policy of holdfast's that asks one of Orbax's. `previous` lists the steps, `saving`
+    says if a save is in flight.
+    """
 
     policy: Any
     previous: Callable[[], Sequence[PolicyCheckpointInfo]]
@@ -332,7 +340,9 @@ class AskToSave:
 
 @dataclass
 class AskToKeep:
-    """A keep policy of holdfast's that asks one of Orbax's. The newest step stays whatever it says."""
+    """A keep policy of holdfast's that asks one of Orbax's. The newest step stays whatever it
+    says.
+    """
 
     policy: Any
 

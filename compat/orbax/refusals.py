@@ -1,4 +1,6 @@
-"""What is not covered: an error that names the call, what is nearest and the page; and stand-ins for names, which raise it when called."""
+"""What is not covered: an error that names the call, what is nearest and the page; and stand-ins
+for names, which raise it when called.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ NATIVE = "holdfast.checkpoint"
 
 
 def not_covered(call: str, nearest: str) -> NotImplementedError:
-    """Returns the error for a call of Orbax's that is not covered; `nearest` says what to do instead."""
+    """Returns the error for a call of Orbax's that is not covered; `nearest` says what to do
+    instead.
+    """
     return NotImplementedError(
         f"{call} is not covered by holdfast.compat.orbax: {nearest}. See {PAGE}"
     )
@@ -48,7 +52,9 @@ def refusal_of(value: Any) -> str | None:
 
 
 def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
-    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins for the `refused` ones."""
+    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins for the
+    `refused` ones.
+    """
     module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
     standing = {
         each: stand_in(f"orbax.checkpoint.{name}", each, reason) for each in refused.split()

@@ -1,7 +1,8 @@
 """The client of the coordination service: jaxlib's method names, over profile A or our own Session.
 
-Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process. Three layers: this one counts barriers
-and names errors; connection.py keeps the connection alive and retries; unary.py and session.py are the two transports.
+Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process.
+Three layers: this one counts barriers and names errors; connection.py keeps the connection alive
+and retries; unary.py and session.py are the two transports.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from .session import ANSWER_GRACE_S
 from .unary import Identity
 
 MAX_DISPLACEMENTS = 3
-"""How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that comes late, over a
-connection that was given up, has taken this one's place."""
+"""How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that
+comes late, over a connection that was given up, has taken this one's place.
+"""
 
 MOST_COUNTERS = 2 * Limits().barriers_kept
-"""Barriers whose calls a client counts. One that so many were used after is forgotten by our service, too, and begins anew."""
+"""Barriers whose calls a client counts. One that so many were used after is forgotten by our
+service, too, and begins anew.
+"""
 
 REPORT_PREFIX = "holdfast/progress/"
 
@@ -42,18 +46,22 @@ REPORT_PREFIX = "holdfast/progress/"
 class CoordinationClient:
     """Speaks to the coordination service at `address` ("host:port") as process `process_id`.
 
-    It works against `holdfast coordinator` and against the service inside jaxlib, and takes the same calls as jaxlib's
-    `DistributedRuntimeClient`, so it can stand where that one stands in Python code. Safe from several threads. A context manager:
-    entering connects, leaving shuts down; a client that is forgotten while connected warns with ResourceWarning.
+    It works against `holdfast coordinator` and against the service inside jaxlib, and takes the
+    same calls as jaxlib's `DistributedRuntimeClient`, so it can stand where that one stands in
+    Python code. Safe from several threads. A context manager: entering connects, leaving shuts
+    down; a client that is forgotten while connected warns with ResourceWarning.
 
-    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions: another one is Fenced.
-    The heartbeat timeout is the budget of every outage: a service silent for so long is lost (CoordinatorLost), a shorter outage is
-    ridden out. Where its Session stays open and connections to it are accepted, it stands still, and the budget is three timeouts.
-    Our service tells the timeout at the join; another `heartbeat_timeout_s` is refused there (FAILED_PRECONDITION). jaxlib's does not:
-    there it is `heartbeat_timeout_s`, or 100. `rpc_timeout_s` bounds the calls that are given no time-out.
+    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions:
+    another one is Fenced. The heartbeat timeout is the budget of every outage: a service silent for
+    so long is lost (CoordinatorLost), a shorter outage is ridden out. Where its Session stays open
+    and connections to it are accepted, it stands still, and the budget is three timeouts. Our
+    service tells the timeout at the join; another `heartbeat_timeout_s` is refused there
+    (FAILED_PRECONDITION). jaxlib's does not: there it is `heartbeat_timeout_s`, or 100.
+    `rpc_timeout_s` bounds the calls that are given no time-out.
 
-    `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes; `on_error(error)` gets ProcessLost for
-    another process, CoordinatorLost or Fenced for this one. Both run on threads of the client and must not block for long.
+    `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes;
+    `on_error(error)` gets ProcessLost for another process, CoordinatorLost or Fenced for this one.
+    Both run on threads of the client and must not block for long.
     """
 
     def __init__(
@@ -114,14 +122,18 @@ class CoordinationClient:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """The seconds of silence after which this process, or the service, is lost to the other. The service's own once connected."""
+        """The seconds of silence after which this process, or the service, is lost to the other.
+        The service's own once connected.
+        """
         return self._connection.heartbeat_timeout_s
 
     def connect(self) -> None:
-        """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s for the answer).
+        """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s
+        for the answer).
 
-        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls), CoordinatorLost when nobody answers at the
-        address, Fenced when the service is another job's. A client that failed to connect is closed.
+        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls),
+        CoordinatorLost when nobody answers at the address, Fenced when the service is another
+        job's. A client that failed to connect is closed.
         """
         with self._lock:
             if self._connected or self._connection.closed:
@@ -137,10 +149,11 @@ class CoordinationClient:
             raise
 
     def shutdown(self) -> None:
-        """Leaves the job: waits for all other processes to leave too, at most `shutdown_timeout_s`, then closes.
+        """Leaves the job: waits for all other processes to leave too, at most `shutdown_timeout_s`,
+        then closes.
 
-        The client is closed afterwards, whatever happens. Raises CoordinationError when the others did not come, CoordinatorLost
-        when the service is gone. A second call does nothing.
+        The client is closed afterwards, whatever happens. Raises CoordinationError when the others
+        did not come, CoordinatorLost when the service is gone. A second call does nothing.
         """
         if self._connection.closed or not self._connected:
             self.close()
@@ -151,7 +164,9 @@ class CoordinationClient:
             self.close()
 
     def close(self) -> None:
-        """Releases threads and connection without a shutdown: the others will see this process die. Never raises or blocks for long."""
+        """Releases threads and connection without a shutdown: the others will see this process die.
+        Never raises or blocks for long.
+        """
         self._connection.close()
         self._connected = False
 
@@ -187,10 +202,11 @@ class CoordinationClient:
     def wait_at_barrier(
         self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None
     ) -> None:
-        """Waits until all processes (or those of `process_ids`) have come to `barrier_id`, at most `timeout_in_ms`.
+        """Waits until all processes (or those of `process_ids`) have come to `barrier_id`, at most
+        `timeout_in_ms`.
 
-        An id may be used again; the nth call of one process matches the nth of the others. Raises BarrierTimeout with `missing`,
-        ProcessLost when a participant is dead, CoordinatorLost.
+        An id may be used again; the nth call of one process matches the nth of the others. Raises
+        BarrierTimeout with `missing`, ProcessLost when a participant is dead, CoordinatorLost.
         """
         _check(barrier_id=(barrier_id, str), timeout_in_ms=(timeout_in_ms, int))
         with self._lock:
@@ -241,7 +257,9 @@ class CoordinationClient:
         raise failure
 
     def cancel_barrier(self, barrier_id: str) -> None:
-        """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED. Unknown: INVALID_ARGUMENT or NOT_FOUND."""
+        """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED.
+        Unknown: INVALID_ARGUMENT or NOT_FOUND.
+        """
         counter = max(0, self._counters.get(barrier_id, 0))
         request = pb.CancelBarrierRequest(
             barrier_id=barrier_id, counter=counter, source_task_id=self.process_id
@@ -263,10 +281,11 @@ class CoordinationClient:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Sets `key` to bytes, within `timeout_s`. A key that exists is ALREADY_EXISTS unless `allow_overwrite`.
+        """Sets `key` to bytes, within `timeout_s`. A key that exists is ALREADY_EXISTS unless
+        `allow_overwrite`.
 
-        When a broken connection hides whether the first sending arrived, it is sent again; a key that then exists with this very
-        value counts as set.
+        When a broken connection hides whether the first sending arrived, it is sent again; a key
+        that then exists with this very value counts as set.
         """
         _check(key=(key, str), value=(value, bytes))
         request = pb.InsertKeyValueRequest(
@@ -300,10 +319,11 @@ class CoordinationClient:
     def blocking_key_value_get_bytes(
         self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()
     ) -> bytes:
-        """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED when they do not come.
+        """Returns the bytes at `key`, waiting for them at most `timeout_in_ms`; DEADLINE_EXCEEDED
+        when they do not come.
 
-        `depends_on` names the processes that alone can set the key: when one of them is lost, the call raises ProcessLost at once. A
-        service without Sessions waits for the time-out.
+        `depends_on` names the processes that alone can set the key: when one of them is lost, the
+        call raises ProcessLost at once. A service without Sessions waits for the time-out.
         """
         _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
         timed_out = (
@@ -337,17 +357,23 @@ class CoordinationClient:
         return bytes(self._call("TryGetKeyValue", pb.TryGetKeyValueRequest(key=key)).kv.value)
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns the (key, string) pairs below the directory `key`, sorted; empty when there are none."""
+        """Returns the (key, string) pairs below the directory `key`, sorted; empty when there are
+        none.
+        """
         return [(name, value.decode()) for name, value in self.key_value_dir_get_bytes(key)]
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
-        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty when there are none."""
+        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty when there are
+        none.
+        """
         _check(key=(key, str))
         response = self._call("GetKeyValueDir", pb.GetKeyValueDirRequest(directory_key=key))
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
     def key_value_delete(self, key: str, *, timeout_s: float | None = None) -> None:
-        """Deletes `key` and all below it, within `timeout_s`. A key that does not exist is no error."""
+        """Deletes `key` and all below it, within `timeout_s`. A key that does not exist is no
+        error.
+        """
         _check(key=(key, str))
         self._call(
             "DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True), timeout_s
@@ -356,9 +382,11 @@ class CoordinationClient:
     def key_value_increment(
         self, key: str, increment: int, *, timeout_s: float | None = None
     ) -> int:
-        """Adds to the number at `key` (0 when unset), within `timeout_s`; returns the sum. FAILED_PRECONDITION when it holds no number.
+        """Adds to the number at `key` (0 when unset), within `timeout_s`; returns the sum.
+        FAILED_PRECONDITION when it holds no number.
 
-        Never sent twice: CoordinatorLost when its answer is lost, and then it may or may not have been applied.
+        Never sent twice: CoordinatorLost when its answer is lost, and then it may or may not have
+        been applied.
         """
         _check(key=(key, str), increment=(increment, int))
         return int(
@@ -372,7 +400,9 @@ class CoordinationClient:
     # Processes
 
     def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
-        """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the living, at most `rpc_timeout_s`."""
+        """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the
+        living, at most `rpc_timeout_s`.
+        """
         request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
         response = self._call("GetAliveTasks", request)
         return dict(zip(response.alive_task_ids, response.incarnations, strict=True))
@@ -384,14 +414,18 @@ class CoordinationClient:
     def watch_processes(
         self, listener: Callable[[Sequence[ProcessInfo]], None]
     ) -> Callable[[], None]:
-        """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns a function that ends it."""
+        """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns
+        a function that ends it.
+        """
         self._require_connected()
         stop = self._watch.add(listener)
         self._connection.start_watch()
         return stop
 
     def report_error(self, message: str) -> None:
-        """Reports that this process has failed: the others get ProcessLost with `message`, at once."""
+        """Reports that this process has failed: the others get ProcessLost with `message`, at
+        once.
+        """
         self._connection.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
 
     def report(
@@ -403,11 +437,13 @@ class CoordinationClient:
         root: Mapping[str, Any] | None = None,
         **values: float,
     ) -> None:
-        """Publishes this process's progress, for `holdfast status` and the launcher. What is left out keeps its value.
+        """Publishes this process's progress, for `holdfast status` and the launcher. What is left
+        out keeps its value.
 
-        `trouble` is a sentence about what has gone wrong though the process goes on, such as a save that failed; "" takes it back. `root`
-        says where the job's checkpoints are and which: the fields of CheckpointRoot in proto/session.proto.
-        A service without our session keeps it as JSON under `holdfast/progress/<process>`.
+        `trouble` is a sentence about what has gone wrong though the process goes on, such as a save
+        that failed; "" takes it back. `root` says where the job's checkpoints are and which: the
+        fields of CheckpointRoot in proto/session.proto. A service without our session keeps it as
+        JSON under `holdfast/progress/<process>`.
         """
         if self._connection.has_session:
             request = spb.ReportRequest(
@@ -426,7 +462,9 @@ class CoordinationClient:
             )
 
     def statistics(self) -> dict[str, int | float | str]:
-        """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since the service last answered."""
+        """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since
+        the service last answered.
+        """
         return self._connection.statistics() | {"barriers_passed": self._barriers_passed}
 
     # Inside

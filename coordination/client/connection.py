@@ -1,4 +1,6 @@
-"""A client's connection over time: opens it, keeps it alive, retries over outages, and decides when it is over."""
+"""A client's connection over time: opens it, keeps it alive, retries over outages, and decides when
+it is over.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ IDEMPOTENT = frozenset(
         *("Barrier", "CancelBarrier"),  # the same counter joins, or replays the result
     }
 )
-"""Methods whose second sending does no more than the first. InsertKeyValue is one only with allow_overwrite; without it, the client
-reads the key back to learn whether the first sending had arrived. IncrementKeyValue never is: its answer lost, it fails."""
+"""Methods whose second sending does no more than the first. InsertKeyValue is one only with
+allow_overwrite; without it, the client reads the key back to learn whether the first sending had
+arrived. IncrementKeyValue never is: its answer lost, it fails.
+"""
 
 DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
 """Where neither the service nor the caller says: jax's own default."""
@@ -52,8 +56,10 @@ LAST_ATTEMPT_S = 0.5
 """The least time of one attempt to reach the service, also when the heartbeat budget is over."""
 
 STANDSTILL_TIMEOUTS = 3
-"""How many heartbeat timeouts a client waits for a coordinator that answers nobody but to which connections are accepted: one that is
-stopped, or whose host is short of memory, goes on where it was. One to which nobody can connect is lost after the first."""
+"""How many heartbeat timeouts a client waits for a coordinator that answers nobody but to which
+connections are accepted: one that is stopped, or whose host is short of memory, goes on where it
+was. One to which nobody can connect is lost after the first.
+"""
 PROBE_S = 1.0
 
 SPREAD_S_PER_PROCESS = 0.001
@@ -67,14 +73,18 @@ CLOSED = CoordinationError(
 
 @dataclass(frozen=True)
 class Backoff:
-    """Yields growing pauses with jitter, so that the processes of a job do not come back as one wave."""
+    """Yields growing pauses with jitter, so that the processes of a job do not come back as one
+    wave.
+    """
 
     first_s: float = 0.02
     factor: float = 1.6
     most_s: float = 1.0
 
     def pauses(self, seed: int | None = None) -> Iterator[float]:
-        """Yields pauses in seconds, for ever: each between half and all of a bound that grows to `most_s`."""
+        """Yields pauses in seconds, for ever: each between half and all of a bound that grows to
+        `most_s`.
+        """
         draw = (
             random if seed is None else random.Random(seed)
         )  # making one takes longer than a call
@@ -85,9 +95,11 @@ class Backoff:
 
 
 def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
-    """Draws the seconds to wait before the first attempt to come back: a millisecond a process of the job, at most a second.
+    """Draws the seconds to wait before the first attempt to come back: a millisecond a process of
+    the job, at most a second.
 
-    A coordinator that was restarted meets the processes of a large job one after the other; it is a small part of the heartbeat timeout.
+    A coordinator that was restarted meets the processes of a large job one after the other; it is a
+    small part of the heartbeat timeout.
     """
     return random.uniform(
         0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20)
@@ -95,7 +107,9 @@ def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
 
 
 def accepts_connections(address: str) -> bool:
-    """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH: the kernel accepts for a process that stands still."""
+    """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH: the kernel
+    accepts for a process that stands still.
+    """
     path = address.removeprefix("unix:")
     try:
         if path != address:
@@ -111,11 +125,14 @@ def accepts_connections(address: str) -> bool:
 
 
 class Connection:
-    """Chooses the transport, retries over outages, and ends every call with one error once the service is lost. Safe from several threads.
+    """Chooses the transport, retries over outages, and ends every call with one error once the
+    service is lost. Safe from several threads.
 
-    One thread (the keeper) sends heartbeats, opens broken Sessions again, and after `heartbeat_timeout_s` of silence gives up: from
-    then on every call, those in flight included, raises CoordinatorLost. Over a Session it does so while the job gathers, too. It waits
-    `STANDSTILL_TIMEOUTS` times as long where a heartbeat over an open Session went without an answer while connections were accepted.
+    One thread (the keeper) sends heartbeats, opens broken Sessions again, and after
+    `heartbeat_timeout_s` of silence gives up: from then on every call, those in flight included,
+    raises CoordinatorLost. Over a Session it does so while the job gathers, too. It waits
+    `STANDSTILL_TIMEOUTS` times as long where a heartbeat over an open Session went without an
+    answer while connections were accepted.
     """
 
     def __init__(
@@ -154,7 +171,9 @@ class Connection:
         return self._stop.is_set()
 
     def connect(self, deadline: Deadline) -> None:
-        """Joins the job over a Session, or over unary calls where the service has none; returns when all have come."""
+        """Joins the job over a Session, or over unary calls where the service has none; returns
+        when all have come.
+        """
         if self._session_wanted is not False and self._try_session(deadline):
             self._start(self._keep)
             grace = Deadline(
@@ -205,7 +224,9 @@ class Connection:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """The seconds of silence after which either side is lost: the service's, where it says so."""
+        """The seconds of silence after which either side is lost: the service's, where it says
+        so.
+        """
         told_s = None if self._transport is None else self._transport.heartbeat_timeout_s
         return told_s or self._wanted_heartbeat_timeout_s or DEFAULT_HEARTBEAT_TIMEOUT_S
 
@@ -241,7 +262,9 @@ class Connection:
         on_retry: Callable[[], None] | None = None,
         depends_on: Sequence[int] = (),
     ) -> Any:
-        """Sends a call, again after a broken connection where that is safe, until `deadline`. Raises CoordinationError."""
+        """Sends a call, again after a broken connection where that is safe, until `deadline`.
+        Raises CoordinationError.
+        """
         again = method in IDEMPOTENT if idempotent is None else idempotent
         self._counts["calls"] += 1
         for pause_s in Backoff().pauses():
@@ -324,7 +347,9 @@ class Connection:
         return self.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT
 
     def _heartbeat(self) -> bool:
-        """Makes one attempt to reach the service. One more follows the end of the budget: perhaps this process stood still."""
+        """Makes one attempt to reach the service. One more follows the end of the budget: perhaps
+        this process stood still.
+        """
         budget_s = self._budget_left_s()
         if self._attempt(max(LAST_ATTEMPT_S, min(self._interval_s(), budget_s))):
             return True
@@ -352,7 +377,8 @@ class Connection:
                 return False
             if timed_out and (self._stands_still or accepts_connections(self._address)):
                 self._outwait()
-                return False  # a thousand clients that connect again and again are what it would meet first
+                # a thousand clients that connect again and again are what it would meet first
+                return False
             return self._rejoin(
                 transport
             )  # an error: the service has given this process up, and may take it back
@@ -431,7 +457,9 @@ class Connection:
                 self._notify(ProcessLost(what, process=info.task_id, host=task.host or None))
 
     def _poll(self) -> None:
-        """Waits for profile A's one long poll; CANCELLED means that errors are not reported this way."""
+        """Waits for profile A's one long poll; CANCELLED means that errors are not reported this
+        way.
+        """
         try:
             forever = Deadline(10 * 365 * 86400.0)
             self.call(
@@ -522,7 +550,9 @@ class Connection:
                 thread.join(2.0)
 
     def abandon(self) -> None:
-        """Ends the connection in a forked child without a byte: it is the parent's, and its threads are not here."""
+        """Ends the connection in a forked child without a byte: it is the parent's, and its threads
+        are not here.
+        """
         what = (
             "this process was forked from the one that connected, and is no process of the job:"
             " call this in its parent"
@@ -548,7 +578,9 @@ class Connection:
 
 
 def _copy_of(error: CoordinationError) -> CoordinationError:
-    """Returns a copy of an error that several threads raise, so that their tracebacks stay apart."""
+    """Returns a copy of an error that several threads raise, so that their tracebacks stay
+    apart.
+    """
     build, arguments = error.__reduce__()
     copy = build(*arguments)
     assert isinstance(copy, CoordinationError)
@@ -559,9 +591,11 @@ _open: WeakSet[Connection] = WeakSet()
 
 
 def keep_for_ever(thing: Any) -> None:
-    """Takes a reference that nobody gives back, so that not even the end of a forked child destroys its copy of a parent's connection.
+    """Takes a reference that nobody gives back, so that not even the end of a forked child destroys
+    its copy of a parent's connection.
 
-    Its destructor would write to the parent's socket, or wait for threads that the child does not have.
+    Its destructor would write to the parent's socket, or wait for threads that the child does not
+    have.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

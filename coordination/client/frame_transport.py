@@ -1,8 +1,10 @@
-"""The stream of a Session: frames of bytes out and in, over gRPC's completion queue, or its public API where that is untested.
+"""The stream of a Session: frames of bytes out and in, over gRPC's completion queue, or its public
+API where that is untested.
 
-`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, a sender starts the sending itself, and a
-caller that waits for an answer reads: no thread stands between the connection and the caller. The public API puts three there
-(benchmarks/RESULTS-coordination.md has the difference).
+`grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, a sender
+starts the sending itself, and a caller that waits for an answer reads: no thread stands between the
+connection and the caller. The public API puts three there (benchmarks/RESULTS-coordination.md has
+the difference).
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Inbox = queue.SimpleQueue[Any]
 class FrameTransport(Protocol):
     """One bidirectional stream of frames. Safe from several threads.
 
-    `on_frame` and `on_end` are called by one thread at a time, from `start` on, `on_end` once and last. They must not block: what may block
-    goes to `later`.
+    `on_frame` and `on_end` are called by one thread at a time, from `start` on, `on_end` once and
+    last. They must not block: what may block goes to `later`.
     """
 
     def start(self) -> None:
@@ -50,7 +52,9 @@ class FrameTransport(Protocol):
         """Sends a frame, without waiting."""
 
     def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
-        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox`; raises queue.Empty after `timeout_s`."""
+        """Sends a frame and returns what `on_frame` or `on_end` puts into `inbox`; raises
+        queue.Empty after `timeout_s`.
+        """
 
     def later(self, call: Callable[[], None]) -> None:
         """Has the stream's own thread make a call, after all earlier ones."""
@@ -74,10 +78,11 @@ _READ = object()
 class QueueFrameTransport:
     """A stream on a completion queue of its own.
 
-    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take turns: one waiting caller reads for
-    all until its own answer has come, then another waiting caller goes on. When nobody waits the stream's own thread reads. gRPC's queue
-    has no time-out here, so the own thread frees a caller whose time is over by sending a frame. Where nothing can be sent it ends the
-    stream.
+    Senders start their operation themselves; gRPC takes one at a time, the rest queue. Readers take
+    turns: one waiting caller reads for all until its own answer has come, then another waiting
+    caller goes on. When nobody waits the stream's own thread reads. gRPC's queue has no time-out
+    here, so the own thread frees a caller whose time is over by sending a frame. Where nothing can
+    be sent it ends the stream.
     """
 
     def __init__(
@@ -132,7 +137,9 @@ class QueueFrameTransport:
         return self._read_for(inbox, until, frame) if reads else self._wait_for(inbox, frame, until)
 
     def _wait_for(self, inbox: Inbox, frame: bytes, until: float) -> Any:
-        """Sends a frame and waits for an answer that another thread reads, or for the turn to read."""
+        """Sends a frame and waits for an answer that another thread reads, or for the turn to
+        read.
+        """
         answer = None
         try:
             self.send(frame)
@@ -184,7 +191,9 @@ class QueueFrameTransport:
     # ---- The stream's own thread
 
     def _keep(self) -> None:
-        """Reads while no caller does, makes the calls left for later, and frees a caller that is overdue."""
+        """Reads while no caller does, makes the calls left for later, and frees a caller that is
+        overdue.
+        """
         seen = -1
         while True:
             with self._lock:

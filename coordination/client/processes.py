@@ -1,4 +1,6 @@
-"""The processes of a job as the service sees them, and the listeners that are notified of changes."""
+"""The processes of a job as the service sees them, and the listeners that are notified of
+changes.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ log = logging.getLogger("holdfast.coordination")
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR"; `code` and `message` are its error's.
+    """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR";
+    `code` and `message` are its error's.
 
-    `incarnation` changes when the process was restarted. `host` is "" and `pid` 0 where the service does not know them.
+    `incarnation` changes when the process was restarted. `host` is "" and `pid` 0 where the service
+    does not know them.
     """
 
     process_id: int
@@ -55,7 +59,9 @@ def process_info(info: pb.TaskInfo, host: str = "", pid: int = 0) -> ProcessInfo
 
 
 class ProcessWatch:
-    """Keeps the table of processes and notifies each listener with the complete list at every change. Safe from several threads."""
+    """Keeps the table of processes and notifies each listener with the complete list at every
+    change. Safe from several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +75,9 @@ class ProcessWatch:
         return bool(self._listeners)
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Adds a listener, notifies it where the table is known, and returns a function that removes it."""
+        """Adds a listener, notifies it where the table is known, and returns a function that
+        removes it.
+        """
         key = object()
         with self._notifying:
             with self._lock:

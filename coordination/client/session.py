@@ -1,7 +1,9 @@
-"""Our Session with the service: one bidirectional stream, with replies matched to requests and changes pushed.
+"""Our Session with the service: one bidirectional stream, with replies matched to requests and
+changes pushed.
 
-A `_SessionStream` is one life of a connection; `SessionTransport` holds the present one and opens the next when it breaks. The service
-knows a task by its incarnation, so a request that is sent again on the next stream meets the results of the first sending.
+A `_SessionStream` is one life of a connection; `SessionTransport` holds the present one and opens
+the next when it breaks. The service knows a task by its incarnation, so a request that is sent
+again on the next stream meets the results of the first sending.
 """
 
 from __future__ import annotations
@@ -33,20 +35,25 @@ from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 _log = logging.getLogger("holdfast.coordination")
 
 ANSWER_GRACE_S = 5.0
-"""How much longer than a call's own time a client waits for the service to say that the time is over, and who was missing."""
+"""How much longer than a call's own time a client waits for the service to say that the time is
+over, and who was missing.
+"""
 
 MOST_BYTES = Limits().value_bytes + Limits().key_bytes
 """The largest request that the service takes, in a frame."""
 
 RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
-"""How a stream may end without ending the session: resets, a dying service, or being dropped as a slow reader."""
+"""How a stream may end without ending the session: resets, a dying service, or being dropped as a
+slow reader.
+"""
 
 
 class SessionTransport:
     """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
 
-    `on_broken()` is called when the stream ends and another should be opened by `join`; `on_fenced(error)` when the
-    service has ended the session for good; `on_delta(delta)` with each change of processes.
+    `on_broken()` is called when the stream ends and another should be opened by `join`;
+    `on_fenced(error)` when the service has ended the session for good; `on_delta(delta)` with each
+    change of processes.
     """
 
     def __init__(
@@ -112,7 +119,9 @@ class SessionTransport:
         grace_s: float = 0.0,
         depends_on: Sequence[int] = (),
     ) -> Any:
-        """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
+        """Sends one call and returns its response. Raises TransportError, or the exception for the
+        service's answer.
+        """
         stream = self._stream
         if stream is None:
             raise TransportError("the session is being opened again", sent=False)
@@ -166,7 +175,8 @@ class _SessionStream:
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
-        self._frames.start()  # only now: a connection that fails at once is taken by `_ended`, which needs it
+        # only now: a connection that fails at once is taken by `_ended`, which needs it
+        self._frames.start()
 
     @property
     def is_over(self) -> bool:

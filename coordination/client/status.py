@@ -1,4 +1,6 @@
-"""Speaks to a coordinator without being a process of its job: status, stacks, keys, and the end of a process."""
+"""Speaks to a coordinator without being a process of its job: status, stacks, keys, and the end of
+a process.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ _STACKS_TIMEOUT_S = 30.0  # the coordinator waits 20 s for a process
 
 
 class StatusClient:
-    """Asks the coordinator at `address` ("host:port"). Each call takes at most `timeout_s` and raises CoordinationError with gRPC's code.
+    """Asks the coordinator at `address` ("host:port"). Each call takes at most `timeout_s` and
+    raises CoordinationError with gRPC's code.
 
-    A coordinator that does not listen is UNAVAILABLE at once, or is waited for where `wait_for_ready`. Safe from several threads; a
-    context manager.
+    A coordinator that does not listen is UNAVAILABLE at once, or is waited for where
+    `wait_for_ready`. Safe from several threads; a context manager.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class StatusClient:
     def status(
         self, *, with_events: bool = False, events_after: int = 0
     ) -> session_pb2.StatusResponse:
-        """Returns the state of the whole job; with its history, the events of a higher number than `events_after`, where asked for."""
+        """Returns the state of the whole job; with its history, the events of a higher number than
+        `events_after`, where asked for.
+        """
         status = self._call(
             self._status,
             session_pb2.StatusRequest(with_events=with_events, events_after=events_after),
@@ -89,7 +94,9 @@ class StatusClient:
         return status
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
-        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty where there are none. Not of a secured coordinator."""
+        """Returns the (key, bytes) pairs below the directory `key`, sorted; empty where there are
+        none. Not of a secured coordinator.
+        """
         response = self._call(
             self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key)
         )
@@ -98,7 +105,9 @@ class StatusClient:
     def stacks(
         self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S
     ) -> list[str | CoordinationError]:
-        """Returns the stacks of all threads of each process, or why there are none. Asks all at once, and waits for `timeout_s` at most."""
+        """Returns the stacks of all threads of each process, or why there are none. Asks all at
+        once, and waits for `timeout_s` at most.
+        """
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
         calls = [
             self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests
@@ -106,9 +115,11 @@ class StatusClient:
         return [_stacks_of(call) for call in calls]
 
     def report_exit(self, process_id: int, exit_code: int) -> None:
-        """Reports as its launcher that a process has ended, by minus the signal's number where one ended it: it is lost at once.
+        """Reports as its launcher that a process has ended, by minus the signal's number where one
+        ended it: it is lost at once.
 
-        Nothing happens to one that has left. A secured coordinator takes this from a holder of the process's key alone.
+        Nothing happens to one that has left. A secured coordinator takes this from a holder of the
+        process's key alone.
         """
         self._call(
             self._report_exit,
@@ -116,17 +127,23 @@ class StatusClient:
         )
 
     def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
-        """Adds a line to the job's history, as its launcher, of something that happened at `unix_s` (0: now)."""
+        """Adds a line to the job's history, as its launcher, of something that happened at `unix_s`
+        (0: now).
+        """
         self._call(
             self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s)
         )
 
     def report_goodput(self, seconds: Mapping[str, float]) -> None:
-        """Reports as the job's launcher where its time went, for the status: seconds since its start, by parts that sum to them."""
+        """Reports as the job's launcher where its time went, for the status: seconds since its
+        start, by parts that sum to them.
+        """
         self._call(self._report_goodput, session_pb2.ReportGoodputRequest(seconds=seconds))
 
     def end_attempt(self, why: str) -> None:
-        """Says as its launcher, about to end the processes, that the attempt is over: they log why, and take SIGTERM for no preemption."""
+        """Says as its launcher, about to end the processes, that the attempt is over: they log why,
+        and take SIGTERM for no preemption.
+        """
         self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why))
 
     def close(self) -> None:

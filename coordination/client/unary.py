@@ -57,13 +57,17 @@ class Identity:
 
 
 class TransportError(HoldfastError):
-    """Says that the connection failed before an answer came; `sent` is False when the request surely never left. Internal."""
+    """Says that the connection failed before an answer came; `sent` is False when the request
+    surely never left. Internal.
+    """
 
     sent: bool = True
 
 
 class UnaryTransport:
-    """Sends unary calls over a channel of its own. Safe from several threads; `close` ends the calls in flight."""
+    """Sends unary calls over a channel of its own. Safe from several threads; `close` ends the
+    calls in flight.
+    """
 
     def __init__(self, address: str, identity: Identity, credentials: Credentials) -> None:
         self._identity = identity
@@ -108,7 +112,9 @@ class UnaryTransport:
         grace_s: float = 0.0,
         depends_on: Sequence[int] = (),
     ) -> Any:
-        """Sends one call and returns its response. Raises TransportError, or the exception for the service's answer."""
+        """Sends one call and returns its response. Raises TransportError, or the exception for the
+        service's answer.
+        """
         if method != "RegisterTask":
             request.incarnations.CopyFrom(self._incarnations)
         timeout_s = deadline.remaining_s() - (0 if method == "Barrier" else grace_s)

@@ -1,11 +1,13 @@
 """Barriers: points that a set of tasks pass together. Pure.
 
-A barrier has a name, its participants (fixed by the first to arrive) and a counter of instances. An instance is over when all have arrived
-(passed), when its time is over, when a participant is lost, or when it is cancelled (failed); its result stays, and is replayed to
-a caller that asks again with its counter.
+A barrier has a name, its participants (fixed by the first to arrive) and a counter of instances. An
+instance is over when all have arrived (passed), when its time is over, when a participant is lost,
+or when it is cancelled (failed); its result stays, and is replayed to a caller that asks again with
+its counter.
 
-Callers count their calls. One whose earlier calls were lost is ahead of the others: its call is for what comes now, and no number may be
-used twice, so an instance takes up all counters from the one after the last instance's to the highest that it was called with.
+Callers count their calls. One whose earlier calls were lost is ahead of the others: its call is for
+what comes now, and no number may be used twice, so an instance takes up all counters from the one
+after the last instance's to the highest that it was called with.
 
     call with counter          no such barrier   instance open          instance over
     among the instance's       -                 arrives                replays the result
@@ -14,11 +16,13 @@ used twice, so an instance takes up all counters from the one after the last ins
     below                      -                 refused                refused
     0, recoverable, new life   opens             arrives                opens the next
 
-"refused" is INTERNAL with a BarrierError that holds the highest counter, from which the caller resynchronises: the next one fits. So no
-name becomes unusable. A bad request harms its sender alone: it never fails the barrier for the others.
+"refused" is INTERNAL with a BarrierError that holds the highest counter, from which the caller
+resynchronises: the next one fits. So no name becomes unusable. A bad request harms its sender
+alone: it never fails the barrier for the others.
 
-Thousands of results of thousands of tasks are kept, so what is over holds sets of tasks as the bits of an int, and no time or
-incarnation of each: a task's life began at a version of the task table, and so an instance that was over earlier was not its.
+Thousands of results of thousands of tasks are kept, so what is over holds sets of tasks as the bits
+of an int, and no time or incarnation of each: a task's life began at a version of the task table,
+and so an instance that was over earlier was not its.
 """
 
 from __future__ import annotations
@@ -76,7 +80,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Barrier:
-    """The latest instance of one barrier; `arrived`, `waiting` and `participants` are empty once it is over."""
+    """The latest instance of one barrier; `arrived`, `waiting` and `participants` are empty once it
+    is over.
+    """
 
     name: str
     participants: frozenset[int]
@@ -90,7 +96,9 @@ class Barrier:
         default_factory=dict
     )  # task: (when its life began, when it came)
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
-    former: int = 0  # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable job
+    # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable
+    # job
+    former: int = 0
     told: int = 0  # tasks that learned the result without having arrived
     previous: Outcome | None = None
     outcome: Outcome | None = None
@@ -126,7 +134,9 @@ class Arrival:
 
 
 class Barriers:
-    """Holds all barriers of a job. Completions go to `completions`; names of barriers that changed, to `dirty`."""
+    """Holds all barriers of a job. Completions go to `completions`; names of barriers that changed,
+    to `dirty`.
+    """
 
     def __init__(
         self,
@@ -152,7 +162,8 @@ class Barriers:
         ] = []  # instances that are over, whose rows of arrivals the journal still has
         self.passed = self.failed = 0
 
-    # ---- Arrivals --------------------------------------------------------------------------------------------------------------------
+    # ---- Arrivals
+    # --------------------------------------------------------------------------------------------------------------------
 
     def arrive(self, arrival: Arrival, now: float) -> None:
         """Lets a task arrive at a barrier; its call is answered when the instance is over."""
@@ -289,7 +300,8 @@ class Barriers:
                 finished.outcome.came | finished.told
             ) & since(ended)
 
-    # ---- Replays ---------------------------------------------------------------------------------------------------------------------
+    # ---- Replays
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def _is_replay(self, finished: Barrier, arrival: Arrival) -> bool:
         assert finished.outcome is not None
@@ -301,7 +313,9 @@ class Barriers:
         )
 
     def _is_new_life(self, barrier: Barrier, arrival: Arrival) -> bool:
-        """Returns whether a counter of 0 is a restarted task's, not a late sending of a task that arrived earlier in this life."""
+        """Returns whether a counter of 0 is a restarted task's, not a late sending of a task that
+        arrived earlier in this life.
+        """
         if not self._recoverable or arrival.counter != 0:
             return False
         told = (
@@ -321,7 +335,9 @@ class Barriers:
         self._completions.append(self._answer(finished.outcome, arrival.call, now))
 
     def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
-        """Replays the instance before to a task that arrived at it; in a recoverable job it may have arrived as a new life, with 0."""
+        """Replays the instance before to a task that arrived at it; in a recoverable job it may
+        have arrived as a new life, with 0.
+        """
         previous = barrier.previous
         if (
             previous is None
@@ -337,7 +353,9 @@ class Barriers:
         return True
 
     def _answer(self, outcome: Outcome, call: Any, now: float) -> Completion:
-        """Returns how `call` ends with an earlier result, which names the same processes as it did then."""
+        """Returns how `call` ends with an earlier result, which names the same processes as it did
+        then.
+        """
         status = outcome.status
         if status is not None and outcome.absent:
             missing = self._task_table.missing(tasks_of(outcome.absent), now)
@@ -346,7 +364,8 @@ class Barriers:
             status = replace(status, missing=missing)
         return Completion(call, outcome.counter, status)
 
-    # ---- Refusals --------------------------------------------------------------------------------------------------------------------
+    # ---- Refusals
+    # --------------------------------------------------------------------------------------------------------------------
 
     def _too_much(self, name: str) -> Status | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
@@ -365,7 +384,8 @@ class Barriers:
     def _refuse(self, arrival: Arrival, status: Status) -> None:
         self._completions.append(Completion(arrival.call, None, status))
 
-    # ---- Ends ------------------------------------------------------------------------------------------------------------------------
+    # ---- Ends
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, barrier: Barrier, status: Status | None) -> None:
         if status is None:
@@ -434,12 +454,16 @@ class Barriers:
         )
 
     def fail_lost(self, task_id: int, now: float) -> None:
-        """Fails all open instances that a lost task takes part in, even those at which it has arrived."""
+        """Fails all open instances that a lost task takes part in, even those at which it has
+        arrived.
+        """
         for barrier in [each for each in self.open.values() if task_id in each.participants]:
             self._fail_lost(barrier, now)
 
     def fail_replaced(self, task_id: int, life: int) -> None:
-        """Fails all open instances at which an agent has arrived whose process has made another one: its arrival is nobody's any more."""
+        """Fails all open instances at which an agent has arrived whose process has made another
+        one: its arrival is nobody's any more.
+        """
         for barrier in [
             each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life
         ]:

@@ -1,4 +1,6 @@
-"""The devices of all nodes, as profile D enumerates them: each node reports its own, and they are numbered when all have. Pure."""
+"""The devices of all nodes, as profile D enumerates them: each node reports its own, and they are
+numbered when all have. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .status import Completion, Status
 
 @dataclass(slots=True)
 class Node:
-    """What one node has reported: its devices, in order of their local ordinals, and the id of its boot."""
+    """What one node has reported: its devices, in order of their local ordinals, and the id of its
+    boot.
+    """
 
     devices: list[Any]
     boot_id: str = ""
@@ -29,7 +33,9 @@ class Devices:
     waiting: list[Any] = field(default_factory=list)
 
     def report(self, call: Any, node_id: int, node: Node) -> None:
-        """Takes a node's devices; answers all when the last has reported. A second report replaces, and gives the same global ids."""
+        """Takes a node's devices; answers all when the last has reported. A second report replaces,
+        and gives the same global ids.
+        """
         self.nodes[node_id] = node
         self.waiting.append(call)
         if len(self.nodes) == self.num_nodes:

@@ -1,4 +1,6 @@
-"""What has happened to a job, the latest last: bounded, and numbered, so that a reader asks for what it has not seen. Pure."""
+"""What has happened to a job, the latest last: bounded, and numbered, so that a reader asks for
+what it has not seen. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _MERGED = frozenset({"joined", "left"})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, at a time of the machine. `processes` counts those of an event that was the same for several."""
+    """One thing that happened, at a time of the machine. `processes` counts those of an event that
+    was the same for several.
+    """
 
     number: int
     at: float
@@ -23,7 +27,9 @@ class Event:
 
 
 class EventLog:
-    """The last `most` events of a job. Thousands that join within a second are one event, of a new number."""
+    """The last `most` events of a job. Thousands that join within a second are one event, of a new
+    number.
+    """
 
     def __init__(self, most: int) -> None:
         self._events: deque[Event] = deque(maxlen=most)

@@ -1,7 +1,9 @@
-"""The machine's state as rows of a journal, and back. Pure: the journal and the simulator's crashes use the same two functions.
+"""The machine's state as rows of a journal, and back. Pure: the journal and the simulator's crashes
+use the same two functions.
 
-A row is (table, key, value); a value of None says that the row is gone. Times are kept as wall time, which goes on while no service runs.
-Waiting calls are not kept: clients ask again after an outage, with the same counters, and find the instance that they had arrived at.
+A row is (table, key, value); a value of None says that the row is gone. Times are kept as wall
+time, which goes on while no service runs. Waiting calls are not kept: clients ask again after an
+outage, with the same counters, and find the instance that they had arrived at.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Row(NamedTuple):
 
 
 def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
-    """Returns the rows that have changed since the last call. Wall time is the machine's time plus `wall_offset_s`."""
+    """Returns the rows that have changed since the last call. Wall time is the machine's time plus
+    `wall_offset_s`.
+    """
     rows = [
         Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id]))
         for task_id in machine.task_table.dirty
@@ -64,7 +68,9 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
 
 
 def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float) -> None:
-    """Puts rows into a fresh machine. Connected tasks count as heard of just now: they cannot help our outage."""
+    """Puts rows into a fresh machine. Connected tasks count as heard of just now: they cannot help
+    our outage.
+    """
     keys: dict[str, bytes] = {}
     barriers: dict[str, Barrier] = {}
     parts: list[bytes] = []
@@ -165,7 +171,9 @@ def _part(barrier: Barrier, number: int) -> str:
 
 
 def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row]:
-    """Returns what has changed of one barrier: of an open one the arrivals alone, unless it is new."""
+    """Returns what has changed of one barrier: of an open one the arrivals alone, unless it is
+    new.
+    """
     barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
     if barrier is None:
         return [Row(BARRIER, name, None)]

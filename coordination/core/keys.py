@@ -44,7 +44,9 @@ class KeyWait:
 
 
 class Keys:
-    """Holds values by normalised key, within limits. Completions go to `completions`; names of keys written or deleted, to `dirty`."""
+    """Holds values by normalised key, within limits. Completions go to `completions`; names of keys
+    written or deleted, to `dirty`.
+    """
 
     def __init__(self, limits: Limits, timers: Timers, completions: list[Completion]) -> None:
         self._limits, self._timers, self._completions = limits, timers, completions
@@ -67,7 +69,9 @@ class Keys:
         self._completions.append(Completion(call, None, self.put(key, value)))
 
     def put(self, key: str, value: bytes) -> Status | None:
-        """Sets a normalised key and answers all calls that wait for it; returns why it cannot be."""
+        """Sets a normalised key and answers all calls that wait for it; returns why it cannot
+        be.
+        """
         status = self._too_much(key, value)
         if status is not None:
             return status
@@ -116,7 +120,9 @@ class Keys:
         depends_on: frozenset[int] = frozenset(),
         timeout_status: Status | None = None,
     ) -> None:
-        """Answers with the value, now or when it is set; with `timeout_status` once the time is over."""
+        """Answers with the value, now or when it is set; with `timeout_status` once the time is
+        over.
+        """
         key = normalise(key)
         if key in self.values:
             self._completions.append(Completion(call, (key, self.values[key]), None))

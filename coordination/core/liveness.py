@@ -1,4 +1,6 @@
-"""A barrier of the living: each member of a set asks who of the set is alive, and all get one answer. Pure."""
+"""A barrier of the living: each member of a set asks who of the set is alive, and all get one
+answer. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .timers import Timers, Wait
 
 
 class Living(NamedTuple):
-    """A task that is alive, with its incarnations at the time of the answer: by when it is sent, the task may have left."""
+    """A task that is alive, with its incarnations at the time of the answer: by when it is sent,
+    the task may have left.
+    """
 
     task_id: int
     session: int
@@ -36,7 +40,9 @@ class _Gathering:
 
 
 class LivenessBarrier:
-    """Holds the waiting calls by set of members. Call `resolve` after each change of the task table."""
+    """Holds the waiting calls by set of members. Call `resolve` after each change of the task
+    table.
+    """
 
     def __init__(
         self, task_table: TaskTable, timers: Timers, completions: list[Completion]
@@ -52,7 +58,9 @@ class LivenessBarrier:
         now: float,
         deadline: float = math.inf,
     ) -> None:
-        """Answers with the tasks that are alive, once every connected one among `task_ids` has asked for the same set."""
+        """Answers with the tasks that are alive, once every connected one among `task_ids` has
+        asked for the same set.
+        """
         if task_id not in task_ids:
             sentence = (
                 f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks"

@@ -1,13 +1,18 @@
-"""The coordination service as one state machine: (state, event, now) -> (state, effects), with no socket, thread, lock or clock.
+"""The coordination service as one state machine: (state, event, now) -> (state, effects), with no
+socket, thread, lock or clock.
 
-The state is the tasks of one job, its keys and its barriers. An event is a method call. An effect is a `Completion`, appended to
-`completions`: it ends a `call`, which is any hashable that stands for a waiting caller. The same events at the same times give the same
-effects, so every transport, the tests and the simulator drive this machine. Each part holds its own transitions: `registration` (how
-tasks come), `shutdown_barrier` (how they leave together), `barriers`, `keys`, `watches`, `liveness`, `devices`; `task_table` holds the
-states of a task. Transitions that span the parts are here:
+The state is the tasks of one job, its keys and its barriers. An event is a method call. An effect
+is a `Completion`, appended to `completions`: it ends a `call`, which is any hashable that stands
+for a waiting caller. The same events at the same times give the same effects, so every transport,
+the tests and the simulator drive this machine. Each part holds its own transitions: `registration`
+(how tasks come), `shutdown_barrier` (how they leave together), `barriers`, `keys`, `watches`,
+`liveness`, `devices`; `task_table` holds the states of a task. Transitions that span the parts are
+here:
 
-- A task that is lost (silent too long, shut down, or in error) fails at once every barrier that it takes part in.
-- Before the job has gathered nobody is in error for its silence, and who has a connection is not silent: it waits for the others.
+- A task that is lost (silent too long, shut down, or in error) fails at once every barrier that it
+  takes part in.
+- Before the job has gathered nobody is in error for its silence, and who has a connection is not
+  silent: it waits for the others.
 - Time in which the service itself stood still is nobody's silence.
 - Unless the job is recoverable, the first error is everyone's: it reaches every poll, and stays.
 - An incarnation of the service is a secret of those who have registered: no error message holds it.
@@ -35,11 +40,15 @@ from .watches import TaskWatches
 _SCAN_INTERVAL_S = 1.0
 OUR_WAITS = "holdfast/sync/"  # keys that a thread of ours waits for in every healthy process
 STANDSTILL_S = 1.0
-"""A tick that comes later than this after it was due comes from a service that stood still, and heard nobody."""
+"""A tick that comes later than this after it was due comes from a service that stood still, and
+heard nobody.
+"""
 
 
 class Machine:
-    """Decides how each call ends. Not safe for several threads; `now` is in seconds and never goes back."""
+    """Decides how each call ends. Not safe for several threads; `now` is in seconds and never goes
+    back.
+    """
 
     def __init__(self, config: Config, now: float) -> None:
         self.config = config
@@ -71,9 +80,12 @@ class Machine:
         self._next_scan = now + _SCAN_INTERVAL_S
         self.fenced: list[
             int
-        ] = []  # tasks that were given up: the service ends their Sessions, and takes them from this list
+            # tasks that were given up: the service ends their Sessions, and takes them from this
+            # list
+        ] = []
 
-    # ---- Who calls -------------------------------------------------------------------------------------------------------------------
+    # ---- Who calls
+    # -------------------------------------------------------------------------------------------------------------------
 
     def identify(
         self,
@@ -83,10 +95,12 @@ class Machine:
         now: float,
         lost: bool = False,
     ) -> int | Status:
-        """Returns the task that an agent's call comes from; an error for a call to another service, or from a former life of its task.
+        """Returns the task that an agent's call comes from; an error for a call to another service,
+        or from a former life of its task.
 
-        jaxlib's agents leave `Incarnations.task_id` empty: calls that name no source task are told apart by the task's incarnation.
-        `lost` lets in the calls by which a lost process learns that it is lost, and ends.
+        jaxlib's agents leave `Incarnations.task_id` empty: calls that name no source task are told
+        apart by the task's incarnation. `lost` lets in the calls by which a lost process learns
+        that it is lost, and ends.
         """
         if service_incarnation != self.config.incarnation:
             sentence = (
@@ -117,7 +131,8 @@ class Machine:
         """Notes a sign of life on a Session."""
         self.task_table.tasks[task_id].last_seen = now
 
-    # ---- Lives of tasks --------------------------------------------------------------------------------------------------------------
+    # ---- Lives of tasks
+    # --------------------------------------------------------------------------------------------------------------
 
     def heartbeat(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
         """Answers an agent's sign of life with the state of its task."""
@@ -152,7 +167,9 @@ class Machine:
         )
 
     def tick(self, now: float) -> None:
-        """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen silent."""
+        """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen
+        silent.
+        """
         self.timers.expire(now)
         if now < self._next_scan:
             return
@@ -178,14 +195,18 @@ class Machine:
                 )
 
     def suspect(self, task_id: int, now: float) -> None:
-        """Notes that the side of a task has closed its connection without a goodbye: that is how the kernel ends those of one that died.
+        """Notes that the side of a task has closed its connection without a goodbye: that is how
+        the kernel ends those of one that died.
 
-        It is lost after `reconnect_grace_s`, unless it is heard of before; while the job gathers its heartbeat alone decides.
+        It is lost after `reconnect_grace_s`, unless it is heard of before; while the job gathers
+        its heartbeat alone decides.
         """
         self.task_table.tasks[task_id].suspect_since = now
 
     def _give_up(self, task: Task, why: str, now: float) -> None:
-        """Loses a silent task. Before the job has gathered it is merely not there, and may come again."""
+        """Loses a silent task. Before the job has gathered it is merely not there, and may come
+        again.
+        """
         if not self.registration.gathered:
             if not task.attached:
                 self._lose(task, TaskState.DISCONNECTED, now)
@@ -200,9 +221,11 @@ class Machine:
         self._fail(task, Status(Code.UNAVAILABLE, why, source_task=task.task_id), now)
 
     def report_exit(self, task_id: int, exit_code: int, now: float) -> Status | None:
-        """Loses a task whose end its launcher has seen; one that has left, or is lost already, stays as it is.
+        """Loses a task whose end its launcher has seen; one that has left, or is lost already,
+        stays as it is.
 
-        jaxlib's agents do not say on whom a get depends: those of processes without a Session fail too, as their launcher ends the job.
+        jaxlib's agents do not say on whom a get depends: those of processes without a Session fail
+        too, as their launcher ends the job.
         """
         task = self.task_table.get(task_id)
         if task is None:
@@ -235,7 +258,9 @@ class Machine:
     def report_error(
         self, call: Any, task_id: int, code: int, message: str, now: float, session: bool = True
     ) -> None:
-        """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself alone, and is let go."""
+        """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself
+        alone, and is let go.
+        """
         task = self.task_table.get(task_id)
         if task is None or task.state is not TaskState.CONNECTED:
             not_connected = Status(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
@@ -292,7 +317,9 @@ class Machine:
         self._polls = {}
 
     def poll_for_error(self, call: Any, task_id: int, now: float) -> None:
-        """Answers with the first error that is everyone's; never with success, which would crash jaxlib's client."""
+        """Answers with the first error that is everyone's; never with success, which would crash
+        jaxlib's client.
+        """
         task = self.task_table.get(task_id)
         if task is None:
             self._complete(call, status=self.task_table.no_such_task(task_id))
@@ -320,7 +347,9 @@ class Machine:
     def shut_down(
         self, call: Any, task_id: int, session: bool, now: float, timeout_s: float | None = None
     ) -> None:
-        """Shuts a task down: with all others at the shutdown barrier, or alone where the job is recoverable or there is no time to wait."""
+        """Shuts a task down: with all others at the shutdown barrier, or alone where the job is
+        recoverable or there is no time to wait.
+        """
         task = self.task_table.get(task_id)
         timeout_s = self.config.shutdown_timeout_s if timeout_s is None else timeout_s
         if task is None:
@@ -354,7 +383,8 @@ class Machine:
         self.task_table.set_session(task, 0)
         task.last_seen = now
 
-    # ---- Keys and barriers -----------------------------------------------------------------------------------------------------------
+    # ---- Keys and barriers
+    # -----------------------------------------------------------------------------------------------------------
 
     def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
         """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
@@ -424,13 +454,16 @@ class Machine:
             self.events.note("saved", f"step {saved_step} is saved", now)
 
     def waiting_calls(self) -> Counter[int]:
-        """Returns how many calls of each task's program wait. What a thread of ours waits for all the time is not counted."""
+        """Returns how many calls of each task's program wait. What a thread of ours waits for all
+        the time is not counted.
+        """
         waits = [wait.task_id for wait in self.keys.waiting() if not wait.key.startswith(OUR_WAITS)]
         waits += [task_id for barrier in self.barriers.open.values() for task_id in barrier.waiting]
         waits += [*self.registration.waiting(), *self.shutdown_barrier.waiting()]
         return Counter(task_id for task_id in waits if self.task_table.get(task_id) is not None)
 
-    # ---- Calls that go away ----------------------------------------------------------------------------------------------------------
+    # ---- Calls that go away
+    # ----------------------------------------------------------------------------------------------------------
 
     def drop(self, call: Any) -> None:
         """Forgets a call whose client has gone away, without an answer."""
@@ -463,16 +496,21 @@ class Machine:
             dirty.clear()
         self.events.forget_changes()
 
-    # ---- The end ---------------------------------------------------------------------------------------------------------------------
+    # ---- The end
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def over_since(self) -> float | None:
-        """Returns since when every task has been gone, None while one is there or before the first has come."""
+        """Returns since when every task has been gone, None while one is there or before the first
+        has come.
+        """
         if len(self.task_table.lost) < len(self.task_table):
             return None
         return max(task.state_since for task in self.task_table.tasks)
 
     def deserted(self) -> bool:
-        """Returns whether processes came before the job had gathered, and none of them is there any more."""
+        """Returns whether processes came before the job had gathered, and none of them is there any
+        more.
+        """
         if (
             self.registration.gathered
             or self.task_table.connected_count

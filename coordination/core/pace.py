@@ -12,7 +12,9 @@ _SPACING_S = 0.25  # between reports that are kept: a loop may report a thousand
 
 
 class Pace:
-    """The reports of one process's steps. `usual` is the fastest pace of a window so far, in steps per second; 0 until there is one."""
+    """The reports of one process's steps. `usual` is the fastest pace of a window so far, in steps
+    per second; 0 until there is one.
+    """
 
     __slots__ = ("_points", "moved_at", "usual")
 

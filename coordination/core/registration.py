@@ -1,7 +1,9 @@
-"""How tasks come: agents register, Sessions open, and all are answered once the job is complete. Pure.
+"""How tasks come: agents register, Sessions open, and all are answered once the job is complete.
+Pure.
 
-A task that comes while a former life of it is still connected ends that life first, where the job is recoverable; else it is refused,
-and the error is everyone's. A Session that opens beside an agent, or an agent that registers beside a Session, is of the same life.
+A task that comes while a former life of it is still connected ends that life first, where the job
+is recoverable; else it is refused, and the error is everyone's. A Session that opens beside an
+agent, or an agent that registers beside a Session, is of the same life.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from .timers import Timers, Wait
 
 
 class Registration:
-    """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have been connected at one time.
+    """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have
+    been connected at one time.
 
-    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have been connected, `replace` when a
-    process registers another agent beside its Session.
+    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have
+    been connected, `replace` when a process registers another agent beside its Session.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class Registration:
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
         self._completions.append(Completion(call, value, status))
 
-    # ---- Agents ----------------------------------------------------------------------------------------------------------------------
+    # ---- Agents
+    # ----------------------------------------------------------------------------------------------------------------------
 
     def register(
         self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf
@@ -124,7 +128,8 @@ class Registration:
             sentence = f"{what} The job is not recoverable"
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
-    # ---- Sessions --------------------------------------------------------------------------------------------------------------------
+    # ---- Sessions
+    # --------------------------------------------------------------------------------------------------------------------
 
     def open_session(
         self, task_id: int, incarnation: int, host: str, pid: int, now: float
@@ -177,7 +182,9 @@ class Registration:
         return status
 
     def _begin_life(self, task: Task, now: float) -> None:
-        """Connects a task. A former Session's life ends first; an agent alone is of the process whose Session opens beside it."""
+        """Connects a task. A former Session's life ends first; an agent alone is of the process
+        whose Session opens beside it.
+        """
         if task.state is TaskState.CONNECTED and task.session:
             self._task_table.end_life(task)
             self._lose(task, TaskState.DISCONNECTED, now)
@@ -186,7 +193,8 @@ class Registration:
             self._task_table.set_agent(task, 0)
         self._task_table.move(task, TaskState.CONNECTED, now)
 
-    # ---- All of them -----------------------------------------------------------------------------------------------------------------
+    # ---- All of them
+    # -----------------------------------------------------------------------------------------------------------------
 
     def held(self, task_id: int) -> bool:
         """Returns whether a task is connected or waits to be."""
@@ -253,7 +261,9 @@ class Registration:
         self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
 
     def _missing(self, now: float) -> tuple[Missing, ...]:
-        """Returns those that have not come; a thousand waits that end at one moment share one look."""
+        """Returns those that have not come; a thousand waits that end at one moment share one
+        look.
+        """
         seen = now, self._task_table.version, len(self._registering)
         if self._latest[0] != seen:
             here, tasks = self._registering, self._task_table.tasks

@@ -11,7 +11,9 @@ from .timers import Timers, Wait
 
 
 class ShutdownBarrier:
-    """Holds the tasks that wait to leave. `leave` lets a task go, `propagate` makes an error everyone's."""
+    """Holds the tasks that wait to leave. `leave` lets a task go, `propagate` makes an error
+    everyone's.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class ShutdownBarrier:
         self.resolve(now)
 
     def resolve(self, now: float) -> None:
-        """Lets all go together, once all that have not left alone have arrived; fails where one of them is in error."""
+        """Lets all go together, once all that have not left alone have arrived; fails where one of
+        them is in error.
+        """
         counts, total = self._task_table.counts, len(self._task_table)
         if not self._waits or (
             not counts[TaskState.ERROR]

@@ -1,4 +1,6 @@
-"""How a call ends: a value, or an error status with its code, its sentence and its facts. Pure values."""
+"""How a call ends: a value, or an error status with its code, its sentence and its facts. Pure
+values.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A process that a call waits for, as it was known when the call failed. `silent_s` is None for one never seen."""
+    """A process that a call waits for, as it was known when the call failed. `silent_s` is None for
+    one never seen.
+    """
 
     task_id: int
     host: str
@@ -74,7 +78,9 @@ def clip(text: str, most_bytes: int) -> str:
 
 
 MAX_NAMED = 40
-"""A sentence names at most this many processes: jaxlib cuts messages at 3,072 bytes. The payload holds them all."""
+"""A sentence names at most this many processes: jaxlib cuts messages at 3,072 bytes. The payload
+holds them all.
+"""
 
 
 def name_processes(missing: Sequence[Missing]) -> str:
@@ -87,7 +93,9 @@ def name_processes(missing: Sequence[Missing]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Why a call failed. The flags say which payloads travel with it (proto/coordination.proto has their messages)."""
+    """Why a call failed. The flags say which payloads travel with it (proto/coordination.proto has
+    their messages).
+    """
 
     code: Code
     message: str

@@ -1,12 +1,15 @@
 """The tasks of a job with their lives, channels, signs of life and errors. Pure.
 
-A task has up to two channels (docs/concepts.md): an agent (jaxlib's, over profile A or B) that registers, and a Session of ours that
-opens. Each carries an incarnation of its own. Where there is a Session, the task lives and dies with it.
+A task has up to two channels (docs/concepts.md): an agent (jaxlib's, over profile A or B) that
+registers, and a Session of ours that opens. Each carries an incarnation of its own. Where there is
+a Session, the task lives and dies with it.
 
     UNINITIALIZED --arrive--> CONNECTED --shut down--> DISCONNECTED --arrive--> CONNECTED
-                                  |---silent too long, or reported an error---> ERROR --arrive (recoverable)--> CONNECTED
+                                  |---silent too long, or reported an error---> ERROR --arrive
+                                  (recoverable)--> CONNECTED
 
-Lost is lost: an incarnation that was given up, or whose place another has taken, never comes back; only a new life of its task does.
+Lost is lost: an incarnation that was given up, or whose place another has taken, never comes back;
+only a new life of its task does.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class TaskState(IntEnum):
 
 @dataclass(slots=True)
 class Task:
-    """One process of the job, by its distributed id. An incarnation of 0 says that there is no such channel."""
+    """One process of the job, by its distributed id. An incarnation of 0 says that there is no such
+    channel.
+    """
 
     task_id: int
     state: TaskState = TaskState.UNINITIALIZED
@@ -61,7 +66,9 @@ class Task:
     pace: Pace = field(default_factory=Pace, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
-        """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an agent's."""
+        """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an
+        agent's.
+        """
         return (self.session or self.agent) if session else (self.agent or self.session)
 
 

@@ -21,7 +21,9 @@ class Timer(Protocol):
 
 @dataclass(slots=True)
 class Wait:
-    """A call that waits for the other tasks. `owner.time_out(wait, now)` answers it when its time is over."""
+    """A call that waits for the other tasks. `owner.time_out(wait, now)` answers it when its time
+    is over.
+    """
 
     call: Any
     task_id: int

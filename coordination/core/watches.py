@@ -38,7 +38,9 @@ class TaskWatches:
             self._completions.append(Completion(call, latest, None))
 
     def shared(self, kind: object, encode: Callable[[], bytes]) -> bytes:
-        """Returns the answer of one kind, which `encode` makes once for each version of the tasks."""
+        """Returns the answer of one kind, which `encode` makes once for each version of the
+        tasks.
+        """
         version, answer = self._shared.get(kind, (-1, b""))
         if version != self._task_table.version:
             answer = encode()

@@ -1,7 +1,9 @@
-"""Why a job does not get on: each finding names processes, hosts and, where it can be known, a line of code, in one sentence. Pure.
+"""Why a job does not get on: each finding names processes, hosts and, where it can be known, a line
+of code, in one sentence. Pure.
 
-What stands first explains what stands after it: a process that has failed, one that cannot answer, processes that wait for each other,
-the one that is elsewhere in the program while all others wait, a save that failed, a process that all others always wait for.
+What stands first explains what stands after it: a process that has failed, one that cannot answer,
+processes that wait for each other, the one that is elsewhere in the program while all others wait,
+a save that failed, a process that all others always wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
 
 @dataclass(frozen=True)
 class Look:
-    """What a look from outside has shown of a process on this host. `held_s`: for how long a thread has held its interpreter."""
+    """What a look from outside has shown of a process on this host. `held_s`: for how long a thread
+    has held its interpreter.
+    """
 
     stopped: bool = False
     held_s: float | None = None
@@ -47,7 +51,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a diagnosis goes by. `stacks` are samples by process, none for one that was asked and did not answer."""
+    """All that a diagnosis goes by. `stacks` are samples by process, none for one that was asked
+    and did not answer.
+    """
 
     status: session_pb2.StatusResponse
     stacks: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -57,7 +63,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: a sentence, and its parts for a program. `line` is 0 where the place is not known."""
+    """One thing that is wrong: a sentence, and its parts for a program. `line` is 0 where the place
+    is not known.
+    """
 
     kind: str
     text: str
@@ -98,7 +106,9 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def stalled_s(status: session_pb2.StatusResponse) -> float | None:
-    """Returns for how long no process has made a step, None where steps come as they should, or none was ever reported."""
+    """Returns for how long no process has made a step, None where steps come as they should, or
+    none was ever reported.
+    """
     ages = [
         task.step_age_s
         for task in status.tasks
@@ -110,7 +120,9 @@ def stalled_s(status: session_pb2.StatusResponse) -> float | None:
 
 
 def wants_stacks(status: session_pb2.StatusResponse) -> bool:
-    """Returns whether a diagnosis needs stacks: no step moves, somebody is missed or silent, or one keeps the others waiting."""
+    """Returns whether a diagnosis needs stacks: no step moves, somebody is missed or silent, or one
+    keeps the others waiting.
+    """
     waited_s = max(
         (
             each.since_s
@@ -357,7 +369,9 @@ class _Group:
 
 
 def _groups(evidence: Evidence) -> list[_Group]:
-    """Returns the processes by where they are, the smallest group first: by function, or by line where all are in one function."""
+    """Returns the processes by where they are, the smallest group first: by function, or by line
+    where all are in one function.
+    """
     threads = {
         process: [_main(sample) for sample in samples]
         for process, samples in evidence.stacks.items()
@@ -388,7 +402,9 @@ def _grouped(
 
 
 def _odd(groups: Sequence[_Group]) -> _Group | None:
-    """Returns the group that the others wait for: one that does not wait, or the smallest where all do; None where all are at one place."""
+    """Returns the group that the others wait for: one that does not wait, or the smallest where all
+    do; None where all are at one place.
+    """
     if len(groups) < 2:
         return None
     working = [group for group in groups if not group.waits]
@@ -488,7 +504,9 @@ def who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
 
 
 def _barrier(barrier: session_pb2.BarrierStatus) -> str:
-    """Returns a barrier's name as the program gave it; the groups of holdfast.multihost put their own before it, and quote it."""
+    """Returns a barrier's name as the program gave it; the groups of holdfast.multihost put their
+    own before it, and quote it.
+    """
     ours = _OURS.fullmatch(barrier.barrier_id)
     return repr(unquote(ours[1]) if ours else barrier.barrier_id)
 

@@ -1,6 +1,8 @@
-"""The stacks of a process as values: parsed from text, told apart into the user's frames and the rest. Pure.
+"""The stacks of a process as values: parsed from text, told apart into the user's frames and the
+rest. Pure.
 
-Two writers are understood: `traceback` (oldest call first, with the lines of source) and `faulthandler` (latest call first, without).
+Two writers are understood: `traceback` (oldest call first, with the lines of source) and
+`faulthandler` (latest call first, without).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ OURS = tuple(
         for room in _ROOMS
     }
 )
-"""The folders of this package: installed, or of a source tree behind links. The processes of a job have the same ones."""
+"""The folders of this package: installed, or of a source tree behind links. The processes of a job
+have the same ones.
+"""
 
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
@@ -47,7 +51,9 @@ class Frame(NamedTuple):
 
     @property
     def library(self) -> str:
-        """The library that the frame is of: "python" for the standard library, "" for the user's own code."""
+        """The library that the frame is of: "python" for the standard library, "" for the user's
+        own code.
+        """
         if self.file.startswith(OURS):
             return "holdfast"
         if found := _INSTALLED.search(self.file):
@@ -64,14 +70,18 @@ class Thread:
 
     @property
     def place(self) -> Frame | None:
-        """The latest call of the user's own code; of a program that is installed itself, of what is neither a runtime nor Python."""
+        """The latest call of the user's own code; of a program that is installed itself, of what is
+        neither a runtime nor Python.
+        """
         own = [frame for frame in self.frames if not frame.library]
         others = [frame for frame in self.frames if frame.library not in _RUNTIME | {"python", ""}]
         return own[-1] if own else others[-1] if others else None
 
     @property
     def waits(self) -> str:
-        """The function of the runtime that the user called and that waits for devices or other processes; "" where none does."""
+        """The function of the runtime that the user called and that waits for devices or other
+        processes; "" where none does.
+        """
         called = ""
         for frame in reversed(self.frames):
             if frame.library in _RUNTIME:
@@ -82,7 +92,9 @@ class Thread:
 
     @property
     def folded(self) -> bool:
-        """Whether nobody needs to see it: it is ours, or a library's, and runs nothing of the user."""
+        """Whether nobody needs to see it: it is ours, or a library's, and runs nothing of the
+        user.
+        """
         return self.name != _MAIN and self.place is None
 
 
@@ -120,7 +132,9 @@ def _main_first(threads: Sequence[Thread]) -> tuple[Thread, ...]:
 
 
 def fold(text: str) -> str:
-    """Returns stacks for a reader: the threads that are the program's own, and how many others there are."""
+    """Returns stacks for a reader: the threads that are the program's own, and how many others
+    there are.
+    """
     threads = parse(text)
     shown = [thread for thread in threads if not thread.folded]
     lines = [

@@ -1,4 +1,6 @@
-"""Whether a job has come to a stand by its launcher's own measure: rules over the steps that its processes report. Pure."""
+"""Whether a job has come to a stand by its launcher's own measure: rules over the steps that its
+processes report. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .findings import Evidence, at, expected_s, place_of, who
 
 @dataclass(frozen=True)
 class StallRule:
-    """How long a job may be without a step, and by how many one process may be behind the median before that is reported."""
+    """How long a job may be without a step, and by how many one process may be behind the median
+    before that is reported.
+    """
 
     timeout_s: float
     first_step_s: float  # from the start of an attempt to its first step
@@ -23,9 +27,10 @@ class StallRule:
 def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     """Returns why the job is taken for hanging, "" while it gets on.
 
-    It hangs when no process that has reported steps makes one any more, or when one does not that is behind the median of all: one that
-    is ahead waits for the others. A process that has left, or reported that it is done, is not waited for. Steps are known as often as
-    processes report, so no timeout below two reports counts.
+    It hangs when no process that has reported steps makes one any more, or when one does not that
+    is behind the median of all: one that is ahead waits for the others. A process that has left, or
+    reported that it is done, is not waited for. Steps are known as often as processes report, so no
+    timeout below two reports counts.
     """
     if all(task.step_age_s < 0 for task in status.tasks):
         return (

@@ -27,7 +27,9 @@ def sample(status: session_pb2.StatusResponse, unix_s: float) -> Sample:
 
 
 class StepCurve:
-    """At most `most` samples, and the last one: when they are more, every second one goes, and later ones are as far apart."""
+    """At most `most` samples, and the last one: when they are more, every second one goes, and
+    later ones are as far apart.
+    """
 
     def __init__(self, most: int = 900) -> None:
         self._most = most

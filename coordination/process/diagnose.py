@@ -1,4 +1,6 @@
-"""Gathers what a diagnosis goes by: status, stacks where something is wrong, and a look at the silent processes of this host."""
+"""Gathers what a diagnosis goes by: status, stacks where something is wrong, and a look at the
+silent processes of this host.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _MOST_LOOKS = 16  # each takes up to 6 s
 
 
 def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = False) -> Evidence:
-    """Returns the evidence of a job now: with stacks where the status calls for them, or always. Blocks for at most a minute.
+    """Returns the evidence of a job now: with stacks where the status calls for them, or always.
+    Blocks for at most a minute.
 
-    `hangs` says that the job does not get on, whatever its steps say: what watchdogs have left then counts as stacks, too.
+    `hangs` says that the job does not get on, whatever its steps say: what watchdogs have left then
+    counts as stacks, too.
 
     Raises CoordinationError where the coordinator does not answer.
     """
@@ -44,7 +48,9 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
 
 
 def _sample(client: StatusClient, processes: Sequence[int]) -> dict[int, list[str]]:
-    """Returns the stacks of each process, several times; whoever does not answer the first time is not asked again."""
+    """Returns the stacks of each process, several times; whoever does not answer the first time is
+    not asked again.
+    """
     samples: dict[int, list[str]] = {process: [] for process in processes}
     for number in range(max(1, min(_SAMPLES, _MOST_STACKS // max(1, len(processes))))):
         if number:

@@ -1,6 +1,8 @@
-"""The folder of a coordinator that a launcher of this machine started: its socket, its address and its secrets, for its own user alone.
+"""The folder of a coordinator that a launcher of this machine started: its socket, its address and
+its secrets, for its own user alone.
 
-All of a user's lie in one folder of mode 0700, so that `holdfast status` finds them without an address.
+All of a user's lie in one folder of mode 0700, so that `holdfast status` finds them without an
+address.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _CREDENTIAL_FILES = {
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job whose coordinator was started on this machine: its address, and the number of its process here."""
+    """A job whose coordinator was started on this machine: its address, and the number of its
+    process here.
+    """
 
     job_id: str
     attempt: int
@@ -55,7 +59,9 @@ class JobFolder:
 
     @classmethod
     def create(cls) -> Self:
-        """Makes a new folder, and removes those of the dead. Raises CoordinationError, saying where and why, where there can be none."""
+        """Makes a new folder, and removes those of the dead. Raises CoordinationError, saying where
+        and why, where there can be none.
+        """
         parent = user_folder(create=True)
         for folder in job_folders():
             if folder.is_left():
@@ -98,7 +104,9 @@ class JobFolder:
             return False
 
     def credentials(self, key: str | None = None) -> Credentials:
-        """Returns what a client of this user shows to the coordinator: the files that are there, and the key of the job's processes."""
+        """Returns what a client of this user shows to the coordinator: the files that are there,
+        and the key of the job's processes.
+        """
         found = {
             field: str(self.path / name)
             for field, name in _CREDENTIAL_FILES.items()
@@ -113,10 +121,11 @@ class JobFolder:
 
 
 def user_folder(*, create: bool = False) -> Path:
-    """Returns the folder of this user's jobs on this machine: holdfast-UID in the temporary folder, in /tmp where that is too long.
+    """Returns the folder of this user's jobs on this machine: holdfast-UID in the temporary folder,
+    in /tmp where that is too long.
 
-    With `create` it exists on return, and nobody else can enter it. Raises CoordinationError where that cannot be had: it is another
-    user's, a link, or there is no temporary folder.
+    With `create` it exists on return, and nobody else can enter it. Raises CoordinationError where
+    that cannot be had: it is another user's, a link, or there is no temporary folder.
     """
     try:
         base = tempfile.gettempdir()
@@ -149,7 +158,9 @@ def _check_owner(path: Path) -> None:
 
 
 def job_folders() -> list[JobFolder]:
-    """Returns the folders of this user's coordinators on this machine, dead ones included, oldest first; none where there cannot be any."""
+    """Returns the folders of this user's coordinators on this machine, dead ones included, oldest
+    first; none where there cannot be any.
+    """
     try:
         parent = user_folder()
         _check_owner(parent)

@@ -1,7 +1,9 @@
-"""Looks at a process of a job on this host, from outside: is it stopped, does its interpreter run, and where are its threads.
+"""Looks at a process of a job on this host, from outside: is it stopped, does its interpreter run,
+and where are its threads.
 
-It reads what `holdfast.multihost` keeps for this (multihost/liveness/vitals.py): a file in memory, found through /proc by its name, so that
-nobody else's process is ever touched. Needs Linux and the process's own user.
+It reads what `holdfast.multihost` keeps for this (multihost/liveness/vitals.py): a file in memory,
+found through /proc by its name, so that nobody else's process is ever touched. Needs Linux and the
+process's own user.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _MOST_BYTES = 1 << 20
 
 
 def look(process_id: int, pid: int) -> Look | None:
-    """Returns what a look at a process shows, None where it is not on this host or cannot be seen. Blocks for at most 6 s."""
+    """Returns what a look at a process shows, None where it is not on this host or cannot be seen.
+    Blocks for at most 6 s.
+    """
     try:
         found = _vitals(process_id, Path("/proc") / str(pid))
         if found is None:
@@ -69,7 +73,8 @@ def _state(pid: int) -> str:
 
 
 def _from_c(pid: int, thread: int, file: int) -> str:
-    """Has faulthandler write the stacks, by a signal, which would end a process that does not catch it.
+    """Has faulthandler write the stacks, by a signal, which would end a process that does not catch
+    it.
 
     A thread of ours takes it: a call of the program that sleeps in the kernel would end early.
     """
@@ -86,7 +91,9 @@ def _from_c(pid: int, thread: int, file: int) -> str:
 
 
 def _later(file: int, text: bytes) -> bytes | None:
-    """Returns what is in the file a moment later, None while there is nothing: faulthandler writes no end."""
+    """Returns what is in the file a moment later, None while there is nothing: faulthandler writes
+    no end.
+    """
     time.sleep(2 * _POLL_S)
     return os.pread(file, _MOST_BYTES, 0) if text else None
 

@@ -1,8 +1,10 @@
-"""A process that speaks plaintext to this process's agent, and certificate, token and key to the coordinator.
+"""A process that speaks plaintext to this process's agent, and certificate, token and key to the
+coordinator.
 
-Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay (docs/adr/0005). It listens at a socket in a
-folder that only its own user can enter, and forwards every call of profiles A, B and D and our Session byte for byte, with its errors and
-their payloads. It lets through the task ids that it was started for, and ends with the process that started it.
+Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay
+(docs/adr/0005). It listens at a socket in a folder that only its own user can enter, and forwards
+every call of profiles A, B and D and our Session byte for byte, with its errors and their payloads.
+It lets through the task ids that it was started for, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ _SERVER_OPTIONS = (
 
 
 class Relay(SpawnedServer):
-    """A relay that this process has started; `address` is what this process's agent connects to. A context manager."""
+    """A relay that this process has started; `address` is what this process's agent connects to. A
+    context manager.
+    """
 
     @classmethod
     def spawn(
@@ -75,10 +79,12 @@ class Relay(SpawnedServer):
         *,
         timeout_s: float = 30.0,
     ) -> Self:
-        """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns when it listens.
+        """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns
+        when it listens.
 
-        A client of ours for the same task must be given the same `credentials` object: its key says that both are one process. Raises
-        CoordinationError with what the relay printed where it does not listen within `timeout_s`, or where a credential cannot be read.
+        A client of ours for the same task must be given the same `credentials` object: its key says
+        that both are one process. Raises CoordinationError with what the relay printed where it
+        does not listen within `timeout_s`, or where a credential cannot be read.
         """
         credentials.metadata()  # raises here, with its name, for a file that cannot be read
         credentials.tls()
@@ -117,7 +123,9 @@ def task_ids(message: Any) -> list[int]:
 
 
 def request_of(path: str, body: bytes) -> Any | None:
-    """Returns a unary request's message, None for a path that no profile has. DecodeError for garbage."""
+    """Returns a unary request's message, None for a path that no profile has. DecodeError for
+    garbage.
+    """
     if path == REPORT_EXIT:
         return session_pb2.ReportExitRequest.FromString(body)
     profile, _, method = path.rpartition("/")
@@ -150,7 +158,9 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def _check(self, message: Any, context: grpc.aio.ServicerContext) -> None:
-        """Refuses a request for another process. Profile A's calls name their task by the incarnation that it registered with."""
+        """Refuses a request for another process. Profile A's calls name their task by the
+        incarnation that it registered with.
+        """
         strangers = [task_id for task_id in task_ids(message) if task_id not in self._allowed]
         if strangers:
             what = (
@@ -247,9 +257,11 @@ async def _serve(
 
 @click.command()
 def relay() -> None:
-    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its input.
+    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its
+    input.
 
-    No signal ends it but SIGKILL: launchers send theirs to whole groups and job steps, whose processes need it to save and leave.
+    No signal ends it but SIGKILL: launchers send theirs to whole groups and job steps, whose
+    processes need it to save and leave.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,6 @@
-"""Servers as processes of their own: a child that prints its address. A coordinator outlives the process that spawned it."""
+"""Servers as processes of their own: a child that prints its address. A coordinator outlives the
+process that spawned it.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a server, and returns it with the address that it prints: "`what` at ADDRESS".
 
-    `settings` are written to its input, which then stays open, so that it notices when this process ends. Raises CoordinationError with
-    what it printed where it prints no address within `timeout_s`.
+    `settings` are written to its input, which then stays open, so that it notices when this process
+    ends. Raises CoordinationError with what it printed where it prints no address within
+    `timeout_s`.
     """
     # A file, not a pipe: a server that prints much must not wait for a reader.
     with tempfile.TemporaryFile() as errors:
@@ -121,8 +124,8 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 class CoordinationService(SpawnedServer):
     """A coordinator that this process has started.
 
-    `address` is host:port, or unix:PATH where it listens at a socket. Use `spawn`; the object is a context manager. Safe to use from
-    several threads.
+    `address` is host:port, or unix:PATH where it listens at a socket. Use `spawn`; the object is a
+    context manager. Safe to use from several threads.
     """
 
     @classmethod
@@ -147,11 +150,13 @@ class CoordinationService(SpawnedServer):
         log_file: str | None = None,
         arguments: tuple[str, ...] = (),
     ) -> Self:
-        """Starts a coordinator and returns when it serves, within `timeout_s`. `host` is an address of this machine, or unix:PATH.
+        """Starts a coordinator and returns when it serves, within `timeout_s`. `host` is an address
+        of this machine, or unix:PATH.
 
-        It outlives this process unless `ends_with_us`, or `close` ends it before. It ends by itself once every process has shut down or
-        stayed dead for `linger_s` seconds, or when none comes within `startup_timeout_s`. `arguments` are further options of `holdfast
-        coordinator`. Raises CoordinationError with what it printed where it does not serve.
+        It outlives this process unless `ends_with_us`, or `close` ends it before. It ends by itself
+        once every process has shut down or stayed dead for `linger_s` seconds, or when none comes
+        within `startup_timeout_s`. `arguments` are further options of `holdfast coordinator`.
+        Raises CoordinationError with what it printed where it does not serve.
         """
         options: dict[str, object] = {
             "num-processes": num_processes,
@@ -179,14 +184,17 @@ class CoordinationService(SpawnedServer):
             for name, value in os.environ.items()
             if not name.startswith(("GRPC_", "JAX_", "XLA_"))
         }
-        # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC reads this when it is imported.
+        # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC
+        # reads this when it is imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
         return cls(
             *start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None)
         )
 
     def wait(self, timeout_s: float) -> int:
-        """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError after `timeout_s`."""
+        """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError
+        after `timeout_s`.
+        """
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

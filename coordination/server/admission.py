@@ -1,8 +1,9 @@
 """Admission of calls: who is let in, and for which tasks it may speak. Pure.
 
-Before any state is touched: the shared token, compared in constant time, and a bound on each peer's calls. With TLS or a token on, a
-task id can only be used by its owner (`TaskOwners`). An incarnation proves nothing there: every member of the job knows those of the
-others. So each process draws a secret, its key, which its client and its relay show with every call of every profile.
+Before any state is touched: the shared token, compared in constant time, and a bound on each peer's
+calls. With TLS or a token on, a task id can only be used by its owner (`TaskOwners`). An
+incarnation proves nothing there: every member of the job knows those of the others. So each process
+draws a secret, its key, which its client and its relay show with every call of every profile.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from ..limits import Limits
 from ..names import KEY_HEADER, TOKEN_HEADER
 
 _PROCESS_URI = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/(.*)")
-"""A URI among a certificate's alternative names that gives a process id to its holder: "holdfast:process/3", or for SPIFFE, whose
-certificates have one URI, "spiffe://example.org/job/holdfast/process/3". The latter passes jax_mtls_peer_uri_prefix too."""
+"""A URI among a certificate's alternative names that gives a process id to its holder:
+"holdfast:process/3", or for SPIFFE, whose certificates have one URI,
+"spiffe://example.org/job/holdfast/process/3". The latter passes jax_mtls_peer_uri_prefix too.
+"""
 
 
 _NO_KEY = (
@@ -50,7 +53,9 @@ class Admission:
     def admit(
         self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
     ) -> str:
-        """Returns the call's key, "" without one. Raises Refused unless the call holds the token and its peer is within bounds."""
+        """Returns the call's key, "" without one. Raises Refused unless the call holds the token
+        and its peer is within bounds.
+        """
         key = ""
         if self._keys:
             token, shown = _headers(metadata)
@@ -64,7 +69,9 @@ class Admission:
         return key
 
     def _count(self, peer: Callable[[], object], now: float) -> None:
-        """Counts calls. Peers are counted apart only in a second in which all together pass the bound of one: a peer's name costs time."""
+        """Counts calls. Peers are counted apart only in a second in which all together pass the
+        bound of one: a peer's name costs time.
+        """
         if now - self._second >= 1.0:
             self._second, self._total = now, 0
             self._calls.clear()
@@ -92,12 +99,14 @@ def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
 
 
 class TaskOwners:
-    """The owner of each task, in a service with TLS or a token: the holder of the key that the task came with. Only a digest of it is kept.
+    """The owner of each task, in a service with TLS or a token: the holder of the key that the task
+    came with. Only a digest of it is kept.
 
-    A task is held while it is connected or waits to be: no call of another key speaks for it. Once it has shut down or is lost, its number
-    is free: the next owner brings a key of its own. A certificate that names processes (_PROCESS_URI) speaks for these only, and at any
-    time: nobody can come before it, and a next life need not wait. It stands for the key: jaxlib's own mTLS clients, which know of no key,
-    come with such a certificate alone.
+    A task is held while it is connected or waits to be: no call of another key speaks for it. Once
+    it has shut down or is lost, its number is free: the next owner brings a key of its own. A
+    certificate that names processes (_PROCESS_URI) speaks for these only, and at any time: nobody
+    can come before it, and a next life need not wait. It stands for the key: jaxlib's own mTLS
+    clients, which know of no key, come with such a certificate alone.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -106,9 +115,11 @@ class TaskOwners:
     def may_join(
         self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True
     ) -> Status | None:
-        """Decides whether an agent may register or a Session open; the task is then its key's. `names` are those in its certificate.
+        """Decides whether an agent may register or a Session open; the task is then its key's.
+        `names` are those in its certificate.
 
-        Where the owner is known to be away (`has_stream` False), it may have died and this be its next life, which should come again.
+        Where the owner is known to be away (`has_stream` False), it may have died and this be its
+        next life, which should come again.
         """
         task, certified = self._task_table.get(task_id), _certified(names)
         if not key and certified is None:
@@ -126,7 +137,9 @@ class TaskOwners:
     def may_call(
         self, task_id: int, key: str, names: Callable[[], Iterable[bytes]] = tuple
     ) -> Status | None:
-        """Decides whether a call may speak for a task; a negative task id stands for any task of its key or certificate."""
+        """Decides whether a call may speak for a task; a negative task id stands for any task of
+        its key or certificate.
+        """
         if not key:
             certified = _certified(names())
             if certified is None:

@@ -1,7 +1,8 @@
-"""The journal, in which a coordinator's state survives its death: an SQLite database in WAL mode, written before each answer.
+"""The journal, in which a coordinator's state survives its death: an SQLite database in WAL mode,
+written before each answer.
 
-It survives the process, not the machine: nothing is fsynced. A lock on `<path>.lock` is held for life, so that a second coordinator on
-the same journal is refused, with the name of the holder.
+It survives the process, not the machine: nothing is fsynced. A lock on `<path>.lock` is held for
+life, so that a second coordinator on the same journal is refused, with the name of the holder.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class SqliteJournal:
         )
 
     def incarnation(self, config: Config) -> int | None:
-        """Returns the incarnation of the service that wrote this journal, None for a fresh one; JournalError for another job's."""
+        """Returns the incarnation of the service that wrote this journal, None for a fresh one;
+        JournalError for another job's.
+        """
         row = self._database.execute(
             "SELECT value FROM rows WHERE tab = ? AND key = 'identity'", (META,)
         ).fetchone()
@@ -93,7 +96,9 @@ class SqliteJournal:
         return int(kept["incarnation"])
 
     def open(self, config: Config, incarnation: int | None) -> Machine:
-        """Returns the machine that the journal holds, or a fresh one; `config` holds the incarnation to go by."""
+        """Returns the machine that the journal holds, or a fresh one; `config` holds the
+        incarnation to go by.
+        """
         now = self._clock()
         machine = Machine(config, now)
         if incarnation is None:
@@ -149,7 +154,9 @@ class SqliteJournal:
         self._database.execute("COMMIT")
 
     def close(self, finished: bool) -> None:
-        """Releases the journal. A job that has `finished` leaves it empty: the next run of the same name begins anew."""
+        """Releases the journal. A job that has `finished` leaves it empty: the next run of the same
+        name begins anew.
+        """
         if finished:
             self._database.execute("DELETE FROM rows")
         self._database.close()

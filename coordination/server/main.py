@@ -42,7 +42,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True)
 class Options:
-    """How a coordinator serves its job, beside the job's `Config`; each field is an option of `holdfast coordinator`."""
+    """How a coordinator serves its job, beside the job's `Config`; each field is an option of
+    `holdfast coordinator`.
+    """
 
     host: str  # or unix:PATH
     port: int
@@ -177,7 +179,8 @@ def coordinator(
 ) -> None:
     """Serves the processes of one job: who is alive, keys, barriers.
 
-    Prints `coordinator at HOST:PORT` (or unix:PATH) when it serves, and ends by itself once every process has shut down or stayed dead.
+    Prints `coordinator at HOST:PORT` (or unix:PATH) when it serves, and ends by itself once every
+    process has shut down or stayed dead.
     """
     own = {name: settings.pop(name) for name in Options.__dataclass_fields__}
     config = Config(incarnation=secrets.randbits(63) | 1, **settings)
@@ -210,7 +213,9 @@ def _token(file: Path | None) -> str | None:
 
 
 class _StopCondition:
-    """Decides when to stop: at a signal, or when the service is over and the calls that ask for its end have been answered."""
+    """Decides when to stop: at a signal, or when the service is over and the calls that ask for its
+    end have been answered.
+    """
 
     def __init__(self, service: Service, options: Options) -> None:
         self._service, self._options = service, options
@@ -248,9 +253,11 @@ def _input_has_ended() -> bool:
 def serve(
     config: Config, options: Options, tls: Tls | None = None, token: str | None = None
 ) -> None:
-    """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be reached.
+    """Serves until it is over, on this thread. Prints `coordinator at ADDRESS` once it can be
+    reached.
 
-    Does not return after SIGTERM or SIGINT: once all is closed, this process ends by that signal, so that whoever started it can tell.
+    Does not return after SIGTERM or SIGINT: once all is closed, this process ends by that signal,
+    so that whoever started it can tell.
     """
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
@@ -293,7 +300,9 @@ def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
 
 
 def _allow_many_connections() -> None:
-    """Lifts the soft limit of open files, often 1,024, to the hard one: each client is a connection."""
+    """Lifts the soft limit of open files, often 1,024, to the hard one: each client is a
+    connection.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
@@ -334,7 +343,9 @@ async def _serve_aio(
 
 
 def _announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
-    """Prints the address that others reach the service at, and writes it into the journal's lock."""
+    """Prints the address that others reach the service at, and writes it into the journal's
+    lock.
+    """
     host = options.advertise or (
         options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname()
     )
@@ -348,7 +359,9 @@ def _announce(options: Options, port: int, journal: SqliteJournal | None) -> Non
 
 
 def _log_to(path: str) -> None:
-    """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a crash, goes there too."""
+    """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a
+    crash, goes there too.
+    """
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
     logging.basicConfig(
         handlers=[handler],

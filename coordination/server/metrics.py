@@ -1,4 +1,6 @@
-"""The metrics of a job for Prometheus, served by its coordinator or its launcher. Needs the extra `metrics`; on loopback by default."""
+"""The metrics of a job for Prometheus, served by its coordinator or its launcher. Needs the extra
+`metrics`; on loopback by default.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ class _Collector:
 
 
 class MetricsServer:
-    """Serves http://host:port/metrics on a thread of its own; `port` is where. `status` must be safe to call from it. A context manager.
+    """Serves http://host:port/metrics on a thread of its own; `port` is where. `status` must be
+    safe to call from it. A context manager.
 
     Raises OSError, saying what to do, without prometheus_client and for a port that is taken.
     """

@@ -1,8 +1,9 @@
 """Profile D: xla.DistributedRuntimeService of jaxlib up to 0.4.14, as events of the machine.
 
-Connect stands for RegisterTask and returns a session, which every other call names: one for each version of the protocol, so that a call
-shows how its messages are numbered. Keys, heartbeats and shutdown are those of the other profiles. A barrier has no counter here: the
-nth call of a node matches the nth of the others. A get whose time is over is NOT_FOUND.
+Connect stands for RegisterTask and returns a session, which every other call names: one for each
+version of the protocol, so that a call shows how its messages are numbered. Keys, heartbeats and
+shutdown are those of the other profiles. A barrier has no counter here: the nth call of a node
+matches the nth of the others. A get whose time is over is NOT_FOUND.
 """
 
 from __future__ import annotations

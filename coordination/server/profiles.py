@@ -1,4 +1,6 @@
-"""Profiles A and B: how each rpc of jaxlib becomes an event of the machine, and its completion a message. One row for each rpc."""
+"""Profiles A and B: how each rpc of jaxlib becomes an event of the machine, and its completion a
+message. One row for each rpc.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One rpc: `parse` its request, `run` it, `encode` its value. `caller` reads who calls, for rpcs that are not on a Session."""
+    """One rpc: `parse` its request, `run` it, `encode` its value. `caller` reads who calls, for
+    rpcs that are not on a Session.
+    """
 
     parse: Callable[[bytes], Any]
     caller: Callable[
@@ -38,10 +42,13 @@ class Rpc:
     ]  # task id, its and the service's incarnations; None: not given
     run: Callable[[Machine, Any, Any, Caller, float], None]
     encode: Callable[[Machine, Any, Caller], bytes]
-    waits: bool = False  # for other tasks, and not at a barrier: the transport reports a client that goes away
+    # for other tasks, and not at a barrier: the transport reports a client that goes away
+    waits: bool = False
     registers: bool = False  # the task is given to the caller
     lost: bool = False  # also served to a process that was given up: by it, it learns so, or ends
-    kept: bool = False  # jaxlib's agents never take it back: where one goes away unanswered, its process has most likely died
+    # jaxlib's agents never take it back: where one goes away unanswered, its process has most
+    # likely died
+    kept: bool = False
 
 
 _EMPTY = b""
@@ -51,7 +58,8 @@ def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
     return _EMPTY
 
 
-# ---- Profile A -----------------------------------------------------------------------------------------------------------------------
+# ---- Profile A
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _named(request: Any) -> tuple[int | None, int, int | None]:
@@ -249,7 +257,8 @@ RPCS_A: dict[str, Rpc] = {
     ),
 }
 
-# ---- Profile B, where it differs -----------------------------------------------------------------------------------------------------
+# ---- Profile B, where it differs
+# -----------------------------------------------------------------------------------------------------
 
 
 def _source_task(request: Any) -> tuple[int | None, int, int | None]:
@@ -273,7 +282,9 @@ def _origin(request: Any) -> tuple[int | None, int, int | None]:
 
 
 def registered(machine: Machine, call: Any, caller: Caller) -> bool:
-    """Returns whether an agent has registered for the caller's task; answers the call if not. Profiles B and D prove nothing more."""
+    """Returns whether an agent has registered for the caller's task; answers the call if not.
+    Profiles B and D prove nothing more.
+    """
     task = machine.task_table.get(caller.task_id)
     if task is not None and task.agent:
         return True
@@ -392,7 +403,8 @@ RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} |
     PROFILE_B + name: rpc for name, rpc in RPCS_B.items()
 }
 
-# ---- Errors --------------------------------------------------------------------------------------------------------------------------
+# ---- Errors
+# --------------------------------------------------------------------------------------------------------------------------
 
 MESSAGE_BYTES = 3_000
 """jaxlib cuts longer messages at 3,072 bytes, in the middle of a word."""

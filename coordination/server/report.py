@@ -1,4 +1,6 @@
-"""The status of a job as `holdfast status` shows it: tasks, barriers with the waiting and the missing, keys. Pure."""
+"""The status of a job as `holdfast status` shows it: tasks, barriers with the waiting and the
+missing, keys. Pure.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def status_of(
 
 
 def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[session_pb2.Event]:
-    """Returns the events of a higher number than `after`; wall time is the machine's time plus `wall_offset_s`."""
+    """Returns the events of a higher number than `after`; wall time is the machine's time plus
+    `wall_offset_s`.
+    """
     return [
         session_pb2.Event(
             number=event.number,
@@ -69,7 +73,9 @@ def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[sessio
 
 
 def left_stacks(machine: Machine, task_id: int) -> str:
-    """Returns the report that the watchdog of a process has left in a key, "" where there is none."""
+    """Returns the report that the watchdog of a process has left in a key, "" where there is
+    none.
+    """
     try:
         record = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
         return f"Left by its watchdog: {record['why']}\n{record['stacks']}"

@@ -1,7 +1,9 @@
-"""The service between a transport and the state machine: reads requests, drives the machine, sends its completions. One thread, no sockets.
+"""The service between a transport and the state machine: reads requests, drives the machine, sends
+its completions. One thread, no sockets.
 
-A transport hands in calls (`unary`) and frames (`stream_frame`, `stream_closed`), calls `tick` when `next_due` says so, and
-`flush` after each batch of events. The journal is written in `flush`, before any completion of the batch is sent.
+A transport hands in calls (`unary`) and frames (`stream_frame`, `stream_closed`), calls `tick` when
+`next_due` says so, and `flush` after each batch of events. The journal is written in `flush`,
+before any completion of the batch is sent.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ _MOST_PARTS = 16  # of a goodput
 
 
 class UnaryCall:
-    """A unary call that the machine holds; transports keep it to drop it when its client goes away."""
+    """A unary call that the machine holds; transports keep it to drop it when its client goes
+    away.
+    """
 
     __slots__ = ("caller", "rpc", "writer")
 
@@ -57,7 +61,9 @@ class UnaryCall:
 
     @property
     def suspicious(self) -> bool:
-        """Returns whether a client that goes away has most likely died: an agent that waits for as long as it takes."""
+        """Returns whether a client that goes away has most likely died: an agent that waits for as
+        long as it takes.
+        """
         return self.rpc.kept and not self.writer.timed
 
     def settle(self, machine: Machine, completion: Completion) -> None:
@@ -155,7 +161,9 @@ class Service:
         service_incarnation: int | None,
         now: float,
     ) -> int | Status:
-        """Returns the task that a call comes from, or why it is not let in. The owner comes first: a stranger's call is no sign of life."""
+        """Returns the task that a call comes from, or why it is not let in. The owner comes first:
+        a stranger's call is no sign of life.
+        """
         if self._owners is not None:
             named = (
                 self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
@@ -199,7 +207,9 @@ class Service:
         )
 
     def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that a process has ended. Who speaks for the process holds its key, as for any call in its name."""
+        """Takes a launcher's word that a process has ended. Who speaks for the process holds its
+        key, as for any call in its name.
+        """
         status = self._owners and self._owners.may_call(
             request.process_id, writer.key, writer.names
         )
@@ -238,7 +248,9 @@ class Service:
         writer.succeed(session_pb2.ReportGoodputResponse().SerializeToString())
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that it ends the processes, and why: every Session hears it, and a key holds it for whoever has none."""
+        """Takes a launcher's word that it ends the processes, and why: every Session hears it, and
+        a key holds it for whoever has none.
+        """
         why = clip(request.why, self.config.limits.error_bytes)
         self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
         self.sessions.tell_over(why)
@@ -252,11 +264,15 @@ class Service:
         return status
 
     def published_status(self) -> session_pb2.StatusResponse:
-        """Returns the status that was last published, at most a second old. Safe from any thread."""
+        """Returns the status that was last published, at most a second old. Safe from any
+        thread.
+        """
         return self._published
 
     def drop(self, call: UnaryCall) -> None:
-        """Forgets a call whose client has gone away. One at a barrier stays: its task has arrived."""
+        """Forgets a call whose client has gone away. One at a barrier stays: its task has
+        arrived.
+        """
         if call.rpc.waits:
             self.machine.drop(call)
         task = self.machine.task_table.get(call.caller.task_id)
@@ -268,7 +284,8 @@ class Service:
         ):
             self.machine.suspect(task.task_id, self._clock())
 
-    # ---- Sessions --------------------------------------------------------------------------------------------------------------------
+    # ---- Sessions
+    # --------------------------------------------------------------------------------------------------------------------
 
     def stream_frame(self, stream: SessionStream, body: bytes) -> None:
         """Takes one frame of a Session."""
@@ -276,10 +293,13 @@ class Service:
         self.sessions.frame(stream, body, self._clock())
 
     def stream_closed(self, stream: SessionStream) -> None:
-        """Forgets a Session's stream that has ended; its task lives on for a while, and may open another."""
+        """Forgets a Session's stream that has ended; its task lives on for a while, and may open
+        another.
+        """
         self.sessions.closed_by_client(stream, self._clock())
 
-    # ---- Time and completions --------------------------------------------------------------------------------------------------------
+    # ---- Time and completions
+    # --------------------------------------------------------------------------------------------------------
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""

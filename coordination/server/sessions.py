@@ -44,7 +44,9 @@ class SessionStream(Protocol):
 
 
 class ResponseWriter(Protocol):
-    """Writes the response of one unary call, as a transport implements it. `succeed` or `fail` is called, once."""
+    """Writes the response of one unary call, as a transport implements it. `succeed` or `fail` is
+    called, once.
+    """
 
     key: str  # of the caller, in a secured service
     timed: bool  # the caller waits for a limited time
@@ -165,7 +167,9 @@ def _missing_task(missing: Missing) -> session_pb2.MissingTask:
 
 
 class StacksCall:
-    """A unary call for the stacks of one process: what the process answers, and what its watchdog has left."""
+    """A unary call for the stacks of one process: what the process answers, and what its watchdog
+    has left.
+    """
 
     __slots__ = ("_task_id", "_writer")
 
@@ -209,7 +213,8 @@ class SessionStreams:
         """Returns the tasks that have a stream now."""
         return set(self._sessions)
 
-    # ---- Frames ----------------------------------------------------------------------------------------------------------------------
+    # ---- Frames
+    # ----------------------------------------------------------------------------------------------------------------------
 
     def frame(self, stream: SessionStream, body: bytes, now: float) -> None:
         """Takes one frame of a client."""
@@ -374,7 +379,8 @@ class SessionStreams:
         for session in self._sessions.values():
             session.stream.write(frame)
 
-    # ---- Queries to a client ---------------------------------------------------------------------------------------------------------
+    # ---- Queries to a client
+    # ---------------------------------------------------------------------------------------------------------
 
     def ask_stacks(self, call: SessionCall | StacksCall, task_id: int, now: float) -> None:
         """Sends a process an Ask for the stacks of its threads."""
@@ -409,10 +415,13 @@ class SessionStreams:
         body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
         self._machine.completions += [Completion(call, body, None) for call in askers]
 
-    # ---- Deltas ----------------------------------------------------------------------------------------------------------------------
+    # ---- Deltas
+    # ----------------------------------------------------------------------------------------------------------------------
 
     def note_changes(self, now: float) -> None:
-        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S. Ends the Sessions of those that were given up."""
+        """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S. Ends the
+        Sessions of those that were given up.
+        """
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
         fenced, self._machine.fenced[:] = self._machine.fenced[:], []
@@ -435,7 +444,9 @@ class SessionStreams:
         )
 
     def tick(self, now: float) -> None:
-        """Sends every Session what has changed, drops those that do not read, and gives up on queries without an answer."""
+        """Sends every Session what has changed, drops those that do not read, and gives up on
+        queries without an answer.
+        """
         for number, (askers, due) in list(self._queries.items()):
             if due <= now:
                 del self._queries[number]
@@ -477,10 +488,13 @@ class SessionStreams:
         session.version = task_table.version
         session.stream.write(frame)
 
-    # ---- Ends ------------------------------------------------------------------------------------------------------------------------
+    # ---- Ends
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def closed_by_client(self, stream: SessionStream, now: float) -> None:
-        """Forgets a stream that its client, or its client's kernel, has ended. Where the task has no other, it is suspect."""
+        """Forgets a stream that its client, or its client's kernel, has ended. Where the task has
+        no other, it is suspect.
+        """
         session = stream.session
         if session is not None and self._sessions.get(session.task_id) is session:
             self._machine.suspect(session.task_id, now)

@@ -1,4 +1,6 @@
-"""The service over grpc.aio, gRPC's public API: the fallback for releases with which transport_completion_queue was not tested."""
+"""The service over grpc.aio, gRPC's public API: the fallback for releases with which
+transport_completion_queue was not tested.
+"""
 
 from __future__ import annotations
 

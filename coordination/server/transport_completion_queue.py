@@ -1,9 +1,11 @@
-"""The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built on, without its thread pool.
+"""The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built
+on, without its thread pool.
 
-`grpc._cython.cygrpc` is private; outside the releases that were tested (names.py) transport_aio serves instead. What it costs and
-saves is in benchmarks/RESULTS-coordination.md. Each operation that is started ends as one event of the queue, whose tag is a function
-to call with the event. A unary call is three events: it comes, its request is read, its response is sent. For a call that waits long a
-fourth reports that its client goes away.
+`grpc._cython.cygrpc` is private; outside the releases that were tested (names.py) transport_aio
+serves instead. What it costs and saves is in benchmarks/RESULTS-coordination.md. Each operation
+that is started ends as one event of the queue, whose tag is a function to call with the event. A
+unary call is three events: it comes, its request is read, its response is sent. For a call that
+waits long a fourth reports that its client goes away.
 """
 
 from __future__ import annotations
@@ -271,7 +273,9 @@ class CompletionQueueTransport:
             if (late_s := clock() - due) >= 0:
                 if (
                     late_s > STANDSTILL_S
-                ):  # this process may have been stopped within poll, which then says that its time is over
+                    # this process may have been stopped within poll, which then says that its time
+                    # is over
+                ):
                     self._catch_up()
                 service.tick()
                 self._flush()
@@ -290,7 +294,9 @@ class CompletionQueueTransport:
 
     @staticmethod
     def _handle(event: Any) -> None:
-        """Handles one event. A defect of ours met by one request is logged, and leaves the others alone."""
+        """Handles one event. A defect of ours met by one request is logged, and leaves the others
+        alone.
+        """
         try:
             event.tag(event)
         except Exception:

@@ -1,4 +1,6 @@
-"""What both transports share: where to listen, gRPC's settings (each with its reason), binding a port."""
+"""What both transports share: where to listen, gRPC's settings (each with its reason), binding a
+port.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM bytes: the service's key and certificate, and the authority that its clients' certificates must come from."""
+    """PEM bytes: the service's key and certificate, and the authority that its clients'
+    certificates must come from.
+    """
 
     key: bytes
     certificate: bytes

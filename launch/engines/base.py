@@ -1,4 +1,6 @@
-"""What the engines share: a queue of events, the launcher's signals, the coordinator's progress, and the run of a job from its start."""
+"""What the engines share: a queue of events, the launcher's signals, the coordinator's progress,
+and the run of a job from its start.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
 class BaseEngine(Engine):
-    """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are signalled and killed.
+    """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are
+    signalled and killed.
 
     Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
@@ -86,21 +89,27 @@ class BaseEngine(Engine):
         raise NotImplementedError
 
     def note(self, text: str) -> None:
-        """Adds a line to the job's history: of this attempt's coordinator, and of those that follow."""
+        """Adds a line to the job's history: of this attempt's coordinator, and of those that
+        follow.
+        """
         line = time.time(), text
         self._history.append(line)
         if self._watch is not None:
             self._watch.note(*line)
 
     def end_attempt(self, attempt: int, error: JobError) -> None:
-        """Has the processes of an attempt log that it is over, and why, before they are ended; takes at most 1 s."""
+        """Has the processes of an attempt log that it is over, and why, before they are ended;
+        takes at most 1 s.
+        """
         if self._watch is not None:
             self._watch.end_attempt(
                 f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}"
             )
 
     def forward(self, number: int) -> None:
-        """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the third kills. Signal-safe."""
+        """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the
+        third kills. Signal-safe.
+        """
         self._queue.put(signal.Signals(number))
 
     def progress(self) -> tuple[ProcessProgress, ...]:
@@ -134,9 +143,11 @@ class BaseEngine(Engine):
         return []
 
     def _report_exit(self, event: Exited) -> None:
-        """Reports the end of a process to the coordinator, and queues it after the progress that it reported before.
+        """Reports the end of a process to the coordinator, and queues it after the progress that it
+        reported before.
 
-        A SIGTERM that was not ours, to a process that had no handler yet because it had not joined, is a notice to all.
+        A SIGTERM that was not ours, to a process that had no handler yet because it had not joined,
+        is a notice to all.
         """
         watch = self._watch
         if watch is not None:
@@ -153,7 +164,9 @@ class BaseEngine(Engine):
         self._queue.put(event)
 
     def _explain_hang(self, watch: ProgressWatch) -> None:
-        """Says, once in an attempt, who keeps the others waiting and where: those that hang have left their stacks."""
+        """Says, once in an attempt, who keeps the others waiting and where: those that hang have
+        left their stacks.
+        """
         with self._explaining:
             if self._explained is not watch:
                 self._explained = watch
@@ -170,7 +183,9 @@ class BaseEngine(Engine):
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
-        """Writes how the job ended, its last status and its whole history as JSON, for `holdfast run` to make a page of."""
+        """Writes how the job ended, its last status and its whole history as JSON, for `holdfast
+        run` to make a page of.
+        """
         own = [
             session_pb2.Event(unix_s=unix_s, kind="launcher", text=text)
             for unix_s, text in self._history
@@ -194,7 +209,9 @@ class BaseEngine(Engine):
 
 
 def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
-    """Runs a job to its end: its changes of state go to `output`, and the launcher's signals to the engine. Blocks."""
+    """Runs a job to its end: its changes of state go to `output`, and the launcher's signals to the
+    engine. Blocks.
+    """
     if isinstance(output, LiveView):
         output.progress = engine.progress
     report = reporter(output, first_attempt=job.attempt + 1)

@@ -1,4 +1,6 @@
-"""The engine of this machine: a coordinator and the processes beside it, and nothing left of either afterwards."""
+"""The engine of this machine: a coordinator and the processes beside it, and nothing left of either
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,8 @@ class LocalEngine(BaseEngine):
     # ---- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened, at the latest after `timeout_s`; reads the capacity file, where one is given, twice a second.
+        """Returns what has happened, at the latest after `timeout_s`; reads the capacity file,
+        where one is given, twice a second.
 
         After the first step of an attempt it starts the standbys: this thread outlives them.
         """
@@ -222,7 +225,9 @@ class LocalEngine(BaseEngine):
         return self._capacity
 
     def close(self) -> None:
-        """Ends whatever still runs: what was already asked to end has the policy's `grace_s` seconds, then SIGKILL."""
+        """Ends whatever still runs: what was already asked to end has the policy's `grace_s`
+        seconds, then SIGKILL.
+        """
         deadline = time.monotonic() + self._policy.grace_s
         for worker in self._workers.values():
             worker.wait(max(0.0, deadline - time.monotonic()))
@@ -254,19 +259,24 @@ def run_local(
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
 ) -> JobResult:
-    """Runs `command` as `num_processes` processes on this machine, under a coordinator of their own, to the end of the job.
+    """Runs `command` as `num_processes` processes on this machine, under a coordinator of their
+    own, to the end of the job.
 
-    Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's) is what the processes get, with
-    their ProcessSpec. `capacity_file` holds how many processes there is room for now: the job shrinks (to `min_processes` at least)
-    and grows with it. `job_id` defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a process that
-    is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each process, the coordinator's log, `status.json` with the last
-    status and the job's history, and what jax compiles, which later attempts load; without one that lies in a temporary folder until the
-    job ends. With `standby` (default: where restarts are allowed) an interpreter for each process imports jax, holdfast and the modules
-    `preload` once an attempt has done its first step, and waits to become a process of the next one. With `metrics_port` the job's metrics
-    are served for Prometheus, through all attempts (0: at a free port; needs the extra `metrics`). In the main thread, SIGTERM,
-    SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends as "preempted". However this process ends, none of
-    the job's survives it. Raises ValueError for numbers of processes that do not fit, and for names in `preload` that no module can
-    have, and OSError for a port that is taken.
+    Blocks. Restarts the group as `restart` says (default: never); `env` (default: this process's)
+    is what the processes get, with their ProcessSpec. `capacity_file` holds how many processes
+    there is room for now: the job shrinks (to `min_processes` at least) and grows with it. `job_id`
+    defaults to a new one. The coordinator listens at a Unix socket that only this user reaches; a
+    process that is silent for `heartbeat_timeout_s` is lost. `log_dir` gets a file for each
+    process, the coordinator's log, `status.json` with the last status and the job's history, and
+    what jax compiles, which later attempts load; without one that lies in a temporary folder until
+    the job ends. With `standby` (default: where restarts are allowed) an interpreter for each
+    process imports jax, holdfast and the modules `preload` once an attempt has done its first step,
+    and waits to become a process of the next one. With `metrics_port` the job's metrics are served
+    for Prometheus, through all attempts (0: at a free port; needs the extra `metrics`). In the main
+    thread, SIGTERM, SIGINT and SIGHUP are passed on: the processes save and leave, and the job ends
+    as "preempted". However this process ends, none of the job's survives it. Raises ValueError for
+    numbers of processes that do not fit, and for names in `preload` that no module can have, and
+    OSError for a port that is taken.
     """
     if not command:
         raise ValueError("no command to run")

@@ -1,7 +1,9 @@
-"""The engine of Slurm: inside an allocation, one job step an attempt, with the coordinator beside it in the batch step.
+"""The engine of Slurm: inside an allocation, one job step an attempt, with the coordinator beside
+it in the batch step.
 
-A step is one `srun` of `holdfast task`, which reports by a marked line how each task ended: srun alone gives one exit code for all. What
-Slurm takes away is given back by `scontrol requeue`: a batch job that merely ended inside the grace period would count as completed.
+A step is one `srun` of `holdfast task`, which reports by a marked line how each task ended: srun
+alone gives one exit code for all. What Slurm takes away is given back by `scontrol requeue`: a
+batch job that merely ended inside the grace period would count as completed.
 """
 
 from __future__ import annotations
@@ -152,14 +154,18 @@ class SlurmEngine(BaseEngine):
             self._report_exit(Exited(attempt, process, int(words[1])))
 
     def _on_srun_exit(self, attempt: int, code: int) -> None:
-        """Reports tasks that have not reported their end: they were killed, with their machine or without."""
+        """Reports tasks that have not reported their end: they were killed, with their machine or
+        without.
+        """
         with self._lock:
             missing, self._running = sorted(self._running), set()
         for process in missing:
             self._report_exit(Exited(attempt, process, -9, f"srun ended with {code}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        """Signals the step: scancel knows no single task. Where some of the tasks are to go on, none is signalled."""
+        """Signals the step: scancel knows no single task. Where some of the tasks are to go on,
+        none is signalled.
+        """
         if processes is None or self._still_running() <= processes:
             self._scancel(number.name.removeprefix("SIG"))
 
@@ -177,7 +183,9 @@ class SlurmEngine(BaseEngine):
             return set(self._running)
 
     def _scancel(self, name: str) -> bool:
-        """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False where no step is known to run."""
+        """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False
+        where no step is known to run.
+        """
         with self._lock:
             step = self._step
         running = bool(step) and self._srun is not None and self._srun.alive
@@ -222,13 +230,16 @@ def run_slurm(
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     insecure: bool = False,
 ) -> JobResult:
-    """Runs `command` as the tasks of this Slurm allocation, to the end of the job, and requeues the job when it is preempted. Blocks.
+    """Runs `command` as the tasks of this Slurm allocation, to the end of the job, and requeues the
+    job when it is preempted. Blocks.
 
-    Restarts the group as `restart` says (default: 3 failures between two advances). SIGTERM, SIGINT and SIGUSR1 (ask for it with
-    `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A preempted job is handed back with `scontrol requeue`, unless
-    `requeue` is False; then the call does not return before Slurm ends this process. `host` is where tasks reach the coordinator
-    (default: this node's name, or loopback where there is one node only). The job has a token and certificates of its own, which srun
-    hands to its tasks, unless `insecure`. Raises ValueError outside an allocation, ImportError where certificates cannot be made.
+    Restarts the group as `restart` says (default: 3 failures between two advances). SIGTERM, SIGINT
+    and SIGUSR1 (ask for it with `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A
+    preempted job is handed back with `scontrol requeue`, unless `requeue` is False; then the call
+    does not return before Slurm ends this process. `host` is where tasks reach the coordinator
+    (default: this node's name, or loopback where there is one node only). The job has a token and
+    certificates of its own, which srun hands to its tasks, unless `insecure`. Raises ValueError
+    outside an allocation, ImportError where certificates cannot be made.
     """
     if "SLURM_JOB_ID" not in environment:
         raise ValueError(
@@ -270,7 +281,9 @@ def run_slurm(
 
 
 def _hand_back(slurm_job: str, output: Output) -> None:
-    """Requeues our own job, and waits for Slurm to end this process: a job that exits by itself counts as completed."""
+    """Requeues our own job, and waits for Slurm to end this process: a job that exits by itself
+    counts as completed.
+    """
     done = slurm("scontrol", "requeue", slurm_job)
     if done.returncode != 0:
         output.say(f"Slurm does not requeue job {slurm_job}: {done.stderr.strip()}; ending with 75")

@@ -1,7 +1,9 @@
-"""Who a process is, as the launcher that started it says: Slurm, Open MPI and PMIx, Kubernetes. Pure functions of an environment.
+"""Who a process is, as the launcher that started it says: Slurm, Open MPI and PMIx, Kubernetes.
+Pure functions of an environment.
 
-Sources: srun(1) and sbatch(1), "output environment variables"; mpirun(1) of Open MPI 4 and 5; Kubernetes, "Indexed Job"; JobSet, "labels
-and annotations". `holdfast task` turns what is found into a ProcessSpec.
+Sources: srun(1) and sbatch(1), "output environment variables"; mpirun(1) of Open MPI 4 and 5;
+Kubernetes, "Indexed Job"; JobSet, "labels and annotations". `holdfast task` turns what is found
+into a ProcessSpec.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ _ATTEMPTS_PER_REQUEUE = 10_000
 
 @dataclass(frozen=True)
 class ClusterEnv:
-    """What a launcher tells a process about itself. `first_host` is where rank 0 runs, "" where unknown.
+    """What a launcher tells a process about itself. `first_host` is where rank 0 runs, "" where
+    unknown.
 
     `local_rank` of `local_size` processes on this node; a size of 0: unknown.
     """
@@ -40,7 +43,8 @@ class ClusterEnv:
 
 
 def detect(environment: Mapping[str, str]) -> ClusterEnv | None:
-    """Returns what the innermost launcher says (mpirun inside Slurm is Open MPI); None where there is none.
+    """Returns what the innermost launcher says (mpirun inside Slurm is Open MPI); None where there
+    is none.
 
     Raises ValueError, naming the variable, for one that says only half.
     """
@@ -100,14 +104,18 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
 
 
 def slurm_attempt(environment: Mapping[str, str]) -> int:
-    """Returns the first attempt's number of this run of a Slurm job: higher after each requeue, so that earlier ones are fenced off."""
+    """Returns the first attempt's number of this run of a Slurm job: higher after each requeue, so
+    that earlier ones are fenced off.
+    """
     return _number(environment, "SLURM_RESTART_COUNT", 0) * _ATTEMPTS_PER_REQUEUE + 1
 
 
 def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
-    """A pod of an Indexed Job or of a JobSet, with what `holdfast kubernetes` writes into the manifest.
+    """A pod of an Indexed Job or of a JobSet, with what `holdfast kubernetes` writes into the
+    manifest.
 
-    K8S-1: the process is job index x parallelism + completion index; the completion index alone repeats across the jobs of a set.
+    K8S-1: the process is job index x parallelism + completion index; the completion index alone
+    repeats across the jobs of a set.
     """
     if "JOB_COMPLETION_INDEX" not in environment:
         return None

@@ -1,6 +1,8 @@
-"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a ProcessSpec in its environment.
+"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a
+ProcessSpec in its environment.
 
-The command is a child, with the launcher's signals passed on: its end, however it comes, is reported to the coordinator at once.
+The command is a child, with the launcher's signals passed on: its end, however it comes, is
+reported to the coordinator at once.
 """
 
 from __future__ import annotations
@@ -57,14 +59,17 @@ def run_task(
     secrets_dir: Path | None = None,
     insecure: bool = False,
 ) -> int:
-    """Runs `command` as the process that the launcher's environment says this is, and returns its exit code (128 + a signal's number).
+    """Runs `command` as the process that the launcher's environment says this is, and returns its
+    exit code (128 + a signal's number).
 
-    The coordinator is at `coordinator`; without one, process 0 starts it. Where all processes are on this machine, it listens at a Unix
-    socket. Elsewhere at `host` (default: the name of process 0's machine), and the others find its address in the folder `rendezvous`,
-    which all must see, with a token and certificates that are made for this job, in a file that only this user can read; unless `insecure`.
-    `secrets_dir` holds those of the coordinator at `coordinator` (or srun has handed them on). With them the processes of a node share a
-    relay. Raises ValueError where no launcher is found, StartupTimeout where no address appears, StartupFailed where another user could
-    have written it, ImportError where certificates cannot be made.
+    The coordinator is at `coordinator`; without one, process 0 starts it. Where all processes are
+    on this machine, it listens at a Unix socket. Elsewhere at `host` (default: the name of process
+    0's machine), and the others find its address in the folder `rendezvous`, which all must see,
+    with a token and certificates that are made for this job, in a file that only this user can
+    read; unless `insecure`. `secrets_dir` holds those of the coordinator at `coordinator` (or srun
+    has handed them on). With them the processes of a node share a relay. Raises ValueError where no
+    launcher is found, StartupTimeout where no address appears, StartupFailed where another user
+    could have written it, ImportError where certificates cannot be made.
     """
     try:
         spec, env = _prepare(
@@ -95,7 +100,9 @@ def _prepare(
     secrets_dir: Path | None,
     insecure: bool,
 ) -> tuple[ProcessSpec, dict[str, str]]:
-    """Returns who this process is, and the environment of its command, once there is a coordinator."""
+    """Returns who this process is, and the environment of its command, once there is a
+    coordinator.
+    """
     detected = detect(environment)
     if detected is None:
         raise ValueError(
@@ -183,7 +190,9 @@ def _publish(path: Path, value: dict[str, Any]) -> None:
 
 
 def _relay(detected: ClusterEnv, coordinator: str, name: str, secrets: JobSecrets) -> str:
-    """Returns the address of this node's relay, which the first of the node's processes starts, and which ends with the last."""
+    """Returns the address of this node's relay, which the first of the node's processes starts, and
+    which ends with the last.
+    """
     path = user_folder(create=True) / f"relay-{name}.{detected.node or detected.process_id}"
     if detected.process_id == detected.on_node[0]:
         relay = spawn_relay(coordinator, secrets, detected.on_node)
@@ -214,7 +223,9 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads what this user has published. What others can write may lead to a coordinator of theirs, what they can read is no secret."""
+    """Reads what this user has published. What others can write may lead to a coordinator of
+    theirs, what they can read is no secret.
+    """
     with path.open() as file:
         about = os.fstat(file.fileno())
         others = (
@@ -231,7 +242,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _gathers(found: dict[str, Any]) -> bool:
-    """Returns whether a coordinator still waits for processes: one that does not is of an earlier run."""
+    """Returns whether a coordinator still waits for processes: one that does not is of an earlier
+    run.
+    """
     secrets = JobSecrets.take_from_env(dict(found))
     with contextlib.ExitStack() as undone:
         credentials = Credentials()
@@ -249,7 +262,9 @@ def _gathers(found: dict[str, Any]) -> bool:
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:
-    """Runs the command to its end, and passes signals on to it. A step of Slurm's gets none from here: it is signalled as a whole."""
+    """Runs the command to its end, and passes signals on to it. A step of Slurm's gets none from
+    here: it is signalled as a whole.
+    """
     happened: queue.SimpleQueue[tuple[bool, int]] = (
         queue.SimpleQueue()
     )  # (ended?, exit code or signal)

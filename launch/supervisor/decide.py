@@ -1,15 +1,16 @@
-"""Decides what happens to a job: one pure function, `decide(job, event, now)`, with no clock, thread, process or socket.
+"""Decides what happens to a job: one pure function, `decide(job, event, now)`, with no clock,
+thread, process or socket.
 
-    initializing -> scheduling -> running -> finished
-    scheduling -> rescheduling -> scheduling          starting failed or took too long, while its budget lasts
-    running -> restarting -> scheduling               a process died or hangs, while its budget lasts
-    running -> preempting -> restarting -> scheduling a notice: save, leave, come back
-    running -> resizing -> scheduling                 more capacity is there
-    any -> failed                                     a budget is spent, no progress, exit code 93, or asked to stop
+    initializing -> scheduling -> running -> finished scheduling -> rescheduling -> scheduling
+    starting failed or took too long, while its budget lasts running -> restarting -> scheduling
+    a process died or hangs, while its budget lasts running -> preempting -> restarting ->
+    scheduling a notice: save, leave, come back running -> resizing -> scheduling
+    more capacity is there any -> failed                                     a budget is spent, no
+    progress, exit code 93, or asked to stop
 
-Engines (this machine, Ray, Slurm) report events and carry out actions; they decide nothing. After a notice an exit code of
-0 does not mean done, unless the training loop reported so: the job comes back, finds its last step, and ends at once if nothing is left
-to do.
+Engines (this machine, Ray, Slurm) report events and carry out actions; they decide nothing. After a
+notice an exit code of 0 does not mean done, unless the training loop reported so: the job comes
+back, finds its last step, and ends at once if nothing is left to do.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ _STEPS_WANTED = (
 
 
 def decide(job: Job, event: Event, now: float) -> Decision:
-    """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure and total."""
+    """Returns what `event` at `now` makes of `job`, the actions to carry out, and the reason. Pure
+    and total.
+    """
     if job.final:
         return _decision(job, f"the job is {job.state}")
     of_attempt = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Stalled
@@ -97,7 +100,9 @@ def decide(job: Job, event: Event, now: float) -> Decision:
 
 
 def backoff_s(job: Job) -> float:
-    """Returns how long to wait before the next attempt: exponential, capped, with a jitter drawn from (job, attempt)."""
+    """Returns how long to wait before the next attempt: exponential, capped, with a jitter drawn
+    from (job, attempt).
+    """
     policy = job.policy
     tries = max(0, sum(job.budget_used.values()) - 1)
     base = min(policy.backoff_cap_s, policy.backoff_s * 2.0 ** min(tries, 32))
@@ -370,7 +375,9 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
 
 
 def _on_all_left(job: Job, now: float) -> Decision:
-    """Decides whether an attempt that had a notice, and whose processes have all left, is done, to be resized, or preempted."""
+    """Decides whether an attempt that had a notice, and whose processes have all left, is done, to
+    be resized, or preempted.
+    """
     if job.reported_done and not any(job.exit_codes.values()):
         following = replace(job, state=State.FINISHED, wake_at=None)
         return _decision(
@@ -409,9 +416,11 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
 
 
 def _committing(job: Job) -> frozenset[int]:
-    """Returns the processes that the latest save needs, where it can still be committed: none of them may be ended yet.
+    """Returns the processes that the latest save needs, where it can still be committed: none of
+    them may be ended yet.
 
-    It can be while nobody knows its end, if each process that is gone, or cannot report any more, had reported its share.
+    It can be while nobody knows its end, if each process that is gone, or cannot report any more,
+    had reported its share.
     """
     positions = {
         process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)
@@ -430,7 +439,9 @@ def _committing(job: Job) -> frozenset[int]:
 
 
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
-    """Ends at once whoever has nothing to do any more. Who has no client of ours may have something: it gets SIGTERM first."""
+    """Ends at once whoever has nothing to do any more. Who has no client of ours may have
+    something: it gets SIGTERM first.
+    """
     unknown = job.alive - job.saves.keys()
     ready = job.alive - unknown - _committing(job) - job.killing
     asked = unknown - job.asked
@@ -441,7 +452,9 @@ def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
 
 
 def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:
-    """Ends the attempt with `error`; another follows, or the job fails. `patient`: a save that can be committed is."""
+    """Ends the attempt with `error`; another follows, or the job fails. `patient`: a save that can
+    be committed is.
+    """
     setting = _BUDGETS.get(type(error))
     if setting is None:
         return _end_last(job, error, str(error), now, patient)

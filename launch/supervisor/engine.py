@@ -16,16 +16,22 @@ from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFail
 
 
 class Engine(Protocol):
-    """Carries out actions and reports what happens: the whole of what a place to run processes has to offer."""
+    """Carries out actions and reports what happens: the whole of what a place to run processes has
+    to offer.
+    """
 
     def carry_out(self, action: Action) -> None:
-        """Begins what `action` says, without waiting for its end. `events` reports what comes of it.
+        """Begins what `action` says, without waiting for its end. `events` reports what comes of
+        it.
 
-        Where a Reserve or Launch raises, the attempt has failed to start; with StartupFailed it would fail each time, and the job ends.
+        Where a Reserve or Launch raises, the attempt has failed to start; with StartupFailed it
+        would fail each time, and the job ends.
         """
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first event, None for ever."""
+        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the
+        first event, None for ever.
+        """
 
     def close(self) -> None:
         """Ends whatever still runs, waits for it, and gives everything back."""
@@ -33,7 +39,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines) or "failed"."""
+    """How a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines)
+    or "failed".
+    """
 
     outcome: str
     job_id: str
@@ -70,7 +78,8 @@ def supervise(
     clock: Callable[[], float] = time.monotonic,
     meter: GoodputMeter | None = None,
 ) -> JobResult:
-    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each decision, with the job before it.
+    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each
+    decision, with the job before it.
 
     `meter`, where its account is wanted before the end, was made just now by `clock`.
     """

@@ -1,4 +1,6 @@
-"""Where the time of a job went: every second since its start belongs to one part. Pure: jobs and reports in, parts out."""
+"""Where the time of a job went: every second since its start belongs to one part. Pure: jobs and
+reports in, parts out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
 class Goodput:
     """Seconds of the wall clock by what the job did with them; they sum to the whole.
 
-    `stepping_s` alone is progress: steps that were not done before. Of what all processes do, the one counts that took longest.
+    `stepping_s` alone is progress: steps that were not done before. Of what all processes do, the
+    one counts that took longest.
     """
 
-    starting_s: float = 0.0  # waiting for machines, starting processes, joining, compiling: all until the first step
+    # waiting for machines, starting processes, joining, compiling: all until the first step
+    starting_s: float = 0.0
     restoring_s: float = 0.0
     stepping_s: float = 0.0
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
@@ -36,7 +40,9 @@ class Goodput:
 
 
 class GoodputMeter:
-    """Accounts for the time between two events, by the state of the job in between. `goodput` may be asked for from any thread."""
+    """Accounts for the time between two events, by the state of the job in between. `goodput` may
+    be asked for from any thread.
+    """
 
     def __init__(self, now: float) -> None:
         self._at, self._part = now, "starting_s"

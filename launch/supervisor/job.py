@@ -1,4 +1,6 @@
-"""The supervisor's values: the job, its policy and state, the events that may happen to it, and the actions to carry out."""
+"""The supervisor's values: the job, its policy and state, the events that may happen to it, and the
+actions to carry out.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,8 @@ class State(enum.StrEnum):
     RUNNING = "running"
     PREEMPTING = "preempting"  # a notice is out; the processes are saving and leaving
     RESTARTING = "restarting"  # what is left of an attempt is being ended, then a back-off
-    RESIZING = (  # more capacity is there: the processes are saving and leaving to come back as more
-        "resizing"
-    )
+    # more capacity is there: the processes are saving and leaving to come back as more
+    RESIZING = "resizing"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -35,7 +36,8 @@ class State(enum.StrEnum):
 class RestartPolicy:
     """How often, how fast and how long a job is started again. Progress refills the budgets.
 
-    Progress is a saved step above all earlier ones or, for a job that reports no saved steps, a step above all earlier ones.
+    Progress is a saved step above all earlier ones or, for a job that reports no saved steps, a
+    step above all earlier ones.
     """
 
     max_failures: int = 0  # attempts that may end in a dead or hanging process
@@ -49,7 +51,8 @@ class RestartPolicy:
     preemption_grace_s: float = (
         120.0  # to save and leave, where a notice brings no deadline of its own
     )
-    grace_s: float = 5.0  # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
+    # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
+    grace_s: float = 5.0
     commit_grace_s: float = (
         600.0  # for what is left of a failed attempt to end a save that can still be committed
     )
@@ -71,7 +74,9 @@ class RestartPolicy:
 
 
 class SavePosition(NamedTuple):
-    """How far a process has come in saving: the number of its latest save, and the stage of that. Those of one process only rise."""
+    """How far a process has come in saving: the number of its latest save, and the stage of that.
+    Those of one process only rise.
+    """
 
     save: int
     stage: SaveStage
@@ -139,7 +144,8 @@ class Job:
         return len(self.alive) + len(self.exit_codes)
 
 
-# ---- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is read from.
+# ---- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is
+# read from.
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """Reserving or starting failed for another reason than time. `final`: the next attempt would fail alike."""
+    """Reserving or starting failed for another reason than time. `final`: the next attempt would
+    fail alike.
+    """
 
     attempt: int
     why: str
@@ -192,7 +200,9 @@ class Exited:
 
 @dataclass(frozen=True)
 class Progress:
-    """Processes reported progress to the coordinator. `done`: the training loop is complete. `saves`: of those with a client of ours."""
+    """Processes reported progress to the coordinator. `done`: the training loop is complete.
+    `saves`: of those with a client of ours.
+    """
 
     attempt: int
     step: int = -1
@@ -205,7 +215,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stalled:
-    """The processes make no steps any more, and why. `processes` keep the others waiting; `silent` can report nothing any more."""
+    """The processes make no steps any more, and why. `processes` keep the others waiting; `silent`
+    can report nothing any more.
+    """
 
     attempt: int
     why: str
@@ -238,7 +250,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Stop:
-    """The supervisor itself is to stop: the processes save and leave, and nothing is started again."""
+    """The supervisor itself is to stop: the processes save and leave, and nothing is started
+    again.
+    """
 
     source: str
 
@@ -270,7 +284,9 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True)
 class Reserve:
-    """Reserve room for between `min_processes` and `max_processes`; answer with Reserved, Waiting or StartFailed."""
+    """Reserve room for between `min_processes` and `max_processes`; answer with Reserved, Waiting
+    or StartFailed.
+    """
 
     attempt: int
     min_processes: int
@@ -319,7 +335,9 @@ class Release:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Begin what the next attempt will need, if it has as many processes, while the job backs off. An engine may leave it out."""
+    """Begin what the next attempt will need, if it has as many processes, while the job backs off.
+    An engine may leave it out.
+    """
 
     attempt: int
     num_processes: int

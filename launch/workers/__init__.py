@@ -1,1 +1,3 @@
-"""Runs the processes of a job on one machine: their environment, output, signals and coordinator."""
+"""Runs the processes of a job on one machine: their environment, output, signals and
+coordinator.
+"""

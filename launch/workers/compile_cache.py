@@ -14,7 +14,8 @@ from holdfast.coordination import CoordinationError
 from holdfast.coordination.process.job_folder import user_folder
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
-# jax keeps by itself only what took a second to compile: a restart waits for the sum of what did not.
+# jax keeps by itself only what took a second to compile: a restart waits for the sum of what did
+# not.
 _KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -26,10 +27,12 @@ _PREFIX = "compile-cache-"
 def compile_cache(
     environment: Mapping[str, str], log_dir: Path | None, say: Callable[[str], None]
 ) -> Iterator[dict[str, str]]:
-    """Yields the variables that have jax keep what it compiles in `log_dir`, or in a temporary folder that goes with the block.
+    """Yields the variables that have jax keep what it compiles in `log_dir`, or in a temporary
+    folder that goes with the block.
 
-    What comes out of it is run, so nobody but this user can enter it. Yields nothing where `environment` has a folder, which may be "", or
-    where none can be had; of one in `log_dir` that is said.
+    What comes out of it is run, so nobody but this user can enter it. Yields nothing where
+    `environment` has a folder, which may be "", or where none can be had; of one in `log_dir` that
+    is said.
     """
     if _FOLDER in environment:
         yield {}
@@ -58,7 +61,9 @@ def compile_cache(
 
 
 def _private_folder(path: Path) -> Path:
-    """Returns `path` as a folder of mode 0700. OSError where it is another's, a link, or no folder."""
+    """Returns `path` as a folder of mode 0700. OSError where it is another's, a link, or no
+    folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -75,7 +80,9 @@ def _private_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Makes a folder, locked while its launcher lives, and removes those whose launchers are dead."""
+    """Makes a folder, locked while its launcher lives, and removes those whose launchers are
+    dead.
+    """
     parent = user_folder(create=True)
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(path):

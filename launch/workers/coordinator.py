@@ -1,4 +1,6 @@
-"""The coordinator of one attempt, and what processes report to it, as events: progress, and notices of preemption."""
+"""The coordinator of one attempt, and what processes report to it, as events: progress, and notices
+of preemption.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ from ..supervisor.job import (
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
 HEARTBEAT_TIMEOUT_S = 60.0
-"""Silence after which a process of a launched job is lost: for hosts that vanish. The death of a process is known at once."""
+"""Silence after which a process of a launched job is lost: for hosts that vanish. The death of a
+process is known at once.
+"""
 
 _STARTUP_TIMEOUT_S = 3600.0
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
@@ -68,13 +72,16 @@ class ProcessProgress:
 
 
 class ProgressWatch:
-    """Polls the coordinator at `address` twice a second for the progress of the processes; `report` gets what is new.
+    """Polls the coordinator at `address` twice a second for the progress of the processes; `report`
+    gets what is new.
 
-    That is Progress, and a Notice that one process got by itself (a signal, its machine's metadata): whoever leaves after it is not done,
-    whatever its exit code. By the policy's rules, too, that the job has Stalled, once; who keeps it waiting, and where, goes to `say`.
+    That is Progress, and a Notice that one process got by itself (a signal, its machine's
+    metadata): whoever leaves after it is not done, whatever its exit code. By the policy's rules,
+    too, that the job has Stalled, once; who keeps it waiting, and where, goes to `say`.
 
-    The coordinator gets `goodput()`, for the status. A thread of its own polls; `refresh` polls at once, from any thread. A coordinator
-    that does not answer is no event: the processes notice its death themselves.
+    The coordinator gets `goodput()`, for the status. A thread of its own polls; `refresh` polls at
+    once, from any thread. A coordinator that does not answer is no event: the processes notice its
+    death themselves.
     """
 
     def __init__(
@@ -123,7 +130,9 @@ class ProgressWatch:
                 self._judge_steps()
 
     def _judge_steps(self) -> None:
-        """Reports a job that hangs, and processes that are far behind: with stacks, after whose taking it must still be so."""
+        """Reports a job that hangs, and processes that are far behind: with stacks, after whose
+        taking it must still be so.
+        """
         rule = self._rule
         if not self._stalled and rule.timeout_s < math.inf and find_stall(self.status, rule):
             evidence = gather(self._client, hangs=True)
@@ -215,13 +224,17 @@ class ProgressWatch:
             self._history.popleft()
 
     def diagnose(self) -> list[Finding]:
-        """Returns why the job hangs, nothing where the coordinator does not answer. Blocks for at most a minute."""
+        """Returns why the job hangs, nothing where the coordinator does not answer. Blocks for at
+        most a minute.
+        """
         with contextlib.suppress(CoordinationError):
             return diagnose(gather(self._client, hangs=True))
         return []
 
     def report_exit(self, process: int, code: int) -> None:
-        """Reports the end of a process to the coordinator, which ends at once what waits for it; takes at most 1 s."""
+        """Reports the end of a process to the coordinator, which ends at once what waits for it;
+        takes at most 1 s.
+        """
         with contextlib.suppress(CoordinationError):  # it is gone, and nobody waits there
             self._client.report_exit(process, code)
 
@@ -231,7 +244,9 @@ class ProgressWatch:
             self._client.end_attempt(why)
 
     def still_needed(self, ended_well: bool) -> bool:
-        """Returns whether processes needed the coordinator that has ended; one that ends well by itself is not needed for a start."""
+        """Returns whether processes needed the coordinator that has ended; one that ends well by
+        itself is not needed for a start.
+        """
         return self._connected > 0 or (not ended_well and not self.joined)
 
     def _report_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
@@ -262,7 +277,9 @@ class ProgressWatch:
 
 
 def report_exit(address: str, process: int, code: int) -> None:
-    """Reports the end of a process to the coordinator at `address`, or its relay, unless that is gone; takes at most 1 s."""
+    """Reports the end of a process to the coordinator at `address`, or its relay, unless that is
+    gone; takes at most 1 s.
+    """
     with contextlib.suppress(CoordinationError), StatusClient(address, timeout_s=1.0) as client:
         client.report_exit(process, code)
 
@@ -295,10 +312,12 @@ def _folder(attempt: int) -> JobFolder:
 
 
 class Coordinator:
-    """The coordinator of one (job, attempt), in a process of its own: at a free port of `host`, or at a socket of this user's alone.
+    """The coordinator of one (job, attempt), in a process of its own: at a free port of `host`, or
+    at a socket of this user's alone.
 
-    With `secured`, its callers show the certificates and the token that are made for it. It ends with this process, unless `outlives_us`.
-    Raises StartupFailed, which no other attempt can mend, where it does not start.
+    With `secured`, its callers show the certificates and the token that are made for it. It ends
+    with this process, unless `outlives_us`. Raises StartupFailed, which no other attempt can mend,
+    where it does not start.
     """
 
     def __init__(
@@ -357,7 +376,9 @@ class Coordinator:
         return str(self._service.address)
 
     def on_end(self, report: Callable[[int], None]) -> None:
-        """Has `report` called once, on a thread of its own, with the exit code (minus the signal's number) when it ends before `close`."""
+        """Has `report` called once, on a thread of its own, with the exit code (minus the signal's
+        number) when it ends before `close`.
+        """
 
         def wait() -> None:
             with contextlib.suppress(ChildProcessError):

@@ -13,9 +13,11 @@ _DEVICES = "JAX_LOCAL_DEVICE_IDS"  # as jax.distributed.initialize reads it, for
 def worker_env(
     base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the environment of a process, made from `base`, and one line for each stale MEGASCALE_* value that was replaced.
+    """Returns the environment of a process, made from `base`, and one line for each stale
+    MEGASCALE_* value that was replaced.
 
-    With `share_of` above 1, that many processes share the GPUs that this one sees, and each is told its own.
+    With `share_of` above 1, that many processes share the GPUs that this one sees, and each is told
+    its own.
     """
     env = dict(base)
     lines = spec.set_slices(env)
@@ -29,7 +31,8 @@ def worker_env(
 
 
 def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:
-    """Returns a process's equal share of this machine's GPUs as jax takes it, like "2,3"; "" where there is nothing to divide.
+    """Returns a process's equal share of this machine's GPUs as jax takes it, like "2,3"; "" where
+    there is nothing to divide.
 
     That is: no or too few GPUs, one process, or GPUs that Slurm has bound to each task already.
     """

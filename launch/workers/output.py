@@ -1,4 +1,6 @@
-"""The lines of many processes as one stream: coloured prefixes on a terminal, plain ones elsewhere."""
+"""The lines of many processes as one stream: coloured prefixes on a terminal, plain ones
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Output(Protocol):
 
 
 class ConsoleOutput:
-    """Prints lines with their process's number, the launcher's own to stderr. Thread-safe; a closed stdout is ignored."""
+    """Prints lines with their process's number, the launcher's own to stderr. Thread-safe; a closed
+    stdout is ignored.
+    """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int) -> None:
         self.console = Console(file=stdout, highlight=False, soft_wrap=True)
@@ -76,10 +80,12 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 class LogFiles:
-    """Writes what another output gets into files as well: `process-3.log` for each process, `launcher.log` for the launcher's own lines.
+    """Writes what another output gets into files as well: `process-3.log` for each process,
+    `launcher.log` for the launcher's own lines.
 
-    Each line with its time; a file is rotated at 64 MiB, and three old ones are kept. Later runs and attempts append. A file that cannot be
-    written (no space) is said once, and the lines still go to the other output. Thread-safe.
+    Each line with its time; a file is rotated at 64 MiB, and three old ones are kept. Later runs
+    and attempts append. A file that cannot be written (no space) is said once, and the lines still
+    go to the other output. Thread-safe.
     """
 
     def __init__(self, output: Output, folder: Path, *, max_bytes: int = _LOG_BYTES) -> None:

@@ -1,4 +1,6 @@
-"""Processes that cannot become orphans: each ends with this process, and takes along all that it started."""
+"""Processes that cannot become orphans: each ends with this process, and takes along all that it
+started.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ CALL_RUNNER, STANDBY = _SHIMS / "call_runner.py", _SHIMS / "standby.py"
 
 
 class WorkerProcess:
-    """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads serve it: for its output, and its end.
+    """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads
+    serve it: for its output, and its end.
 
-    `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a million characters (None: both are this
-    process's own); `on_exit` gets the exit code (minus the signal's number), after the last line and after all that the process left
-    behind, in its session or another, has been killed. Both are called on those threads. `pass_fds` stay open in it. The calling thread
-    must outlive the process: on Linux all of it ends with that thread.
+    `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a
+    million characters (None: both are this process's own); `on_exit` gets the exit code (minus the
+    signal's number), after the last line and after all that the process left behind, in its session
+    or another, has been killed. Both are called on those threads. `pass_fds` stay open in it. The
+    calling thread must outlive the process: on Linux all of it ends with that thread.
     """
 
     def __init__(
@@ -89,7 +93,9 @@ class WorkerProcess:
         return not self._ended.is_set()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process itself, not to what it started; does nothing when it has ended."""
+        """Sends a signal to the process itself, not to what it started; does nothing when it has
+        ended.
+        """
         self._send(f"signal {int(number)}\n")
 
     def kill(self) -> None:
@@ -97,6 +103,8 @@ class WorkerProcess:
         self._send("kill\n")
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended and `on_exit` has returned; returns False when that is not in time."""
+        """Waits until the process has ended and `on_exit` has returned; returns False when that is
+        not in time.
+        """
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()

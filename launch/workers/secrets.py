@@ -1,7 +1,9 @@
-"""What the processes of one job, on several machines, prove themselves by: a token and certificates that are made for it alone.
+"""What the processes of one job, on several machines, prove themselves by: a token and certificates
+that are made for it alone.
 
-The launcher makes them and hands them on by its own channel, never by arguments or logs. On each host one relay shows them to the
-coordinator, for all the processes there: they connect to its Unix socket, with nothing to prove and nothing to hide.
+The launcher makes them and hands them on by its own channel, never by arguments or logs. On each
+host one relay shows them to the coordinator, for all the processes there: they connect to its Unix
+socket, with nothing to prove and nothing to hide.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ CLIENT_FILES, SERVER_FILES = tuple(_CLIENT.values()), tuple(_SERVER.values())
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A token, the key that speaks for all processes of the job, and PEM certificates. Its repr shows nothing."""
+    """A token, the key that speaks for all processes of the job, and PEM certificates. Its repr
+    shows nothing.
+    """
 
     token: str = field(repr=False)
     key: str = field(repr=False)
@@ -51,7 +55,8 @@ class JobSecrets:
 
     @classmethod
     def create(cls, hosts: Sequence[str]) -> Self:
-        """Makes new ones, for a coordinator that is reached as `hosts`. The authority's own key is kept nowhere.
+        """Makes new ones, for a coordinator that is reached as `hosts`. The authority's own key is
+        kept nowhere.
 
         Raises ImportError with the line that installs what is missing.
         """
@@ -78,12 +83,16 @@ class JobSecrets:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
-        """Reads what a client needs from files as `files_of_client` names them; OSError for one that is not there."""
+        """Reads what a client needs from files as `files_of_client` names them; OSError for one
+        that is not there.
+        """
         values = {attribute: (folder / name).read_text() for attribute, name in _CLIENT.items()}
         return cls(**values, server_cert="", server_key="")
 
     def to_env(self) -> dict[str, str]:
-        """Returns a variable that carries what a client needs to the start of a task, which takes it out."""
+        """Returns a variable that carries what a client needs to the start of a task, which takes
+        it out.
+        """
         return {_VARIABLE: json.dumps(asdict(self) | {"server_cert": "", "server_key": ""})}
 
     @classmethod
@@ -118,7 +127,9 @@ def credentials_in(folder: JobFolder, job: JobSecrets) -> Credentials:
 
 
 def spawn_relay(coordinator: str, job: JobSecrets, process_ids: Sequence[int]) -> Relay:
-    """Starts the relay of this host, for the processes `process_ids`; nothing of the secrets stays on its disk. CoordinationError."""
+    """Starts the relay of this host, for the processes `process_ids`; nothing of the secrets stays
+    on its disk. CoordinationError.
+    """
     folder = JobFolder.create()
     try:
         return Relay.spawn(coordinator, credentials_in(folder, job), process_ids)

@@ -62,9 +62,11 @@ def standbys_of(
     preload: Sequence[str],
     say: Callable[[str], None],
 ) -> Standbys | None:
-    """Returns the standbys of a job that wants them (None: where `restarts` are allowed), None where there are to be none.
+    """Returns the standbys of a job that wants them (None: where `restarts` are allowed), None
+    where there are to be none.
 
-    What was asked for and cannot be had is said. Raises ValueError for names in `preload` that no module can have.
+    What was asked for and cannot be had is said. Raises ValueError for names in `preload` that no
+    module can have.
     """
     for name in preload:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -79,7 +81,9 @@ def standbys_of(
 
 
 class Standby:
-    """One waiting interpreter. `say` gets a line when it ends before it was taken. The calling thread must outlive it."""
+    """One waiting interpreter. `say` gets a line when it ends before it was taken. The calling
+    thread must outlive it.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,9 @@ class Standby:
     def take(
         self, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]
     ) -> WorkerProcess | None:
-        """Has it become the program, with `env`. Returns None where it cannot, which is said; its own end was said before."""
+        """Has it become the program, with `env`. Returns None where it cannot, which is said; its
+        own end was said before.
+        """
         changed = [key for key in self._env.keys() | env if self._env.get(key) != env.get(key)]
         early = sorted(key for key in changed if not key.startswith(_LATE))
         why = (
@@ -211,7 +217,9 @@ class Standbys:
         self._useless = ""
 
     def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Starts one for each process, with the environment that it has now; none after one has failed in a way that the next would too."""
+        """Starts one for each process, with the environment that it has now; none after one has
+        failed in a way that the next would too.
+        """
         whys = [
             why for each in self._taken for kind in ("cold", "failed") if (why := each.said(kind))
         ]
@@ -232,7 +240,9 @@ class Standbys:
         on_line: Callable[[str], None],
         on_exit: Callable[[int], None],
     ) -> WorkerProcess | None:
-        """Returns the process's standby as that process; None where there is none, or not of use."""
+        """Returns the process's standby as that process; None where there is none, or not of
+        use.
+        """
         standby = self._waiting.pop(process, None)
         if standby is None:
             return None

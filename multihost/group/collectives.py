@@ -1,4 +1,6 @@
-"""Values that all processes compute together, on the devices, from a helper thread: a dead peer is an error, never a hang."""
+"""Values that all processes compute together, on the devices, from a helper thread: a dead peer is
+an error, never a hang.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 
 
 def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
-    """Returns the largest of each of the integers over all processes: `values` has the same length everywhere, within 32 bits.
+    """Returns the largest of each of the integers over all processes: `values` has the same length
+    everywhere, within 32 bits.
 
-    Every process calls it. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout,
-    and ValueError for what does not fit into int32.
+    Every process calls it. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a
+    peer is dead, BarrierTimeout, and ValueError for what does not fit into int32.
     """
     limits = np.iinfo(np.int32)
     outside = [value for value in values if not limits.min <= value <= limits.max]
@@ -45,11 +48,14 @@ def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list
 def broadcast_one_to_all(
     in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None
 ) -> Any:
-    """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless `is_source` says otherwise.
+    """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless
+    `is_source` says otherwise.
 
-    Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
-    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole tree. Blocks for at most
-    `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another kind.
+    Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and
+    dtypes everywhere; bits are kept exactly, 64-bit ones too. Every process calls it: one
+    computation on the devices for the whole tree. Blocks for at most `timeout_s` (default 300).
+    Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another
+    kind.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
@@ -70,7 +76,9 @@ def broadcast_one_to_all(
 
 
 def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
-    """Runs `compute` on a daemon thread of its own, which an interpreter that exits does not wait for."""
+    """Runs `compute` on a daemon thread of its own, which an interpreter that exits does not wait
+    for.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -84,10 +92,12 @@ def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
 
 
 def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None) -> T:
-    """Runs `compute` on a helper thread and returns its result, for at most `timeout_s` and as long as all processes live.
+    """Runs `compute` on a helper thread and returns its result, for at most `timeout_s` and as long
+    as all processes live.
 
-    Raises ProcessLost naming a dead process, also where the backend's own error came first, and BarrierTimeout. A computation that the
-    backend cannot end stays behind on its thread: make no more collective calls after such an error.
+    Raises ProcessLost naming a dead process, also where the backend's own error came first, and
+    BarrierTimeout. A computation that the backend cannot end stays behind on its thread: make no
+    more collective calls after such an error.
     """
     deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     future = on_thread(what, compute)
@@ -113,7 +123,9 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
 def _explained(
     group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event
 ) -> BaseException:
-    """Returns the loss of the process that made the backend fail, once the coordinator knows of it; else the backend's error."""
+    """Returns the loss of the process that made the backend fail, once the coordinator knows of it;
+    else the backend's error.
+    """
     if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
     deadline = Deadline(group_client.loss_known_s)
@@ -146,7 +158,9 @@ def _reduced(row: np.ndarray[Any, Any], operation: str) -> np.ndarray[Any, Any]:
 
 @functools.cache
 def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    """Returns the (host, device) mesh; one device a host where hosts have different numbers of them."""
+    """Returns the (host, device) mesh; one device a host where hosts have different numbers of
+    them.
+    """
     by_host: dict[int, list[jax.Device]] = {}
     for device in sorted(devices, key=lambda device: (device.process_index, device.id)):
         by_host.setdefault(device.process_index, []).append(device)

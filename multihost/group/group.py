@@ -1,4 +1,6 @@
-"""Group: the seam through which the rooms above reach the other processes, and its two implementations."""
+"""Group: the seam through which the rooms above reach the other processes, and its two
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class SaveStage(enum.IntEnum):
-    """Where a process's part in a save stands: what `Group.report(save=, save_stage=)` says of the save of that number."""
+    """Where a process's part in a save stands: what `Group.report(save=, save_stage=)` says of the
+    save of that number.
+    """
 
     WRITING = 0
     REPORTED = 1  # its share is durable, and the commit no longer needs it
@@ -27,10 +31,12 @@ class SaveStage(enum.IntEnum):
 
 
 class Group(Protocol):
-    """All that the rooms above need of the other processes. `index` is the rank among `count` processes, by runtime index.
+    """All that the rooms above need of the other processes. `index` is the rank among `count`
+    processes, by runtime index.
 
-    Thread-safe. Calls with different names never wait for each other; the nth call of a name in one process matches the nth in
-    every other. Each call blocks for at most `timeout_s`, raises BarrierTimeout, ProcessLost or CoordinatorLost, and leaves no keys behind.
+    Thread-safe. Calls with different names never wait for each other; the nth call of a name in one
+    process matches the nth in every other. Each call blocks for at most `timeout_s`, raises
+    BarrierTimeout, ProcessLost or CoordinatorLost, and leaves no keys behind.
     """
 
     @property
@@ -41,13 +47,16 @@ class Group(Protocol):
         """Waits until every process has called it."""
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        """Sends a value of any size to rank 0, which gets all of them in rank order; the others get None."""
+        """Sends a value of any size to rank 0, which gets all of them in rank order; the others get
+        None.
+        """
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         """Returns rank 0's value everywhere; rank 0 does not wait for the others to read it."""
 
     def report(self, **progress: Any) -> None:
-        """Reports to the coordinator how far this process is (`step=`, `saved_step=`, `save=` with `save_stage=`).
+        """Reports to the coordinator how far this process is (`step=`, `saved_step=`, `save=` with
+        `save_stage=`).
 
         Never blocks for long, never raises.
         """
@@ -77,11 +86,13 @@ class Solo:
 
 
 class ClusterGroup:
-    """A group over a coordination client: ours or jaxlib's, or any object with jaxlib's method names.
+    """A group over a coordination client: ours or jaxlib's, or any object with jaxlib's method
+    names.
 
-    `processes` are the runtime indices of the members in rank order, as the attribute too (None: 0 to count - 1, all of the job);
-    `tasks[i]` is the task id of runtime process i (None: equal). Over jaxlib's client a dead process is found by timeout; over ours it is
-    named within the heartbeat timeout.
+    `processes` are the runtime indices of the members in rank order, as the attribute too (None: 0
+    to count - 1, all of the job); `tasks[i]` is the task id of runtime process i (None: equal).
+    Over jaxlib's client a dead process is found by timeout; over ours it is named within the
+    heartbeat timeout.
     """
 
     def __init__(
@@ -113,7 +124,8 @@ class ClusterGroup:
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
         """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0.
 
-        A value that was sent counts: rank 0 has all of them also when a process dies between sending and the end of the barrier.
+        A value that was sent counts: rank 0 has all of them also when a process dies between
+        sending and the end of the barrier.
         """
         deadline = Deadline(timeout_s)
         with self._group_client.call("gather" + self._kind, name, deadline) as call:
@@ -188,7 +200,9 @@ def runtime_indices(group: Group) -> Sequence[int]:
 
 
 def default_group() -> Group:
-    """Returns the group of all processes: Solo for one, else over `initialize()`'s client, else over jax.distributed's own."""
+    """Returns the group of all processes: Solo for one, else over `initialize()`'s client, else
+    over jax.distributed's own.
+    """
     if jax.process_count() == 1:
         return Solo()
     return ClusterGroup(current_client(), jax.process_index(), jax.process_count())

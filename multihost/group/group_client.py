@@ -1,7 +1,9 @@
-"""One coordination client as the rooms above use it: named calls, barriers, keys, and errors in runtime numbers.
+"""One coordination client as the rooms above use it: named calls, barriers, keys, and errors in
+runtime numbers.
 
-A client is any object with jaxlib's method names: ours, or jaxlib's own. What only ours can do is asked for by name and left out elsewhere.
-Task ids stop here: `processes` are runtime indices on the way in and in every error.
+A client is any object with jaxlib's method names: ours, or jaxlib's own. What only ours can do is
+asked for by name and left out elsewhere. Task ids stop here: `processes` are runtime indices on the
+way in and in every error.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _TASK = re.compile(r"(?:task:|^\s*|, | and )(\d+)")
 
 
 def bounded_name(name: str) -> str:
-    """Returns a name as it is, or, where it is long, a part of it and its hash: the same in every process."""
+    """Returns a name as it is, or, where it is long, a part of it and its hash: the same in every
+    process.
+    """
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[: _LONGEST_NAME - 34]}%~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -57,11 +61,14 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class CallInstance:
-    """One call of a name: `key` is where its values live, `number` counts the calls, `barrier_id` is the service's name for its barrier.
+    """One call of a name: `key` is where its values live, `number` counts the calls, `barrier_id`
+    is the service's name for its barrier.
 
-    The barrier id stays the same from call to call, so that a name costs the service one barrier. A failed call changes it: jaxlib's
-    agents count instances, and after a failure some have counted it and some have not. All processes see the failure, so all change alike.
-    One that failed alone meets the others again after the next failure, because the id ends in the number of the call, not of the failures.
+    The barrier id stays the same from call to call, so that a name costs the service one barrier. A
+    failed call changes it: jaxlib's agents count instances, and after a failure some have counted
+    it and some have not. All processes see the failure, so all change alike. One that failed alone
+    meets the others again after the next failure, because the id ends in the number of the call,
+    not of the failures.
     """
 
     key: str
@@ -75,9 +82,11 @@ class CallInstance:
 
 
 class _CallQueue:
-    """The calls of this process with one name: a lock, the number of the last call, and the generation of the barrier id.
+    """The calls of this process with one name: a lock, the number of the last call, and the
+    generation of the barrier id.
 
-    The generation is the number of the first call after the last failure; 0 when none failed. `users` are calls under way or waiting.
+    The generation is the number of the first call after the last failure; 0 when none failed.
+    `users` are calls under way or waiting.
     """
 
     __slots__ = ("generation", "lock", "number", "users")
@@ -90,10 +99,11 @@ class _CallQueue:
 
 
 class GroupClient:
-    """Adapts a client. Safe from several threads; calls with different names never wait for each other.
+    """Adapts a client. Safe from several threads; calls with different names never wait for each
+    other.
 
-    `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name run one after the other, so that the nth
-    call of a name in one process meets the nth in every other.
+    `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name run
+    one after the other, so that the nth call of a name in one process meets the nth in every other.
     """
 
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
@@ -102,7 +112,8 @@ class GroupClient:
         self.loss_known_s = (
             0.0  # how long after a death its report may take; set by who connected the client
         )
-        # Raises ProcessLost for lives that ended (None: any); the health of this client's processes sets it.
+        # Raises ProcessLost for lives that ended (None: any); the health of this client's processes
+        # sets it.
         self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
@@ -113,7 +124,9 @@ class GroupClient:
 
     @contextmanager
     def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
-        """Holds `name` for one call of this process. Raises BarrierTimeout when another thread holds it for the whole time."""
+        """Holds `name` for one call of this process. Raises BarrierTimeout when another thread
+        holds it for the whole time.
+        """
         key = f"holdfast/{kind}/{bounded_name(quote(name, safe='')) or '%'}"
         queue = self._queue(key)
         acquired = queue.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
@@ -146,10 +159,12 @@ class GroupClient:
             queue.lock.release()
 
     def _queue(self, key: str) -> _CallQueue:
-        """Returns the calls of a name, and forgets the barrier that was used the longest time ago where there are too many.
+        """Returns the calls of a name, and forgets the barrier that was used the longest time ago
+        where there are too many.
 
-        Barriers alone: the keys of other calls hold their numbers, so all processes would have to forget them at the same call. A barrier's
-        id holds one only after a failure, and then it is not forgotten.
+        Barriers alone: the keys of other calls hold their numbers, so all processes would have to
+        forget them at the same call. A barrier's id holds one only after a failure, and then it is
+        not forgotten.
         """
         with self._lock:
             queues = self._barriers if key.startswith(_BARRIER_KINDS) else self._queues
@@ -166,7 +181,9 @@ class GroupClient:
     def barrier(
         self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None
     ) -> None:
-        """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout, ProcessLost, CoordinatorLost."""
+        """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout,
+        ProcessLost, CoordinatorLost.
+        """
         self.require(processes, call.name)
         tasks = () if processes is None else ([self.task(process) for process in processes],)
         try:
@@ -176,7 +193,9 @@ class GroupClient:
             raise self._explained(error) from error.__cause__
 
     def _within(self, deadline: Deadline | None) -> dict[str, float]:
-        """Returns how a call is told its time: ours takes one, and cleaning up has a second at least; jaxlib's own has two minutes."""
+        """Returns how a call is told its time: ours takes one, and cleaning up has a second at
+        least; jaxlib's own has two minutes.
+        """
         return (
             {}
             if deadline is None or not self._pushes
@@ -190,7 +209,9 @@ class GroupClient:
             client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
-        """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is known, and BarrierTimeout."""
+        """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is
+        known, and BarrierTimeout.
+        """
         depends_on = (
             {"depends_on": [self.task(source)]} if self._pushes else {}
         )  # to jaxlib's own client a loss is no news
@@ -232,7 +253,9 @@ class GroupClient:
                 client.key_value_delete(folder, **self._within(deadline))
 
     def task(self, process: int) -> int:
-        """Returns the task id of a process. Raises ValueError for a number that the job does not have."""
+        """Returns the task id of a process. Raises ValueError for a number that the job does not
+        have.
+        """
         if self.tasks is None:
             return process
         if not 0 <= process < len(self.tasks):
@@ -252,7 +275,9 @@ class GroupClient:
         return hasattr(self.client, "watch_processes")
 
     def infos(self) -> Sequence[Any]:
-        """Returns the processes as last pushed by the coordinator; none where the client hears of none. Asks nobody."""
+        """Returns the processes as last pushed by the coordinator; none where the client hears of
+        none. Asks nobody.
+        """
         with self._changed:
             first, self._pushed = self._pushed is None, self._pushed or ()
         if first and self._pushes:
@@ -276,7 +301,9 @@ class GroupClient:
 
     @contextmanager
     def on_change(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Has `listener` called, on a thread of the client, at each change of the processes while the block runs."""
+        """Has `listener` called, on a thread of the client, at each change of the processes while
+        the block runs.
+        """
         with self._changed:
             self._listeners.append(listener)
         self.infos()
@@ -287,7 +314,9 @@ class GroupClient:
                 self._listeners.remove(listener)
 
     def lost_tasks(self) -> Sequence[int]:
-        """Returns the task ids of processes that are known to be gone, those in error first: the others may have left because of them."""
+        """Returns the task ids of processes that are known to be gone, those in error first: the
+        others may have left because of them.
+        """
         infos = self.infos()
         return [
             info.process_id
@@ -297,7 +326,9 @@ class GroupClient:
         ]
 
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
-        """Raises ProcessLost when one of `processes` is known to be gone; over jaxlib's client none ever is. Asks nobody."""
+        """Raises ProcessLost when one of `processes` is known to be gone; over jaxlib's client none
+        ever is. Asks nobody.
+        """
         self.require(processes, name)
         tasks = {self.task(process) for process in processes}
         for task in self.lost_tasks():
@@ -334,7 +365,9 @@ class GroupClient:
         return error
 
     def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
-        """Adds what our client knows of the missing: what they last reported (`Group.report`), and the error a lost one died of."""
+        """Adds what our client knows of the missing: what they last reported (`Group.report`), and
+        the error a lost one died of.
+        """
         if isinstance(error, ProcessLost):
             details = [] if error.process is None else self._deaths(self.task(error.process))
         else:
@@ -350,7 +383,9 @@ class GroupClient:
         return error
 
     def _deaths(self, task: int) -> Sequence[str]:
-        """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the error may be the faster one."""
+        """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the
+        error may be the faster one.
+        """
 
         def ended() -> Sequence[str]:
             return [
@@ -367,7 +402,9 @@ class GroupClient:
     def _translated(
         self, error: Exception, what: str, name: str, timeout_s: float
     ) -> CoordinationError | None:
-        """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that jaxlib's client gives."""
+        """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that
+        jaxlib's client gives.
+        """
         found = _CODE.match(str(error))
         if found is None:
             return None
@@ -397,7 +434,9 @@ _group_clients_lock = threading.Lock()
 
 
 def group_client_of(client: Any, tasks: Sequence[int] | None = None) -> GroupClient:
-    """Returns the one GroupClient of a client, so that all its users in this process share the calls. `tasks` counts on first use."""
+    """Returns the one GroupClient of a client, so that all its users in this process share the
+    calls. `tasks` counts on first use.
+    """
     with _group_clients_lock:
         group_client = _group_clients.get(id(client))
         if group_client is None:

@@ -1,4 +1,6 @@
-"""Which runtime index, distributed id and devices belong together. On TPU the first two differ, because the runtime counts by topology."""
+"""Which runtime index, distributed id and devices belong together. On TPU the first two differ,
+because the runtime counts by topology.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _EXCHANGE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class ProcessIds:
-    """The numbers of one process: `runtime` as jax counts, `distributed` as the coordination service does, and its device ids."""
+    """The numbers of one process: `runtime` as jax counts, `distributed` as the coordination
+    service does, and its device ids.
+    """
 
     runtime: int
     distributed: int
@@ -42,7 +46,8 @@ def local_ids() -> ProcessIds:
 def exchange_ids(
     client: Client, mine: ProcessIds, num_processes: int, timeout_s: float = _EXCHANGE_TIMEOUT_S
 ) -> list[ProcessIds]:
-    """Returns the numbers of all `num_processes` processes, in order of their distributed ids. Every process calls it; blocks for them.
+    """Returns the numbers of all `num_processes` processes, in order of their distributed ids.
+    Every process calls it; blocks for them.
 
     Raises BarrierTimeout or ProcessLost, and ValueError when two processes claim one number.
     """
@@ -96,12 +101,16 @@ def forget_ids() -> None:
 
 
 def initialize_runtime_to_distributed_ids() -> None:
-    """Exchanges the map from runtime index to distributed id. Every process calls it; `initialize()` has done so already."""
+    """Exchanges the map from runtime index to distributed id. Every process calls it;
+    `initialize()` has done so already.
+    """
     initialize_ids()
 
 
 def initialize_distributed_to_device_ids() -> None:
-    """Exchanges the map from distributed id to device ids. Every process calls it; `initialize()` has done so already."""
+    """Exchanges the map from distributed id to device ids. Every process calls it; `initialize()`
+    has done so already.
+    """
     initialize_ids()
 
 
@@ -116,7 +125,9 @@ def is_distributed_to_device_ids_initialized() -> bool:
 
 
 def runtime_to_distributed_ids() -> list[int]:
-    """Returns the distributed ids in order of runtime index. Raises ValueError before they are known."""
+    """Returns the distributed ids in order of runtime index. Raises ValueError before they are
+    known.
+    """
     if _runtime_to_distributed is None:
         raise ValueError(
             "the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in"
@@ -126,7 +137,9 @@ def runtime_to_distributed_ids() -> list[int]:
 
 
 def runtime_to_distributed_process_id(pid: int) -> int:
-    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before the map is known, and for no process."""
+    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before
+    the map is known, and for no process.
+    """
     ids = runtime_to_distributed_ids()
     if not 0 <= pid < len(ids):
         raise ValueError(f"there is no process {pid}: the job has {len(ids)}, 0 to {len(ids) - 1}")
@@ -134,7 +147,9 @@ def runtime_to_distributed_process_id(pid: int) -> int:
 
 
 def distributed_to_device_ids() -> list[list[int]]:
-    """Returns the device ids of every process in order of distributed id. Raises ValueError before they are known."""
+    """Returns the device ids of every process in order of distributed id. Raises ValueError before
+    they are known.
+    """
     if _distributed_to_devices is None:
         raise ValueError(
             "the device ids are not known yet: call initialize_distributed_to_device_ids() in every"
@@ -144,7 +159,9 @@ def distributed_to_device_ids() -> list[list[int]]:
 
 
 def process_index_from_device(device: jax.Device) -> int:
-    """Returns the number of the process that a device belongs to, counted as `process_index()` counts."""
+    """Returns the number of the process that a device belongs to, counted as `process_index()`
+    counts.
+    """
     if use_experimental_distributed_process_id():
         return runtime_to_distributed_process_id(device.process_index)
     return int(device.process_index)

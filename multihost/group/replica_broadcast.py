@@ -1,4 +1,6 @@
-"""One replica's arrays to all others, over the devices, in rounds that fit into their memory; and how much memory that is."""
+"""One replica's arrays to all others, over the devices, in rounds that fit into their memory; and
+how much memory that is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Leaf = Any  # a jax.Array, or a jax.ShapeDtypeStruct with a sharding
 
 
 def get_device_memory() -> int:
-    """Returns the bytes of memory of this process's first device; on CPU, of the host. Raises ValueError where a device does not say."""
+    """Returns the bytes of memory of this process's first device; on CPU, of the host. Raises
+    ValueError where a device does not say.
+    """
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -33,7 +37,9 @@ def get_device_memory() -> int:
 
 
 def get_leaf_memory_per_device(arr: Leaf) -> int:
-    """Returns the bytes of an array, or of its abstract equivalent with a sharding, on each of its devices."""
+    """Returns the bytes of an array, or of its abstract equivalent with a sharding, on each of its
+    devices.
+    """
     return int(math.prod(arr.sharding.shard_shape(arr.shape)) * arr.dtype.itemsize)
 
 
@@ -43,7 +49,9 @@ def tree_memory_per_device(tree: Any) -> int:
 
 
 def get_available_memory(in_tree: Any, scaling_factor: float) -> int:
-    """Returns how many bytes a device may take in one round of a broadcast: `scaling_factor` (at most 1) of what the tree leaves free."""
+    """Returns how many bytes a device may take in one round of a broadcast: `scaling_factor` (at
+    most 1) of what the tree leaves free.
+    """
     if not 0 < scaling_factor <= 1:
         raise ValueError(f"scaling_factor={scaling_factor}: expected more than 0 and at most 1")
     return int((get_device_memory() - tree_memory_per_device(in_tree)) * scaling_factor / _COPIES)
@@ -59,12 +67,15 @@ def broadcast_one_replica_to_all(
     *,
     timeout_s: float | None = None,
 ) -> tuple[tuple[jax.Array, ...], int]:
-    """Returns the arrays of the one replica on the devices of all, and in how many rounds; every process of the mesh calls it.
+    """Returns the arrays of the one replica on the devices of all, and in how many rounds; every
+    process of the mesh calls it.
 
-    Each leaf has a NamedSharding over the axes of a replica. Where `is_source`, leaves are arrays, which are deleted to make room;
-    elsewhere their shapes, dtypes and shardings count. Bits are kept exactly. A round takes as many leaves as fit into
-    `memory_limit_bytes` a device (default: `get_available_memory`), and at least one. Blocks for at most `timeout_s` (default 300) a
-    round. Raises ProcessLost when a peer is dead, BarrierTimeout, and ValueError for a leaf with another kind of sharding.
+    Each leaf has a NamedSharding over the axes of a replica. Where `is_source`, leaves are arrays,
+    which are deleted to make room; elsewhere their shapes, dtypes and shardings count. Bits are
+    kept exactly. A round takes as many leaves as fit into `memory_limit_bytes` a device (default:
+    `get_available_memory`), and at least one. Blocks for at most `timeout_s` (default 300) a round.
+    Raises ProcessLost when a peer is dead, BarrierTimeout, and ValueError for a leaf with another
+    kind of sharding.
     """
     limit = (
         get_available_memory(in_tree, memory_scaling_factor)
@@ -97,7 +108,9 @@ def _rounds(leaves: Sequence[Leaf], limit: int) -> Iterator[list[Leaf]]:
 
 
 def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> jax.Array:
-    """Returns `[replicas, *shape]` over the mesh: the leaf at the source's place, zeros at all others."""
+    """Returns `[replicas, *shape]` over the mesh: the leaf at the source's place, zeros at all
+    others.
+    """
     if not isinstance(leaf.sharding, NamedSharding) or axis in jax.tree.leaves(
         tuple(leaf.sharding.spec)
     ):
@@ -132,7 +145,9 @@ def _sum_of_bits(spread: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _sum(leaf: jax.Array) -> jax.Array:
-    """Sums over the replicas, all but one of which are zeros, as integers: a float's sum would lose the sign of a zero."""
+    """Sums over the replicas, all but one of which are zeros, as integers: a float's sum would lose
+    the sign of a zero.
+    """
     if leaf.dtype == jnp.bool_:
         return leaf.any(axis=0)
     if jnp.iscomplexobj(leaf):

@@ -1,4 +1,6 @@
-"""What this process knows of its job: its number, the size of the job, and the coordination client that reaches the others."""
+"""What this process knows of its job: its number, the size of the job, and the coordination client
+that reaches the others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _spec: ProcessSpec | None = None
 
 
 def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
-    """Makes `client` the one that this room's functions use, and `spec` this process's; None goes back to jax.distributed's own."""
+    """Makes `client` the one that this room's functions use, and `spec` this process's; None goes
+    back to jax.distributed's own.
+    """
     global _own_client, _spec
     _own_client, _spec = client, spec
 
@@ -30,7 +34,9 @@ def current_spec() -> ProcessSpec | None:
 
 
 def coordinator_address() -> str | None:
-    """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH; None where it is not known."""
+    """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH;
+    None where it is not known.
+    """
     address: str | None = (
         _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
     )
@@ -38,7 +44,9 @@ def coordinator_address() -> str | None:
 
 
 def host_address() -> str | None:
-    """Returns the address at which the other hosts of the job reach this one; None where it is not known. Raises OSError."""
+    """Returns the address at which the other hosts of the job reach this one; None where it is not
+    known. Raises OSError.
+    """
     if _spec is not None and _spec.host_address is not None:
         return _spec.host_address
     coordinator = coordinator_address()
@@ -46,7 +54,9 @@ def host_address() -> str | None:
 
 
 def address_towards(coordinator: str) -> str:
-    """Returns this machine's address that reaches a coordinator: loopback for one at a Unix socket. Sends nothing. Raises OSError."""
+    """Returns this machine's address that reaches a coordinator: loopback for one at a Unix socket.
+    Sends nothing. Raises OSError.
+    """
     host, _, port = coordinator.rpartition(":")
     if coordinator.startswith("unix:"):
         return "127.0.0.1"
@@ -59,7 +69,9 @@ def address_towards(coordinator: str) -> str:
 
 
 def tls_files() -> tuple[str, str, str] | None:
-    """Returns certificate, key and authority by which this process reaches its coordinator; None where it has none, or a relay has them."""
+    """Returns certificate, key and authority by which this process reaches its coordinator; None
+    where it has none, or a relay has them.
+    """
     if _spec is not None:
         found: tuple[Any, ...] = (_spec.tls_cert, _spec.tls_key, _spec.tls_ca)
     else:  # since jax 0.12
@@ -71,7 +83,9 @@ def tls_files() -> tuple[str, str, str] | None:
 
 
 def current_client() -> Client:
-    """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is neither."""
+    """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is
+    neither.
+    """
     client: Client | None = (
         _own_client if _own_client is not None else distributed.global_state.client
     )
@@ -93,7 +107,9 @@ def is_jax_distributed_client_initialized() -> bool:
 
 
 def get_jax_distributed_client() -> Any:
-    """Returns jax.distributed's own client. Raises ValueError when jax.distributed was not initialized."""
+    """Returns jax.distributed's own client. Raises ValueError when jax.distributed was not
+    initialized.
+    """
     client = distributed.global_state.client
     if client is None:
         raise ValueError(
@@ -109,13 +125,17 @@ def distributed_process_id() -> int:
 
 
 def use_experimental_distributed_process_id() -> bool:
-    """Returns whether the flag `experimental_orbax_use_distributed_process_id` is registered, parsed and set. holdfast never defines it."""
+    """Returns whether the flag `experimental_orbax_use_distributed_process_id` is registered,
+    parsed and set. holdfast never defines it.
+    """
     name = "experimental_orbax_use_distributed_process_id"
     return name in flags.FLAGS and flags.FLAGS.is_parsed() and bool(flags.FLAGS[name].value)
 
 
 def process_index() -> int:
-    """Returns this process's number: its runtime index, or its distributed id where Orbax's flag asks for that."""
+    """Returns this process's number: its runtime index, or its distributed id where Orbax's flag
+    asks for that.
+    """
     return (
         distributed_process_id()
         if use_experimental_distributed_process_id()
@@ -129,5 +149,7 @@ def process_count() -> int:
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """Returns whether this process is the primary: number `primary_host`, or every process when that is None."""
+    """Returns whether this process is the primary: number `primary_host`, or every process when
+    that is None.
+    """
     return primary_host is None or primary_host == process_index()

@@ -15,7 +15,9 @@ Devices = np.ndarray[Any, Any]
 
 
 def slice_count() -> int:
-    """Returns the number of slices that the devices name; on CPU, where they name none, the launcher's number."""
+    """Returns the number of slices that the devices name; on CPU, where they name none, the
+    launcher's number.
+    """
     spec = current_spec()
     if spec is not None and jax.default_backend() == "cpu":
         return spec.num_slices
@@ -34,7 +36,9 @@ def replica_count(global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0
 def replica_devices(
     global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
 ) -> Devices:
-    """Returns the devices of one replica: the mesh's array at `replica_id` of the replica axis, one axis less."""
+    """Returns the devices of one replica: the mesh's array at `replica_id` of the replica axis, one
+    axis less.
+    """
     return np.asarray(np.take(global_mesh.devices, replica_id, axis=replica_axis_index))
 
 
@@ -67,7 +71,9 @@ def process_replica_id(
 def local_replica_devices(
     global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0
 ) -> Devices:
-    """Returns the devices of this process's replica. Raises ValueError when this process has no device in the mesh."""
+    """Returns the devices of this process's replica. Raises ValueError when this process has no
+    device in the mesh.
+    """
     replica_id = process_replica_id(
         own_process_index(), global_mesh, replica_axis_index=replica_axis_index
     )
@@ -83,7 +89,9 @@ def local_replica_devices(
 def primary_process_in_replica(
     global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
 ) -> int:
-    """Returns the process that speaks for a replica: the lowest that has devices in it, the same in every process."""
+    """Returns the process that speaks for a replica: the lowest that has devices in it, the same in
+    every process.
+    """
     return min(
         unique_processes_from_devices(
             replica_devices(

@@ -1,8 +1,9 @@
-"""Who lives, for whoever computes: pushed lists of processes, failed incarnations, and blocks that end alike on every survivor.
+"""Who lives, for whoever computes: pushed lists of processes, failed incarnations, and blocks that
+end alike on every survivor.
 
-What this can and cannot end. Our own waits that involve a dead process end at once. A device collective in flight ends where the backend
-can end it: on GPU, which aborts its communicators; on CPU with `--xla_cpu_collective_timeout_seconds`, which `initialize()` sets; on TPU
-not.
+What this can and cannot end. Our own waits that involve a dead process end at once. A device
+collective in flight ends where the backend can end it: on GPU, which aborts its communicators; on
+CPU with `--xla_cpu_collective_timeout_seconds`, which `initialize()` sets; on TPU not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process by its runtime index: `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR"; `error` says what happened.
+    """One process by its runtime index: `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or
+    "ERROR"; `error` says what happened.
 
     `incarnation` differs for each life of a process.
     """
@@ -45,13 +47,17 @@ class HealthListener(Protocol):
     """Gets the list of processes, in the sense of PJRT's UpdateGlobalProcessInfo."""
 
     def update_global_process_info(self, infos: Sequence[ProcessInfo]) -> None:
-        """Takes the complete list, in order of process numbers, at every change and never an older one. Must not block for long."""
+        """Takes the complete list, in order of process numbers, at every change and never an older
+        one. Must not block for long.
+        """
 
 
 def failed_incarnations(
     old: Sequence[ProcessInfo], new: Sequence[ProcessInfo]
 ) -> dict[int, ProcessInfo]:
-    """Returns the lives that ended between two complete lists, by process: connected before, and now not, or with another incarnation."""
+    """Returns the lives that ended between two complete lists, by process: connected before, and
+    now not, or with another incarnation.
+    """
     now = {info.process_id: info for info in new}
     return {
         before.process_id: before
@@ -65,10 +71,12 @@ def failed_incarnations(
 
 
 class Health:
-    """The list of processes, as the coordinator pushes it; refuses work with those that have failed. Thread-safe.
+    """The list of processes, as the coordinator pushes it; refuses work with those that have
+    failed. Thread-safe.
 
-    A process whose life ended stays refused, though it may be back with another incarnation, until this process has seen the new one in the
-    answer of `live_processes()`: work planned with the old life cannot meet the new one.
+    A process whose life ended stays refused, though it may be back with another incarnation, until
+    this process has seen the new one in the answer of `live_processes()`: work planned with the old
+    life cannot meet the new one.
     """
 
     def __init__(self, group_client: GroupClient) -> None:
@@ -83,17 +91,23 @@ class Health:
         self._stop: Callable[[], None] | None = watch(self._update) if watch else None
 
     def processes(self) -> list[ProcessInfo]:
-        """Returns the complete list as last pushed; empty over jaxlib's own client, which pushes none."""
+        """Returns the complete list as last pushed; empty over jaxlib's own client, which pushes
+        none.
+        """
         with self._lock:
             return list(self._infos)
 
     def failed(self) -> dict[int, ProcessInfo]:
-        """Returns the processes with which work is refused, with the life of each that ended and why."""
+        """Returns the processes with which work is refused, with the life of each that ended and
+        why.
+        """
         with self._lock:
             return dict(self._failed)
 
     def add_listener(self, listener: HealthListener) -> Callable[[], None]:
-        """Gives `listener` the list now and at every change; returns a function that ends it. One list at a time, in order."""
+        """Gives `listener` the list now and at every change; returns a function that ends it. One
+        list at a time, in order.
+        """
         with self._lock:
             self._listeners.append(listener)
             if self._infos:
@@ -106,7 +120,9 @@ class Health:
         return remove
 
     def require(self, processes: Iterable[int] | None, name: str) -> None:
-        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Asks nobody."""
+        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Asks
+        nobody.
+        """
         with self._lock:
             for process in list(self._failed) if processes is None else processes:
                 if process in self._failed:
@@ -121,7 +137,9 @@ class Health:
                     del self._failed[process]
 
     def statistics(self) -> dict[str, Any]:
-        """Returns how many lists came, how many listeners there are, and which processes are refused."""
+        """Returns how many lists came, how many listeners there are, and which processes are
+        refused.
+        """
         with self._lock:
             return {
                 "version": self._version,
@@ -161,7 +179,8 @@ class Health:
                     listener.update_global_process_info(infos)
                 except Exception:
                     _log.exception("a listener to the health of processes failed")
-        self._group_client.note_change()  # a life that ended shows here, and not in a list in which the process is back
+        # a life that ended shows here, and not in a list in which the process is back
+        self._group_client.note_change()
 
     def _translated(self, info: Any) -> ProcessInfo:
         error = info.message or ("" if info.code == "OK" else info.code)
@@ -191,7 +210,9 @@ _current_lock = threading.Lock()
 
 
 def health() -> Health:
-    """Returns the health of this job's processes, over `initialize()`'s client; over jaxlib's own it knows nothing."""
+    """Returns the health of this job's processes, over `initialize()`'s client; over jaxlib's own
+    it knows nothing.
+    """
     global _current
     group_client = current_group_client()
     with _current_lock:
@@ -203,7 +224,9 @@ def health() -> Health:
 
 
 def lost_tasks(group_client: GroupClient) -> list[int]:
-    """Returns the task ids of a client's processes whose lives have ended, as far as this process knows."""
+    """Returns the task ids of a client's processes whose lives have ended, as far as this process
+    knows.
+    """
     with _current_lock:
         current = _current
     if current is None or current._group_client is not group_client:
@@ -214,11 +237,12 @@ def lost_tasks(group_client: GroupClient) -> list[int]:
 def live_processes(
     processes: Collection[int] | None = None, *, timeout_s: float | None = None
 ) -> dict[int, int]:
-    """Returns {process: incarnation} of those of `processes` (None: all) that live: the same answer to every one of them.
+    """Returns {process: incarnation} of those of `processes` (None: all) that live: the same answer
+    to every one of them.
 
-    A barrier over the living: each of them has to call it, with the same processes, this one among them. Blocks for at most
-    `timeout_s` (default 300). Raises BarrierTimeout, CoordinatorLost, ValueError. Source of the meaning: GetAliveTasks of XLA's
-    coordination service.
+    A barrier over the living: each of them has to call it, with the same processes, this one among
+    them. Blocks for at most `timeout_s` (default 300). Raises BarrierTimeout, CoordinatorLost,
+    ValueError. Source of the meaning: GetAliveTasks of XLA's coordination service.
     """
     timeout_s = coordination_timeout() if timeout_s is None else timeout_s
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
@@ -258,13 +282,15 @@ def _live(group_client: GroupClient, members: Sequence[int]) -> dict[int, int]:
 def live_devices(
     devices: Sequence[jax.Device] | None = None, *, timeout_s: float | None = None
 ) -> Iterator[list[jax.Device]]:
-    """Runs a block on those of `devices` (None: all) whose processes live, with one outcome on every survivor.
+    """Runs a block on those of `devices` (None: all) whose processes live, with one outcome on
+    every survivor.
 
-    On entry it asks afresh who lives (jax.live_devices answers with what it knew at the end of the block before), and gives the devices in
-    order of their ids. On exit it asks again: either the block ended well in every process that began it, or every survivor raises:
-    ProcessLost when one died or was started again, the block's own exception where it raised, and CoordinationError (ABORTED) naming the
-    process elsewhere. Every living process enters with the same devices, some of them its own. Each end blocks for at most `timeout_s`
-    (default 300).
+    On entry it asks afresh who lives (jax.live_devices answers with what it knew at the end of the
+    block before), and gives the devices in order of their ids. On exit it asks again: either the
+    block ended well in every process that began it, or every survivor raises: ProcessLost when one
+    died or was started again, the block's own exception where it raised, and CoordinationError
+    (ABORTED) naming the process elsewhere. Every living process enters with the same devices, some
+    of them its own. Each end blocks for at most `timeout_s` (default 300).
     """
     devices = jax.devices() if devices is None else devices
     members = sorted({device.process_index for device in devices})
@@ -289,7 +315,9 @@ def _end_alike(
     failure: Exception | None,
     timeout_s: float | None,
 ) -> None:
-    """Reports to the others how the block ended here, waits for all that live, and raises what concerns all."""
+    """Reports to the others how the block ended here, waits for all that live, and raises what
+    concerns all.
+    """
     group_client, me = current_group_client(), jax.process_index()
     deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     with group_client.call("live", "-".join(map(str, members)), deadline) as call:

@@ -1,9 +1,12 @@
-"""What a process says of itself all the time: its step, its memory, how much of it is waiting, and whether its interpreter runs.
+"""What a process says of itself all the time: its step, its memory, how much of it is waiting, and
+whether its interpreter runs.
 
-One thread looks twice a second, another reports to the coordinator every two seconds, or less often in large jobs. For others of this host
-there is a file in memory (`coordination/process/local_look.py` reads it through /proc): the time of the last look is when the interpreter
-last ran, and whoever writes into it gets the stacks of all threads. A process whose interpreter some thread holds for good answers a signal
-instead, from C: faulthandler writes the stacks.
+One thread looks twice a second, another reports to the coordinator every two seconds, or less often
+in large jobs. For others of this host there is a file in memory
+(`coordination/process/local_look.py` reads it through /proc): the time of the last look is when the
+interpreter last ran, and whoever writes into it gets the stacks of all threads. A process whose
+interpreter some thread holds for good answers a signal instead, from C: faulthandler writes the
+stacks.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ _MEMORY = 0.1  # weight of one look in the share of waiting: that of the last fi
 
 
 class Vitals:
-    """Reports on this process until `close()`. Thread-safe; never raises for a coordinator that does not answer."""
+    """Reports on this process until `close()`. Thread-safe; never raises for a coordinator that
+    does not answer.
+    """
 
     def __init__(self, client: Any, process_id: int, num_processes: int) -> None:
         self._client = client
@@ -51,7 +56,9 @@ class Vitals:
         self._step = step
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the step, the resident memory, and the share of its time in which the main thread waits for devices or others."""
+        """Returns the step, the resident memory, and the share of its time in which the main thread
+        waits for devices or others.
+        """
         return {
             "step": self._step,
             "memory_bytes": _memory_bytes(),
@@ -76,7 +83,9 @@ class Vitals:
             os.close(file)
 
     def _report(self) -> None:
-        """Reports on a thread of its own: a coordinator that does not answer must not stop the looks."""
+        """Reports on a thread of its own: a coordinator that does not answer must not stop the
+        looks.
+        """
         while not self._closed.wait(self._interval_s):
             with suppress(CoordinationError):
                 self._client.report(**self.statistics(), report_interval_s=self._interval_s)
@@ -93,7 +102,9 @@ def _waits(frame: FrameType | None) -> bool:
 
 
 def _open_file(process_id: int) -> int | None:
-    """Returns the file in memory, None where this system has none, or the signal is another's. This thread will take the signal."""
+    """Returns the file in memory, None where this system has none, or the signal is another's. This
+    thread will take the signal.
+    """
     if sys.platform != "linux" or signal.getsignal(LOOK_SIGNAL) is not signal.SIG_DFL:
         return None
     file = os.memfd_create(vitals_file(process_id, threading.get_native_id()))
@@ -144,6 +155,8 @@ def forget_vitals() -> None:
 
 
 def note_step(step: int) -> None:
-    """Notes the step that the program is at, for the reports of this process. Takes less than a microsecond."""
+    """Notes the step that the program is at, for the reports of this process. Takes less than a
+    microsecond.
+    """
     if _current is not None:
         _current.note_step(step)

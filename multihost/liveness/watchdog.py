@@ -1,8 +1,9 @@
 """Notices that a process makes no progress, and says where each of its threads is.
 
-Three clocks, because a hang may hold the GIL. A Python thread acts after T: stacks to the log and to the coordinator, exit 124 if asked.
-Where it cannot run, because some thread holds the GIL, faulthandler's C timer writes the stacks to the log after 1.25 T, and a POSIX timer
-that calls `_exit(124)` in a thread of libc ends the process after 1.25 T + 5 s.
+Three clocks, because a hang may hold the GIL. A Python thread acts after T: stacks to the log and
+to the coordinator, exit 124 if asked. Where it cannot run, because some thread holds the GIL,
+faulthandler's C timer writes the stacks to the log after 1.25 T, and a POSIX timer that calls
+`_exit(124)` in a thread of libc ends the process after 1.25 T + 5 s.
 """
 
 from __future__ import annotations
@@ -42,12 +43,15 @@ _MOST_FINDINGS = 5
 
 @contextmanager
 def watchdog(timeout_s: float, *, exit: bool = False) -> Iterator[Watchdog]:
-    """Watches over a block: without progress for `timeout_s` seconds it writes the stacks of all threads to the log and to the coordinator.
+    """Watches over a block: without progress for `timeout_s` seconds it writes the stacks of all
+    threads to the log and to the coordinator.
 
-    Progress is the entry, `progress()` on what it gives, and every `reached_preemption(step)`. After a hang was reported it waits for the
-    next progress before it reports again. After `initialize()` the log also says why the job hangs, in the words of `holdfast status`. With
-    `exit` it then ends the process with exit code 124, which launchers take for a hang. The stacks stay with the coordinator under
-    `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks may nest, in any thread.
+    Progress is the entry, `progress()` on what it gives, and every `reached_preemption(step)`.
+    After a hang was reported it waits for the next progress before it reports again. After
+    `initialize()` the log also says why the job hangs, in the words of `holdfast status`. With
+    `exit` it then ends the process with exit code 124, which launchers take for a hang. The stacks
+    stay with the coordinator under `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks
+    may nest, in any thread.
     """
     dog = Watchdog(timeout_s, exit=exit)
     try:
@@ -97,7 +101,8 @@ class Watchdog:
             if hanging and self._reported_s != self._progress_s:
                 self._reported_s = self._progress_s
                 self._hang(idle_s)
-            # Four checks in T keep the C timers, which cannot see progress, at least T away from the last one.
+            # Four checks in T keep the C timers, which cannot see progress, at least T away from
+            # the last one.
             if self._closed.wait(
                 self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)
             ):
@@ -140,9 +145,11 @@ def progress() -> None:
 
 
 def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
-    """Reports the stacks to the coordinator, logs why the job hangs, and where this process ends, reports that.
+    """Reports the stacks to the coordinator, logs why the job hangs, and where this process ends,
+    reports that.
 
-    Does nothing where there is no coordinator. Why comes first: once the others learn that this process ends, they are elsewhere.
+    Does nothing where there is no coordinator. Why comes first: once the others learn that this
+    process ends, they are elsewhere.
     """
     with suppress(Exception):
         client: Any = current_client()
@@ -161,7 +168,9 @@ def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
 
 
 def _log_why(client: Any) -> None:
-    """Logs why the job hangs, in the words of `holdfast status`; nothing where no coordinator of ours can tell."""
+    """Logs why the job hangs, in the words of `holdfast status`; nothing where no coordinator of
+    ours can tell.
+    """
     spec = current_spec()
     if spec is not None:
         with suppress(CoordinationError):
@@ -170,7 +179,9 @@ def _log_why(client: Any) -> None:
 
 
 def _why(client: Any, spec: ProcessSpec) -> str:
-    """Returns what the first process that hangs in a minute found out: it asks all others where they are, and thousands must not."""
+    """Returns what the first process that hangs in a minute found out: it asks all others where
+    they are, and thousands must not.
+    """
     folder = f"{_HANGS_PREFIX}{int(time.time() // 60)}"
     try:
         client.key_value_set(f"{folder}/asked", str(spec.process_id))
@@ -234,7 +245,9 @@ class _TimerSpec(ctypes.Structure):
 
 
 def _set_exit_timer(after_s: float) -> None:
-    """Makes libc call `_exit(124)` after so many seconds without needing the GIL (0: never). Does nothing but on Linux."""
+    """Makes libc call `_exit(124)` after so many seconds without needing the GIL (0: never). Does
+    nothing but on Linux.
+    """
     global _exit_timer
     if sys.platform != "linux" or (_exit_timer is None and not after_s):
         return

@@ -1,9 +1,12 @@
-"""The preemption sync point: notices of all processes in, one step out at which every process stops.
+"""The preemption sync point: notices of all processes in, one step out at which every process
+stops.
 
-A notice belongs to the process and source that got it and stands until that source withdraws it. Each process with a standing notice
-writes it below `holdfast/sync/preemption/notices/`; the sync point's log only carries "raised" and "lowered". Both are settled by level,
-not by edge: after each decided round every process compares what it has with what the log says, so a notice that comes in while another is
-being withdrawn is not lost, and a thousand processes notified at once make one round, not a thousand.
+A notice belongs to the process and source that got it and stands until that source withdraws it.
+Each process with a standing notice writes it below `holdfast/sync/preemption/notices/`; the sync
+point's log only carries "raised" and "lowered". Both are settled by level, not by edge: after each
+decided round every process compares what it has with what the log says, so a notice that comes in
+while another is being withdrawn is not lost, and a thousand processes notified at once make one
+round, not a thousand.
 """
 
 from __future__ import annotations
@@ -41,13 +44,16 @@ RAISED, LOWERED = "raised", "lowered"
 # The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
-_OVER_S = 0.5  # for the coordinator to say whether a signal is the end of the attempt; a notice waits for that
+# for the coordinator to say whether a signal is the end of the attempt; a notice waits for that
+_OVER_S = 0.5
 
 
 class Preemption:
-    """The preemption sync point of one process, for as long as it lives: its sources, its notices and the log they feed. Thread-safe.
+    """The preemption sync point of one process, for as long as it lives: its sources, its notices
+    and the log they feed. Thread-safe.
 
-    It begins alone; `join` makes it one of a job's, with the sources that it has and the notices that stand.
+    It begins alone; `join` makes it one of a job's, with the sources that it has and the notices
+    that stand.
     """
 
     def __init__(self, sources: Sequence[Source] | None = None) -> None:
@@ -65,7 +71,8 @@ class Preemption:
         self._logged = False  # that the sync point is reached
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
-        # A thread of its own: settling calls the coordinator, and a signal's reader thread must stay free for the next signal.
+        # A thread of its own: settling calls the coordinator, and a signal's reader thread must
+        # stay free for the next signal.
         self._settler = threading.Thread(
             target=self._settle_on_change, name="holdfast-preemption", daemon=True
         )
@@ -83,7 +90,9 @@ class Preemption:
         timeout_s: float = 60.0,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """Becomes one of the sync points of `tasks`: what it was notified of before is everybody's from here on."""
+        """Becomes one of the sync points of `tasks`: what it was notified of before is everybody's
+        from here on.
+        """
         sync = SyncPoint(
             client,
             "preemption",
@@ -124,7 +133,9 @@ class Preemption:
         source.start(lambda notice: self._take(notice, source))
 
     def _take(self, notice: Notice | None, source: Source) -> None:
-        """Takes the notice of a source. A signal of a launcher that has given the attempt up is none."""
+        """Takes the notice of a source. A signal of a launcher that has given the attempt up is
+        none.
+        """
         over = self._why_over() if isinstance(source, Signals) else ""
         if over:
             _log.error("%s", over)
@@ -132,7 +143,9 @@ class Preemption:
             self.notify(notice, source)
 
     def _why_over(self) -> str:
-        """Returns why a launcher has ended this attempt, "" where it has not, or the coordinator does not say so at once."""
+        """Returns why a launcher has ended this attempt, "" where it has not, or the coordinator
+        does not say so at once.
+        """
         group_client = self._group_client
         if group_client is None:
             return ""
@@ -145,7 +158,9 @@ class Preemption:
         self._unsettled.set()
 
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
-        """Gives the notice of one source as it now stands, or withdraws it (None). Returns at once."""
+        """Gives the notice of one source as it now stands, or withdraws it (None). Returns at
+        once.
+        """
         with self._lock:
             if notice is None:
                 self._mine.pop(source, None)
@@ -170,7 +185,9 @@ class Preemption:
         return reached
 
     def notice(self) -> Notice | None:
-        """Returns the standing notices of all processes as one: the earliest deadline wins. Asks the coordinator."""
+        """Returns the standing notices of all processes as one: the earliest deadline wins. Asks
+        the coordinator.
+        """
         notices = list(self._published_everywhere().values()) or (
             [mine] if (mine := self._merged()) else []
         )
@@ -192,7 +209,9 @@ class Preemption:
             }
 
     def close(self) -> None:
-        """Stops the sources and the threads; questions are answered from what is known. From the main thread, to give signals back."""
+        """Stops the sources and the threads; questions are answered from what is known. From the
+        main thread, to give signals back.
+        """
         for source in reversed(self._sources):
             if not isinstance(source, Signals):
                 source.close()
@@ -204,7 +223,9 @@ class Preemption:
             signals.close()
 
     def abandon(self) -> None:
-        """Gives the signals back in a forked child, which has none of the threads and must not touch the connection."""
+        """Gives the signals back in a forked child, which has none of the threads and must not
+        touch the connection.
+        """
         self.closed = True
         for signals in reversed(self.signals()):
             signals.close()
@@ -232,7 +253,9 @@ class Preemption:
                 self._unsettled.set()
 
     def _settle(self) -> None:
-        """Makes the log agree with the notices: raises while any stands, lowers when none is left."""
+        """Makes the log agree with the notices: raises while any stands, lowers when none is
+        left.
+        """
         mine, raised = self._merged(), self._sync.latest == RAISED
         if mine != self._published:
             self._publish(mine)
@@ -244,7 +267,9 @@ class Preemption:
             self._withdrew = False
 
     def _may_lower(self) -> bool:
-        """Returns whether to see if any notice stands: one task's work, and that of those who withdraw, not a thousand's."""
+        """Returns whether to see if any notice stands: one task's work, and that of those who
+        withdraw, not a thousand's.
+        """
         return self._withdrew or self._process_id == self._lowest
 
     def _publish(self, mine: Notice | None) -> None:
@@ -264,7 +289,9 @@ class Preemption:
         return {task: Notice(**json.loads(text)) for task, text in found.items()}
 
     def _notify_jax(self) -> None:
-        """Notifies JAX's own sync point, where its service was left on, of a notice that its C handler did not get."""
+        """Notifies JAX's own sync point, where its service was left on, of a notice that its C
+        handler did not get.
+        """
         if self._group_client is None or _jax_client() is None:
             return
         now = datetime.now(UTC).isoformat()
@@ -273,7 +300,9 @@ class Preemption:
             _jax_client().key_value_set(_JAX_KEY, now)
 
     def _poll_jax(self) -> Notice | None:
-        """Returns the notice that JAX's own sync point got from somebody else than us, if it got one."""
+        """Returns the notice that JAX's own sync point got from somebody else than us, if it got
+        one.
+        """
         client = _jax_client()
         if self._group_client is None or client is None:
             return None
@@ -288,9 +317,11 @@ class Preemption:
 
 
 def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]:
-    """Returns the sources that fit this process: Slurm's end time inside a Slurm job, GCE's metadata on GCE, and SIGTERM.
+    """Returns the sources that fit this process: Slurm's end time inside a Slurm job, GCE's
+    metadata on GCE, and SIGTERM.
 
-    In a worker of Ray Train what Ray says stands for SIGTERM: the training function runs beside the main thread, whose signals are Ray's.
+    In a worker of Ray Train what Ray says stands for SIGTERM: the training function runs beside the
+    main thread, whose signals are Ray's.
     """
     sources: list[Source] = [RayTrain() if RayTrain.is_here() else Signals()]
     if environment.get("SLURM_JOB_END_TIME", "").isdigit():
@@ -301,7 +332,9 @@ def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]
 
 
 def merge(notices: Sequence[Notice]) -> Notice | None:
-    """Returns several notices as one: the one with the earliest deadline, or any where none has one; None for none."""
+    """Returns several notices as one: the one with the earliest deadline, or any where none has
+    one; None for none.
+    """
     return min(
         notices,
         key=lambda notice: (
@@ -330,10 +363,12 @@ def start(
     timeout_s: float = 60.0,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> Preemption:
-    """Starts the preemption sync point of this process, or joins the one that runs to `client`, with all sources that it has.
+    """Starts the preemption sync point of this process, or joins the one that runs to `client`,
+    with all sources that it has.
 
-    `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on top of those that run, and default to
-    those that fit this machine (`default_sources`) where none runs; `lost()` gives dead tasks.
+    `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on
+    top of those that run, and default to those that fit this machine (`default_sources`) where none
+    runs; `lost()` gives dead tasks.
     """
     global _current
     with _current_lock:
@@ -354,14 +389,18 @@ def start(
 
 
 def close() -> None:
-    """Stops the running sync point and gives the signals back; what is asked later is answered from what it knew."""
+    """Stops the running sync point and gives the signals back; what is asked later is answered from
+    what it knew.
+    """
     with _current_lock:
         if _current is not None and not _current.closed:
             _current.close()
 
 
 def stop() -> None:
-    """Stops the running sync point as `close` does; the next `reached_preemption` starts anew. Does nothing when none runs."""
+    """Stops the running sync point as `close` does; the next `reached_preemption` starts anew. Does
+    nothing when none runs.
+    """
     global _current
     close()
     _current = None
@@ -371,14 +410,18 @@ atexit.register(stop)
 
 
 def set_waiting(waiting: bool) -> None:
-    """Says whether this process waits in initialize() or shutdown(): then a repeated signal does not find it stuck."""
+    """Says whether this process waits in initialize() or shutdown(): then a repeated signal does
+    not find it stuck.
+    """
     if _current is not None:
         _current.waiting, _current._asked_s = waiting, time.monotonic()
 
 
 @contextmanager
 def gathering() -> Iterator[None]:
-    """Runs a block in which this process joins its job: a signal before its end ends the process, as before there was a sync point."""
+    """Runs a block in which this process joins its job: a signal before its end ends the process,
+    as before there was a sync point.
+    """
     joined = threading.Event()
     for signals in current().signals():
         signals.joined = joined
@@ -389,7 +432,9 @@ def gathering() -> Iterator[None]:
 
 
 def _forget_in_child() -> None:
-    """Leaves a forked child without a sync point: its parent's signals, notices and questions are none of its business."""
+    """Leaves a forked child without a sync point: its parent's signals, notices and questions are
+    none of its business.
+    """
     global _current, _current_lock
     _current_lock = threading.Lock()  # another thread of the parent may have held it
     running, _current = _current, None
@@ -401,7 +446,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def current() -> Preemption:
-    """Returns the running sync point; starts one for this process alone when none runs, and joins it to jax.distributed's client."""
+    """Returns the running sync point; starts one for this process alone when none runs, and joins
+    it to jax.distributed's client.
+    """
     running, state = _current, _jax_distributed()
     if running is not None and (running.joined or state is None):
         return running
@@ -416,12 +463,15 @@ def _jax_distributed() -> Any:
 
 
 def reached_preemption(step: int) -> bool:
-    """Returns whether a preemption notice holds at `step`: save and stop. Alike in every process that asks about the same step.
+    """Returns whether a preemption notice holds at `step`: save and stop. Alike in every process
+    that asks about the same step.
 
-    First true, everywhere, at the first step asked about that is not below the agreed one, which is ahead of every step for which any
-    process got False; then true until the notice is withdrawn. Takes a few microseconds; while a notice is being agreed on it waits
-    for the other processes' background threads (never for their main threads). Every process has to ask, or at least to have called
-    `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
+    First true, everywhere, at the first step asked about that is not below the agreed one, which is
+    ahead of every step for which any process got False; then true until the notice is withdrawn.
+    Takes a few microseconds; while a notice is being agreed on it waits for the other processes'
+    background threads (never for their main threads). Every process has to ask, or at least to have
+    called `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the
+    agreement does not come about.
 
     Without jax.distributed the answer is of this process alone.
     """
@@ -434,7 +484,8 @@ def reached_preemption(step: int) -> bool:
 
 
 def preemption_notice() -> Notice | None:
-    """Returns the standing notices of all processes as one, that with the earliest deadline; None when there is none.
+    """Returns the standing notices of all processes as one, that with the earliest deadline; None
+    when there is none.
 
     Asks the coordinator.
     """
@@ -442,7 +493,8 @@ def preemption_notice() -> Notice | None:
 
 
 def preempted_processes() -> tuple[int, ...]:
-    """Returns the processes, by runtime index, that have a notice of their own standing: whose machines are taken. Asks the coordinator.
+    """Returns the processes, by runtime index, that have a notice of their own standing: whose
+    machines are taken. Asks the coordinator.
 
     Those of a whole job where all were told; none while no notice stands.
     """
@@ -455,5 +507,7 @@ def notify_preemption(notice: Notice | None) -> None:
 
 
 def add_preemption_source(source: Source) -> None:
-    """Adds a source of notices to this process's sync point, before `initialize()` or after. Signals only from the main thread."""
+    """Adds a source of notices to this process's sync point, before `initialize()` or after.
+    Signals only from the main thread.
+    """
     current().add_source(source)

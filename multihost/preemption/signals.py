@@ -19,23 +19,29 @@ from .sources import Notice, Notify
 
 _log = logging.getLogger(__name__)
 
-# Added to a signal's number where the byte comes from the Python handler and not from the C handler. Numbers end at 64.
+# Added to a signal's number where the byte comes from the Python handler and not from the C
+# handler. Numbers end at 64.
 _HANDLED = 128
 # A process that the job has just gathered with learns of it within this time.
 _JOINING_S = 1.0
 
 
 class Signals:
-    """Takes signals for a notice that is never withdrawn. Owns their handlers, and calls whatever handler stood before after its own.
+    """Takes signals for a notice that is never withdrawn. Owns their handlers, and calls whatever
+    handler stood before after its own.
 
-    The C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader thread waits on, so a main thread
-    inside XLA does not hide the notice. A handler that the program sets later replaces only the Python half: the notice still comes.
-    `asyncio` takes the wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets to it.
+    The C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a
+    reader thread waits on, so a main thread inside XLA does not hide the notice. A handler that the
+    program sets later replaces only the Python half: the notice still comes. `asyncio` takes the
+    wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets
+    to it.
 
-    A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at least `repeat_s` after the first and
-    `seconds_idle()` (since the program last asked about a step) is at least that too: a process that still asks is not stuck.
+    A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at
+    least `repeat_s` after the first and `seconds_idle()` (since the program last asked about a
+    step) is at least that too: a process that still asks is not stuck.
 
-    Where `joined` is given, the first signal before it is set ends the process as it would have without us: nobody counts on it yet.
+    Where `joined` is given, the first signal before it is set ends the process as it would have
+    without us: nobody counts on it yet.
     """
 
     name = "signal"
@@ -55,14 +61,17 @@ class Signals:
         self._repeat_s = repeat_s
         self._notify: Notify = lambda notice: None
         self._first_s: float | None = None
-        self._woken = False  # the C handler writes to our socket, so that the bytes of the Python handler are repeats
+        # the C handler writes to our socket, so that the bytes of the Python handler are repeats
+        self._woken = False
         self._previous: dict[int, Any] = {}
         self._earlier_fd = -1
         self._ours: socket.socket | None = None
         self._theirs: socket.socket | None = None
 
     def start(self, notify: Notify) -> None:
-        """Installs the handlers, once. Python allows that in the main thread only: elsewhere it logs a warning and does nothing."""
+        """Installs the handlers, once. Python allows that in the main thread only: elsewhere it
+        logs a warning and does nothing.
+        """
         if self._theirs is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -88,7 +97,9 @@ class Signals:
                 )
 
     def close(self) -> None:
-        """Puts the earlier handlers back where ours still stand. Outside the main thread they stay and only pass signals on."""
+        """Puts the earlier handlers back where ours still stand. Outside the main thread they stay
+        and only pass signals on.
+        """
         self._notify = lambda notice: None
         if (
             self._theirs is None
@@ -124,7 +135,8 @@ class Signals:
                         os.write(self._earlier_fd, raw)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Only a byte: this may have interrupted code of the main thread that holds one of our locks.
+        # Only a byte: this may have interrupted code of the main thread that holds one of our
+        # locks.
         if self._theirs is not None:
             with contextlib.suppress(OSError):
                 self._theirs.send(bytes([_HANDLED + number]))
@@ -159,7 +171,9 @@ class Signals:
 
 
 def _die_of(number: int) -> None:
-    """Ends the process by a signal's default action. Python sets that in the main thread only, which may be inside C++."""
+    """Ends the process by a signal's default action. Python sets that in the main thread only,
+    which may be inside C++.
+    """
     libc: Any = ctypes.CDLL(None)
     libc.signal(number, 0)  # SIG_DFL
     os.kill(os.getpid(), number)

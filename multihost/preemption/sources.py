@@ -1,4 +1,6 @@
-"""Where notices of preemption come from: a watched file, GCE's metadata server, Slurm's end time, Ray Train, and what implements Source."""
+"""Where notices of preemption come from: a watched file, GCE's metadata server, Slurm's end time,
+Ray Train, and what implements Source.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ class Notice:
     deadline_unix_s: float | None = None
 
 
-# Takes a source's notice as it now stands; None withdraws it. May be called from any thread, as often as one likes.
+# Takes a source's notice as it now stands; None withdraws it. May be called from any thread, as
+# often as one likes.
 Notify = Callable[[Notice | None], None]
 
 
 class Source(Protocol):
-    """All that the sync point needs of a place where notices come from. The sources of one process differ by `name`."""
+    """All that the sync point needs of a place where notices come from. The sources of one process
+    differ by `name`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -42,9 +47,11 @@ class Source(Protocol):
 
 
 class Polled:
-    """Calls `poll` every `every_s` seconds, in a thread of its own: it returns the notice as it now stands, or None.
+    """Calls `poll` every `every_s` seconds, in a thread of its own: it returns the notice as it now
+    stands, or None.
 
-    A `poll` that raises is logged, once per run of failures, and leaves the notice as it was. Launchers derive their sources from it.
+    A `poll` that raises is logged, once per run of failures, and leaves the notice as it was.
+    Launchers derive their sources from it.
     """
 
     def __init__(self, name: str, poll: Callable[[], Notice | None], *, every_s: float) -> None:
@@ -89,7 +96,9 @@ class Polled:
 
 
 class WatchedFile(Polled):
-    """Takes the existence of a file for a notice (its first line is the reason), and its removal for the withdrawal."""
+    """Takes the existence of a file for a notice (its first line is the reason), and its removal
+    for the withdrawal.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, every_s: float = 0.5) -> None:
         self.path = Path(path)
@@ -105,11 +114,13 @@ class WatchedFile(Polled):
 
 
 class GceMetadata(Polled):
-    """Asks Google Compute Engine's metadata server whether this machine is being preempted or about to be terminated.
+    """Asks Google Compute Engine's metadata server whether this machine is being preempted or about
+    to be terminated.
 
-    Source: cloud.google.com/compute/docs, "Handle preemption" and "Live migrate maintenance notices": `instance/preempted` turns TRUE, and
-    stays, 30 s before the end; `instance/maintenance-event` is TERMINATE_ON_HOST_MAINTENANCE from a minute before until it is over or
-    called off.
+    Source: cloud.google.com/compute/docs, "Handle preemption" and "Live migrate maintenance
+    notices": `instance/preempted` turns TRUE, and stays, 30 s before the end;
+    `instance/maintenance-event` is TERMINATE_ON_HOST_MAINTENANCE from a minute before until it is
+    over or called off.
     """
 
     def __init__(self, *, host: str | None = None, every_s: float = 1.0) -> None:
@@ -168,7 +179,9 @@ class SlurmEnd(Polled):
 
 
 class RayTrain(Polled):
-    """Takes for a notice what Ray Train has told this worker of its node: that it is drained, or another of its TPU slice."""
+    """Takes for a notice what Ray Train has told this worker of its node: that it is drained, or
+    another of its TPU slice.
+    """
 
     def __init__(self, *, every_s: float = 0.5) -> None:
         super().__init__("ray train", self._ask, every_s=every_s)

@@ -1,13 +1,16 @@
-"""SyncPoint: carries the log of `step_agreement_core` between processes, over a coordination client's keys.
+"""SyncPoint: carries the log of `step_agreement_core` between processes, over a coordination
+client's keys.
 
-Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it, written once), `step` (written once),
-`mail/<task>` (the change again, one for each process) and `floor/<task>`. Who has left for good has one floor for all rounds to come,
-`left/<task>`, beside them. A process waits for its own mail, so that an idle sync point costs nothing and its end can wake it. The
-announcer sends the mail, gathers the floors and writes the step; where it has died on the way, the lowest task takes over, and one more
-after each TAKE_OVER_S without a step.
+Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it,
+written once), `step` (written once), `mail/<task>` (the change again, one for each process) and
+`floor/<task>`. Who has left for good has one floor for all rounds to come, `left/<task>`, beside
+them. A process waits for its own mail, so that an idle sync point costs nothing and its end can
+wake it. The announcer sends the mail, gathers the floors and writes the step; where it has died on
+the way, the lowest task takes over, and one more after each TAKE_OVER_S without a step.
 
-A round's floors come from processes that know the round before. So once it is decided, its announcer writes `last/decided` (round, step and
-value), for processes that come later, and deletes the round before.
+A round's floors come from processes that know the round before. So once it is decided, its
+announcer writes `last/decided` (round, step and value), for processes that come later, and deletes
+the round before.
 """
 
 from __future__ import annotations
@@ -34,21 +37,25 @@ _log = logging.getLogger(__name__)
 
 # How long the follower's blocking get lasts before it asks again.
 _GET_S = 600.0
-# After this time without a decision one more process does the announcer's work: those before it may be dead, or stopped.
+# After this time without a decision one more process does the announcer's work: those before it may
+# be dead, or stopped.
 TAKE_OVER_S = 3.0
 _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class SyncPoint:
-    """Spreads a value so that it holds from the same step on in every process. Thread-safe; a context manager.
+    """Spreads a value so that it holds from the same step on in every process. Thread-safe; a
+    context manager.
 
-    Every process of `tasks` (task ids; its own is `process_id`) makes one under the same name, the nth in one process meeting the nth in
-    every other. `propose()` announces a value, from any thread of any process; `ask(step)` returns what
-    holds at a step, and `reached(step)` whether something new holds since the step asked about before. An answer is local and takes a few
-    microseconds, except between an announcement and its decision, two round trips later, when it waits for the other processes' background
-    threads.
+    Every process of `tasks` (task ids; its own is `process_id`) makes one under the same name, the
+    nth in one process meeting the nth in every other. `propose()` announces a value, from any
+    thread of any process; `ask(step)` returns what holds at a step, and `reached(step)` whether
+    something new holds since the step asked about before. An answer is local and takes a few
+    microseconds, except between an announcement and its decision, two round trips later, when it
+    waits for the other processes' background threads.
 
-    Without a client it is the sync point of one process. `lost()` gives the task ids of processes known to be dead: they are left out.
+    Without a client it is the sync point of one process. `lost()` gives the task ids of processes
+    known to be dead: they are left out.
     """
 
     def __init__(
@@ -81,7 +88,8 @@ class SyncPoint:
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
         if self._group_client is not None:
-            # A thread, because rounds have to go on while the main thread sits in a device collective.
+            # A thread, because rounds have to go on while the main thread sits in a device
+            # collective.
             self._follower = threading.Thread(
                 target=self._follow,
                 args=(self._group_client,),
@@ -98,7 +106,9 @@ class SyncPoint:
             return self._log.latest
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the counts of this sync point: rounds decided, the highest step answered, whether one is being decided."""
+        """Returns the counts of this sync point: rounds decided, the highest step answered, whether
+        one is being decided.
+        """
         with self._changed:
             return {
                 "rounds": self._log.round,
@@ -108,10 +118,11 @@ class SyncPoint:
             }
 
     def propose(self, value: str = "") -> bool:
-        """Announces a value, to hold from one step on that is ahead of all. Blocks for one round trip. Raises CoordinationError.
+        """Announces a value, to hold from one step on that is ahead of all. Blocks for one round
+        trip. Raises CoordinationError.
 
-        Returns False when another announcement is still being decided: then that one counts, and a caller with another value reads
-        `latest` at the next `on_change` and may announce again.
+        Returns False when another announcement is still being decided: then that one counts, and a
+        caller with another value reads `latest` at the next `on_change` and may announce again.
         """
         with self._changed:
             number = self._log.round
@@ -132,7 +143,8 @@ class SyncPoint:
         return won
 
     def reached(self, step: int) -> bool:
-        """Returns whether a change took effect since the step asked about before `step`: once for each, at the same step everywhere.
+        """Returns whether a change took effect since the step asked about before `step`: once for
+        each, at the same step everywhere.
 
         Asked again about the same step, it answers the same. Raises as `ask` does.
         """
@@ -141,7 +153,8 @@ class SyncPoint:
     def ask(self, step: int) -> Answer:
         """Returns what holds at `step`, alike in every process.
 
-        Raises BarrierTimeout when an agreement under way does not come about in `timeout_s`, CoordinatorLost when it cannot.
+        Raises BarrierTimeout when an agreement under way does not come about in `timeout_s`,
+        CoordinatorLost when it cannot.
         """
         with self._changed:
             if self._log.may_answer(step):
@@ -159,14 +172,17 @@ class SyncPoint:
             raise self._last_error if settled and self._last_error else self._timeout_error(step)
 
     def close(self) -> None:
-        """Ends the background thread, within seconds. Questions are still answered from what is known."""
+        """Ends the background thread, within seconds. Questions are still answered from what is
+        known.
+        """
         self._end(None)
 
     def leave(self) -> None:
-        """Closes it, and tells the others up to which step this process has asked: they no longer wait for its answers. Once all have
-        left, nothing of it stays at the coordinator.
+        """Closes it, and tells the others up to which step this process has asked: they no longer
+        wait for its answers. Once all have left, nothing of it stays at the coordinator.
 
-        For a name that no later life of this process uses again, and a process that asks about no further step.
+        For a name that no later life of this process uses again, and a process that asks about no
+        further step.
         """
         with self._changed:
             floor = self._log.freeze()
@@ -232,7 +248,9 @@ class SyncPoint:
         )
 
     def _follow(self, group_client: GroupClient) -> None:
-        """Runs as long as the sync point: takes part in each round, publishes the floor, reads the step."""
+        """Runs as long as the sync point: takes part in each round, publishes the floor, reads the
+        step.
+        """
         failures = 0
         while not self._closed.is_set():
             try:
@@ -269,7 +287,9 @@ class SyncPoint:
                 failures += 1
 
     def _catch_up(self, group_client: GroupClient) -> None:
-        """Takes part in rounds whose mail did not come: they were announced before this process came, or their announcer died."""
+        """Takes part in rounds whose mail did not come: they were announced before this process
+        came, or their announcer died.
+        """
         self._skip(group_client)
         while not self._closed.is_set() and (
             announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change")
@@ -277,7 +297,9 @@ class SyncPoint:
             self._round(group_client, announcement.decode())
 
     def _skip(self, group_client: GroupClient) -> bool:
-        """Decides the last round of all, where this process does not know it, and leaves out those before; returns whether it did."""
+        """Decides the last round of all, where this process does not know it, and leaves out those
+        before; returns whether it did.
+        """
         decided = group_client.list(f"{self.folder}/last").get("decided")
         if decided is None:
             return False
@@ -323,14 +345,18 @@ class SyncPoint:
         self._on_change(value)
 
     def _gathers(self, announcer: int, take_overs: int) -> bool:
-        """Returns whether to do the announcer's work: one process does, and one more for each time that nothing came of it."""
+        """Returns whether to do the announcer's work: one process does, and one more for each time
+        that nothing came of it.
+        """
         lost = set(self._lost())
         others = sorted(set(self._tasks) - lost - {announcer})
         first = [announcer] if announcer not in lost else others[:1]
         return self._process_id in first or self._process_id in others[:take_overs]
 
     def _gather(self, group_client: GroupClient, number: int, announcement: str) -> str | None:
-        """Writes and returns the round's step when all floors are there; else waits a while for the first that is not."""
+        """Writes and returns the round's step when all floors are there; else waits a while for the
+        first that is not.
+        """
         keys = group_client.list(f"{self.folder}/{number}")
         if "step" in keys:
             return keys["step"].decode()
@@ -391,7 +417,9 @@ _open: WeakSet[SyncPoint] = WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Ends threads that wait in jaxlib: one that comes back from there into an ending interpreter aborts the process."""
+    """Ends threads that wait in jaxlib: one that comes back from there into an ending interpreter
+    aborts the process.
+    """
     for sync in list(_open):
         sync.close()
 
@@ -405,9 +433,11 @@ def _folder(group_client: GroupClient, name: str) -> str:
 
 
 def agree_on_step(group: Group, name: str) -> SyncPoint:
-    """Returns a sync point of a group: rank 0 (or any other) proposes on its own clock, and all get True from `reached` at one step.
+    """Returns a sync point of a group: rank 0 (or any other) proposes on its own clock, and all get
+    True from `reached` at one step.
 
-    Every process of the group calls it, with the same name. For decisions that rest on a clock or on load: "save soon".
+    Every process of the group calls it, with the same name. For decisions that rest on a clock or
+    on load: "save soon".
     """
     if not isinstance(group, ClusterGroup):
         return SyncPoint(None, name)

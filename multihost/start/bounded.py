@@ -1,4 +1,6 @@
-"""The start of jax in bounded time: it waits in C++ for processes that have joined, and may have died since."""
+"""The start of jax in bounded time: it waits in C++ for processes that have joined, and may have
+died since.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ def ended_by_loss(
 ) -> Iterator[None]:
     """Runs the start of jax; ends its waits in C++ when a process is lost or the time is over.
 
-    Raises ProcessLost with the name of a process that has died since it joined, else StartupTimeout with those that jax waits for. What
-    has failed for another reason raises as it did.
+    Raises ProcessLost with the name of a process that has died since it joined, else StartupTimeout
+    with those that jax waits for. What has failed for another reason raises as it did.
     """
     over, finished, ending = threading.Event(), threading.Event(), threading.Lock()
     culprits: list[Exception] = []
@@ -61,7 +63,9 @@ def ended_by_loss(
 
 
 def end_jax() -> None:
-    """Ends jaxlib's agent and whatever waits in it; whatever the agent says, the process goes on."""
+    """Ends jaxlib's agent and whatever waits in it; whatever the agent says, the process goes
+    on.
+    """
     state = distributed.global_state
     with suppress(Exception):
         state.shutdown()  # type: ignore[no-untyped-call]
@@ -73,7 +77,9 @@ def end_jax() -> None:
 def _culprit(
     group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline
 ) -> Exception:
-    """Returns who is to blame: one that died without a word, one known to be lost, or those that have not begun."""
+    """Returns who is to blame: one that died without a word, one known to be lost, or those that
+    have not begun.
+    """
     try:
         with StatusClient(spec.coordinator, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
             tasks = client.status().tasks

@@ -1,6 +1,8 @@
-"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins one of an earlier start.
+"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins
+one of an earlier start.
 
-Workers of Ray Train learn its address, and which attempt they are, from rank 0 by Ray's own channel.
+Workers of Ray Train learn its address, and which attempt they are, from rank 0 by Ray's own
+channel.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
-# How soon a coordinator whose processes have all died ends: the next start of the program wants its address.
+# How soon a coordinator whose processes have all died ends: the next start of the program wants its
+# address.
 _LINGER_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 100.0
 _started: list[CoordinationService] = []  # they end by themselves, after all have left
@@ -28,10 +31,12 @@ _started: list[CoordinationService] = []  # they end by themselves, after all ha
 def find_coordinator(
     spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float | None
 ) -> None:
-    """Returns when a coordinator that has not yet had all its processes can be joined at the address; process 0 starts it.
+    """Returns when a coordinator that has not yet had all its processes can be joined at the
+    address; process 0 starts it.
 
-    One that has had them is of an earlier start, whose processes died without leaving: waits until it ends. Raises StartupFailed when
-    it does not, CoordinationError when the address cannot be bound.
+    One that has had them is of an earlier start, whose processes died without leaving: waits until
+    it ends. Raises StartupFailed when it does not, CoordinationError when the address cannot be
+    bound.
     """
     waited = False
     while (phase := phase_at(spec.coordinator)) not in (None, "", "gathering"):
@@ -67,7 +72,9 @@ def find_coordinator(
 
 
 def phase_at(address: str) -> str | None:
-    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where it does not say, None where nobody answers."""
+    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where it does
+    not say, None where nobody answers.
+    """
     try:
         with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
             return client.status().phase
@@ -78,7 +85,9 @@ def phase_at(address: str) -> str | None:
 def gather_workers(
     worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout_s: float | None
 ) -> ProcessSpec:
-    """Returns who a worker of Ray Train is, once all have come; rank 0 starts the coordinator on its node. Raises StartupTimeout."""
+    """Returns who a worker of Ray Train is, once all have come; rank 0 starts the coordinator on
+    its node. Raises StartupTimeout.
+    """
     started: tuple[str, int] | None = None
     if worker.rank == 0:
         attempt = count_attempt(worker.run_id)

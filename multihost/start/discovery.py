@@ -32,9 +32,11 @@ _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 @dataclasses.dataclass(frozen=True)
 class DiscoveredProcess:
-    """Who this process is, whether a launcher of ours says so, and which devices it has (None: all of this machine's).
+    """Who this process is, whether a launcher of ours says so, and which devices it has (None: all
+    of this machine's).
 
-    A worker of Ray Train has no spec yet: its job has no coordinator before its workers have met (`gather_workers`).
+    A worker of Ray Train has no spec yet: its job has no coordinator before its workers have met
+    (`gather_workers`).
     """
 
     spec: ProcessSpec | None
@@ -46,7 +48,9 @@ class DiscoveredProcess:
 def discover_process(
     spec: ProcessSpec | None, given: dict[str, Any], devices: Sequence[int] | None, timeout_s: float
 ) -> DiscoveredProcess:
-    """Returns who this process is: from a spec, what was given, our launcher's environment, Ray Train, or what jax detects."""
+    """Returns who this process is: from a spec, what was given, our launcher's environment, Ray
+    Train, or what jax detects.
+    """
     if spec is not None:
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
@@ -76,7 +80,9 @@ def discover_process(
 
 
 def _with_first_node(address: str, nodes: str) -> str:
-    """Returns the address with the name of Slurm's first node, where jax has taken a part of it: it reads no more than one [...]."""
+    """Returns the address with the name of Slurm's first node, where jax has taken a part of it: it
+    reads no more than one [...].
+    """
     host, _, port = address.rpartition(":")
     read = re.match(r"([^\[,]*)\[(\w*)[^\]]*\][^,]", nodes)
     if read is None or host != read[1] + read[2]:
@@ -95,9 +101,11 @@ def _with_first_node(address: str, nodes: str) -> str:
 
 
 def own_tls(spec: ProcessSpec) -> dict[str, str]:
-    """Returns the options by which jaxlib's agent shows this process's certificate itself (since jaxlib 0.12); none where it cannot.
+    """Returns the options by which jaxlib's agent shows this process's certificate itself (since
+    jaxlib 0.12); none where it cannot.
 
-    It shows no token, and no key of the process, for which a certificate stands that names the process (docs/coordinator.md).
+    It shows no token, and no key of the process, for which a certificate stands that names the
+    process (docs/coordinator.md).
     """
     files = {
         "mtls_cert_file": spec.tls_cert,
@@ -116,7 +124,9 @@ def own_tls(spec: ProcessSpec) -> dict[str, str]:
 
 
 def _names_process(certificate: str, process_id: int) -> bool:
-    """Returns whether the first certificate of a PEM file has a URI that gives it this process; the coordinator decides about it."""
+    """Returns whether the first certificate of a PEM file has a URI that gives it this process; the
+    coordinator decides about it.
+    """
     pem = _CERTIFICATE.search(Path(certificate).read_text())
     der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
     wanted = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/%d" % process_id)
@@ -127,7 +137,9 @@ def _names_process(certificate: str, process_id: int) -> bool:
 
 
 def set_collective_timeout(timeout_s: float) -> None:
-    """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the user has not."""
+    """Sets XLA's flag, where this jaxlib knows it (an unknown flag would end the process) and the
+    user has not.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     if _COLLECTIVE_TIMEOUT_FLAG not in flags and _jaxlib_knows(_COLLECTIVE_TIMEOUT_FLAG):
         os.environ["XLA_FLAGS"] = (

@@ -1,4 +1,6 @@
-"""Joins a job and leaves it: our client first, jax.distributed on top of the same coordinator, and the checks that all are there."""
+"""Joins a job and leaves it: our client first, jax.distributed on top of the same coordinator, and
+the checks that all are there.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ from .discovery import GIVEN, DiscoveredProcess, discover_process, own_tls, set_
 
 _log = logging.getLogger(__name__)
 
-# jaxlib's agent ends its process when the coordinator is silent for so long; ours decides about that instead.
+# jaxlib's agent ends its process when the coordinator is silent for so long; ours decides about
+# that instead.
 _AGENT_HEARTBEAT_S = 86400
 # How long an interpreter that exits without shutdown() waits for the others.
 _EXIT_TIMEOUT_S = 10.0
@@ -48,7 +51,9 @@ _EXIT_TIMEOUT_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class _Timeouts:
-    """How long silence, a collective (both None: as the coordinator says) and leaving the job may take."""
+    """How long silence, a collective (both None: as the coordinator says) and leaving the job may
+    take.
+    """
 
     heartbeat_s: float | None
     collective_s: float | None
@@ -83,21 +88,25 @@ def initialize(
 ) -> None:
     """Joins the other processes of the job; alone, it only starts to watch for preemption notices.
 
-    Who this process is comes from the arguments (a whole `spec`, or the three that `jax.distributed.initialize` takes), then from the
-    environment of `holdfast run` or another launcher of ours, then from Ray Train, then from what jax detects (Slurm, Open MPI, TPU,
-    Kubernetes). A launcher of ours has started the coordinator; else process 0 does, as a process of its own, unless one listens at the
-    address already.
+    Who this process is comes from the arguments (a whole `spec`, or the three that
+    `jax.distributed.initialize` takes), then from the environment of `holdfast run` or another
+    launcher of ours, then from Ray Train, then from what jax detects (Slurm, Open MPI, TPU,
+    Kubernetes). A launcher of ours has started the coordinator; else process 0 does, as a process
+    of its own, unless one listens at the address already.
 
-    Call it once, from the main thread (in Ray Train: from the training function), before any computation. It blocks until all are there,
-    at most `timeout_s`, and logs how many are missing. A process that is silent for the heartbeat timeout is dead to the others. It is the
-    coordinator's: `heartbeat_timeout_s` sets it (default 100) where process 0 starts the coordinator, and must be left out or equal where a
-    launcher did. On CPU a collective ends with an error when a peer has not come for `collective_timeout_s` (default: the heartbeat
-    timeout), unless XLA_FLAGS says otherwise.
+    Call it once, from the main thread (in Ray Train: from the training function), before any
+    computation. It blocks until all are there, at most `timeout_s`, and logs how many are missing.
+    A process that is silent for the heartbeat timeout is dead to the others. It is the
+    coordinator's: `heartbeat_timeout_s` sets it (default 100) where process 0 starts the
+    coordinator, and must be left out or equal where a launcher did. On CPU a collective ends with
+    an error when a peer has not come for `collective_timeout_s` (default: the heartbeat timeout),
+    unless XLA_FLAGS says otherwise.
 
-    Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way, StartupFailed for a job that is smaller
-    than asked for, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION)
-    when it has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that means preemption ends the process
-    until all have come, and is a notice from then on.
+    Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way,
+    StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when the
+    coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when it
+    has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that
+    means preemption ends the process until all have come, and is a notice from then on.
     """
     if _job is not None or distributed.global_state.client is not None:
         hint = (
@@ -145,11 +154,13 @@ def initialize(
 
 
 def shutdown(timeout_s: float | None = None) -> None:
-    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default: `initialize()`'s), then disconnects.
+    """Leaves the job in order: waits until all have come here (at most `timeout_s`, default:
+    `initialize()`'s), then disconnects.
 
-    While it waits, a signal that means preemption is still a notice, on which the others agree; afterwards signals are as before
-    `initialize()`. A process that is alone, or has never joined, only stops watching for notices. Never raises because of another process:
-    what went wrong is logged. A second call does nothing.
+    While it waits, a signal that means preemption is still a notice, on which the others agree;
+    afterwards signals are as before `initialize()`. A process that is alone, or has never joined,
+    only stops watching for notices. Never raises because of another process: what went wrong is
+    logged. A second call does nothing.
     """
     global _job
     job, _job = _job, None
@@ -205,7 +216,9 @@ def _join(
 
 
 def _reach_for_jax(spec: ProcessSpec, credentials: Credentials) -> tuple[str, dict[str, str]]:
-    """Returns where jaxlib's agent reaches the coordinator, and with which options: by itself, by its own TLS, or through a relay."""
+    """Returns where jaxlib's agent reaches the coordinator, and with which options: by itself, by
+    its own TLS, or through a relay.
+    """
     global _job
     if credentials.empty:
         return spec.coordinator, {}
@@ -251,7 +264,9 @@ def _connect(
 
 
 class _Arrivals:
-    """Logs how many processes have arrived, until all have. `update` is called from a thread of the client."""
+    """Logs how many processes have arrived, until all have. `update` is called from a thread of the
+    client.
+    """
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
@@ -295,7 +310,9 @@ def _start_jax(
     deadline: Deadline,
     shutdown_timeout_s: float,
 ) -> None:
-    """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for (INIT-1). Brings the backend up."""
+    """Puts jax.distributed on our coordinator, and refuses a job that is smaller than asked for
+    (INIT-1). Brings the backend up.
+    """
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
     jax.distributed.initialize(
@@ -322,7 +339,9 @@ def _start_jax(
 
 
 def _leave(job: _Job, why: str = "") -> None:
-    """Leaves the job: jaxlib's agent first, which would end the process if its task were in error. With a reason, leaves as a failure."""
+    """Leaves the job: jaxlib's agent first, which would end the process if its task were in error.
+    With a reason, leaves as a failure.
+    """
     end_jax()
     if job.relay is not None:
         job.relay.close()
@@ -352,7 +371,9 @@ def _give_up(why: str) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Leaves in order after a program that ended well, at once after one that died of an exception."""
+    """Leaves in order after a program that ended well, at once after one that died of an
+    exception.
+    """
     error = getattr(sys, "last_value", None)
     if _job is not None and error is not None:
         _give_up(f"the process ends with {type(error).__name__}: {error}")
@@ -361,7 +382,9 @@ def _at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Leaves a forked child as nobody: it neither speaks for its parent nor leaves in its place, and jax's own exit does not either."""
+    """Leaves a forked child as nobody: it neither speaks for its parent nor leaves in its place,
+    and jax's own exit does not either.
+    """
     global _job
     job, _job = _job, None
     if job is None:

@@ -1,4 +1,6 @@
-"""Errors of a save: which of them cross between processes as themselves, and what the others become."""
+"""Errors of a save: which of them cross between processes as themselves, and what the others
+become.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_what_is_sent_is_what_is_raised(error: HoldfastError) -> None:
 
 
 def test_an_unknown_kind_is_a_failed_save() -> None:
-    """An error of a class that is not sent becomes SaveFailed, with the fields that it knows; those of nobody are dropped."""
+    """An error of a class that is not sent becomes SaveFailed, with the fields that it knows; those
+    of nobody are dropped.
+    """
     sent = error_to_message(Corrupt("bad bytes", path="/x", file="a", leaf="w"))
     found = error_from_message(*sent)
     assert (
@@ -77,7 +81,9 @@ def test_an_unknown_kind_is_a_failed_save() -> None:
 def test_any_other_error_names_a_process(
     error: Exception, message: str, process: int | None
 ) -> None:
-    """It is a SaveFailed of the step: of the process that is missing or lost, or of the one that failed."""
+    """It is a SaveFailed of the step: of the process that is missing or lost, or of the one that
+    failed.
+    """
     found = failure_of(error, 7, 2)
     assert isinstance(found, SaveFailed) and (str(found), found.step, found.process) == (
         message,
@@ -136,7 +142,9 @@ def test_errors_pickle_with_their_fields() -> None:
 def test_errors_of_the_store_name_a_path_and_what_to_do(
     number: int, filename: str | None, message: str
 ) -> None:
-    """An OSError becomes a CheckpointError; the error's own file comes before the path of the call."""
+    """An OSError becomes a CheckpointError; the error's own file comes before the path of the
+    call.
+    """
     with pytest.raises(CheckpointError) as caught, naming_path("root"):
         raise OSError(number, os.strerror(number), filename)
     assert (caught.value.message, caught.value.path) == (message, filename or "root")

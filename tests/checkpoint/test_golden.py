@@ -1,4 +1,6 @@
-"""Checkpoints that an earlier version wrote come back: golden/ holds them, and golden/write.py says what is in them."""
+"""Checkpoints that an earlier version wrote come back: golden/ holds them, and golden/write.py says
+what is in them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _files() -> dict[str, tuple[bytes, int]]:
 
 @pytest.fixture(autouse=True)
 def _reading_changes_nothing() -> Iterator[None]:
-    """No file or folder of the golden checkpoints is made, changed, touched or removed by a test."""
+    """No file or folder of the golden checkpoints is made, changed, touched or removed by a
+    test.
+    """
     before = _files()
     assert len(before) > 20
     yield
@@ -69,7 +73,9 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
 
 
 def _same(found: Any, wanted: Any) -> None:
-    """Asserts that `found` is the tree that `wanted` tells: Put where there may be an array of either kind."""
+    """Asserts that `found` is the tree that `wanted` tells: Put where there may be an array of
+    either kind.
+    """
     leaves, structure = jax.tree_util.tree_flatten_with_path(wanted)
     assert jax.tree_util.tree_structure(found) == structure
     assert len(leaves) >= 3
@@ -81,7 +87,9 @@ def _same(found: Any, wanted: Any) -> None:
 
 
 def _untold(step: int) -> Any:
-    """Returns the state of a step as it comes back without a `like`: nothing records a defaultdict's factory, so it is a dict."""
+    """Returns the state of a step as it comes back without a `like`: nothing records a
+    defaultdict's factory, so it is a dict.
+    """
     tree = golden.state(step)
     ordered, default, *others = tree["kinds"]
     return tree | {"kinds": (ordered, dict(default), *others)}
@@ -111,7 +119,9 @@ def _manager(name: str) -> CheckpointManager:
 
 @pytest.mark.parametrize("step", golden.STEPS)
 def test_every_leaf_of_a_step_comes_back_bit_by_bit(step: int) -> None:
-    """Without a `like` as numpy, with one on this machine's device: the tree is the one that was saved, and so is each bit."""
+    """Without a `like` as numpy, with one on this machine's device: the tree is the one that was
+    saved, and so is each bit.
+    """
     wanted = golden.state(step)
     with _manager("root") as manager:
         _same(manager.restore(step, types=CLASSES), _untold(step))
@@ -180,7 +190,9 @@ def test_verify_finds_no_fault(name: str) -> None:
 
 
 def test_the_first_version_reads_what_is_written_today(tmp_path: Path) -> None:
-    """A step with large chunks, whose packs say more than they did then, is read by that version's code, and by the safetensors library."""
+    """A step with large chunks, whose packs say more than they did then, is read by that version's
+    code, and by the safetensors library.
+    """
     tree = {
         "large": np.arange(1 << 19, dtype=np.float32),
         "odd": np.arange(700_001, dtype=np.int16),
@@ -198,7 +210,9 @@ def test_the_first_version_reads_what_is_written_today(tmp_path: Path) -> None:
 
 
 def on_eight_devices() -> None:
-    """Restores with the saved shardings and with others; run in a process of its own, as jax counts its devices once."""
+    """Restores with the saved shardings and with others; run in a process of its own, as jax counts
+    its devices once.
+    """
     assert jax.device_count() == 8
     crossed = Mesh(np.array(jax.devices()[:4][::-1]), ("z",))
     for step in golden.STEPS:
@@ -223,7 +237,9 @@ def on_eight_devices() -> None:
 
 
 def test_shardings_come_back() -> None:
-    """On as many devices every array comes back in its saved sharding, and in another one on fewer devices, bit by bit."""
+    """On as many devices every array comes back in its saved sharding, and in another one on fewer
+    devices, bit by bit.
+    """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",

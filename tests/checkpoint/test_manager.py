@@ -1,4 +1,6 @@
-"""CheckpointManager, alone: what its calls do, return and raise. (In a group: tests/system/test_group_saves.py.)"""
+"""CheckpointManager, alone: what its calls do, return and raise. (In a group:
+tests/system/test_group_saves.py.)
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def files(root: Path) -> list[str]:
 
 
 def test_a_notebook_needs_a_path_and_nothing_else(tmp_path: Path) -> None:
-    """Save, list and restore with one argument to the constructor; a new manager finds all of it."""
+    """Save, list and restore with one argument to the constructor; a new manager finds all of
+    it.
+    """
     with CheckpointManager(tmp_path / "run") as manager:
         assert manager.latest_step() is None and manager.all_steps() == []
         for step in (0, 5, 10):
@@ -70,7 +74,9 @@ def test_a_notebook_needs_a_path_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_items_metrics_metadata(tmp_path: Path) -> None:
-    """Several items in one step: trees, JSON and a data iterator; metrics and metadata come back."""
+    """Several items in one step: trees, JSON and a data iterator; metrics and metadata come
+    back.
+    """
 
     class Reader:
         def __init__(self) -> None:
@@ -116,7 +122,9 @@ def test_items_metrics_metadata(tmp_path: Path) -> None:
 
 
 def test_a_step_that_exists(tmp_path: Path) -> None:
-    """It is StepExists and nothing changes, unless `overwrite=True`, which leaves the new files only."""
+    """It is StepExists and nothing changes, unless `overwrite=True`, which leaves the new files
+    only.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree(1))
         manager.wait_until_finished()
@@ -139,7 +147,9 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
 
 
 def test_callers_mistakes_are_raised_at_once_and_write_nothing(tmp_path: Path) -> None:
-    """Wrong arguments, unsupported leaves and wrong `like`s: one clear error each, nothing half-written."""
+    """Wrong arguments, unsupported leaves and wrong `like`s: one clear error each, nothing
+    half-written.
+    """
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(ValueError, match="either a state or items"):
             manager.save(1)
@@ -178,7 +188,9 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
-    """After `cp -r 4 5` step 5 is Corrupt wherever it is read, and can be deleted; under a name that is no number it is well."""
+    """After `cp -r 4 5` step 5 is Corrupt wherever it is read, and can be deleted; under a name
+    that is no number it is well.
+    """
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(4, tree(4), metrics={"loss": 1})
         manager.wait_until_finished()
@@ -268,7 +280,9 @@ def test_an_exit_with_a_save_in_flight_waits_for_it(tmp_path: Path) -> None:
 
 
 def _load(threads: int) -> tuple[int, int, int]:
-    """Returns what this process holds: threads, file handles, resident KiB; waits for threads beyond so many that are about to end."""
+    """Returns what this process holds: threads, file handles, resident KiB; waits for threads
+    beyond so many that are about to end.
+    """
     gc.collect()
     end = time.monotonic() + 10
     while (found := len(os.listdir("/proc/self/task"))) > threads and time.monotonic() < end:
@@ -282,7 +296,9 @@ def _load(threads: int) -> tuple[int, int, int]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize("saves", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
-    """KeepLast(3) over many saves: as many threads and file handles as before, and memory that does not grow with their number."""
+    """KeepLast(3) over many saves: as many threads and file handles as before, and memory that does
+    not grow with their number.
+    """
     state = {f"layer{i}": {"w": jnp.ones((64, 64)), "n": np.ones(10)} for i in range(10)}
     with CheckpointManager(tmp_path, keep_policy=KeepLast(3)) as manager:
         loads = []
@@ -302,7 +318,9 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
 
 
 def test_one_restore_of_several_items(tmp_path: Path) -> None:
-    """`items` gives a dict of trees, JSON and an iterator's state, all of one step; one that is not there is StepNotFound, naming it."""
+    """`items` gives a dict of trees, JSON and an iterator's state, all of one step; one that is not
+    there is StepNotFound, naming it.
+    """
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
             manager.save(
@@ -325,7 +343,9 @@ def test_one_restore_of_several_items(tmp_path: Path) -> None:
 
 
 def test_a_restore_renames_leaves(tmp_path: Path) -> None:
-    """`rename` gives stored leaves the paths of `like`, of holdfast's steps as of others; without a `like` a flat dict comes back."""
+    """`rename` gives stored leaves the paths of `like`, of holdfast's steps as of others; without a
+    `like` a flat dict comes back.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"old": {"w": jnp.arange(3.0)}, "step": 7}).wait()
         found = manager.restore(
@@ -339,7 +359,9 @@ def test_a_restore_renames_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: bool) -> None:
-    """Saved, listed, kept, held, restored, read without a manager, watched, replaced, swept and deleted under the root's format."""
+    """Saved, listed, kept, held, restored, read without a manager, watched, replaced, swept and
+    deleted under the root's format.
+    """
     options = Options(step_format="checkpoint_{:04d}", incremental=incremental)
     with CheckpointManager(tmp_path, keep_policy=KeepLast(2), options=options) as manager:
         for step in (1, 2, 30000):
@@ -383,7 +405,9 @@ def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: boo
 
 
 def test_known_steps_are_those_of_the_opening_and_its_own(tmp_path: Path) -> None:
-    """What another manager saves or deletes is known from `reload` on; what this one does, at once."""
+    """What another manager saves or deletes is known from `reload` on; what this one does, at
+    once.
+    """
     with CheckpointManager(tmp_path) as other, CheckpointManager(tmp_path) as manager:
         other.save(1, {"x": 1})
         other.wait_until_finished()

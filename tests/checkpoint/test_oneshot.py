@@ -33,7 +33,9 @@ def files(root: Path) -> list[str]:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    """A tree comes back like another, and as numpy without one; the folder holds the record, the packs and nothing else."""
+    """A tree comes back like another, and as numpy without one; the folder holds the record, the
+    packs and nothing else.
+    """
     tree = {"w": jnp.arange(6.0).reshape(2, 3), "n": np.arange(3), "lr": 0.5}
     save(tmp_path / "a", tree, item="net", step=7, metadata={"run": "a"})
     found = load(tmp_path / "a", tree, item="net")
@@ -74,7 +76,9 @@ def test_a_checkpoint_that_exists_is_replaced_only_on_request(tmp_path: Path) ->
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
-    """An unsupported leaf, or a store that refuses: the error, and no file; the error of the process itself where it is alone."""
+    """An unsupported leaf, or a store that refuses: the error, and no file; the error of the
+    process itself where it is alone.
+    """
     with pytest.raises(UnsupportedLeaf, match="'f'"):
         save(tmp_path / "a", {"w": np.zeros(3), "f": object()})
     (tmp_path / "b").mkdir()
@@ -88,7 +92,9 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says which; the latest is taken though it is damaged: an older one would be a surprise."""
+    """The log says which; the latest is taken though it is damaged: an older one would be a
+    surprise.
+    """
     with CheckpointManager(tmp_path) as manager:
         for step in (9, 10):
             manager.save(step, items={"state": {"at": step}, "config": Json({"at": step})})
@@ -107,7 +113,9 @@ def test_a_root_means_its_latest_step(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_folder_that_is_called_like_a_step(tmp_path: Path) -> None:
-    """Without a step any name will do; a step that is not the folder's is refused: no reader would take it."""
+    """Without a step any name will do; a step that is not the folder's is refused: no reader would
+    take it.
+    """
     save(tmp_path / "20261122", {"n": 1})
     save(tmp_path / "7", {"n": 7}, step=7)
     save(tmp_path / "007", {"n": 8}, step=8)
@@ -122,7 +130,9 @@ def test_a_folder_that_is_called_like_a_step(tmp_path: Path) -> None:
 
 
 def test_names_change_and_parts_come_alone(tmp_path: Path) -> None:
-    """`rename` gives stored leaves the paths of `like`; `partial` takes some; `cast` changes the dtype."""
+    """`rename` gives stored leaves the paths of `like`; `partial` takes some; `cast` changes the
+    dtype.
+    """
     save(tmp_path, {"old": {"w": np.arange(3.0)}, "rest": np.zeros(2)})
     like = {"new": {"w": np.zeros(3, np.float32)}}
     found = load(tmp_path, like, rename={"old.w": "new.w"}, partial=True, cast=True)
@@ -130,7 +140,9 @@ def test_names_change_and_parts_come_alone(tmp_path: Path) -> None:
 
 
 def test_a_group_saves_one_checkpoint(tmp_path: Path) -> None:
-    """Two processes save once, with a value of each; the failure of one is the error of both, and nothing is there."""
+    """Two processes save once, with a value of each; the failure of one is the error of both, and
+    nothing is there.
+    """
 
     def saved(group: Group, root: Path, leaf: object) -> Exception | None:
         try:
@@ -168,7 +180,9 @@ def test_the_group_of_one_is_the_default(tmp_path: Path) -> None:
 
 
 def test_a_load_in_the_background_is_a_future(tmp_path: Path) -> None:
-    """Its result is what `load` returns, its exception what it raises; a group is refused; an exit does not wait for it."""
+    """Its result is what `load` returns, its exception what it raises; a group is refused; an exit
+    does not wait for it.
+    """
     save(tmp_path / "a", items={"model": {"w": jnp.arange(3.0)}, "config": Json(1)})
     like = {"w": jnp.zeros(3)}
     assert load_async(tmp_path / "a", like, item="model").result(60)["w"].tolist() == [0, 1, 2]

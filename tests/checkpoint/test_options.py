@@ -68,7 +68,9 @@ class Clock:
 def test_progress_is_passed_on_now_and_then_and_at_the_end(
     written: list[tuple[int, float]],
 ) -> None:
-    """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due says that all is out."""
+    """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due
+    says that all is out.
+    """
     clock, total = Clock(), sum(size for size, _ in written)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options_module, "time", clock)

@@ -79,7 +79,9 @@ def test_a_save_policy_gives_its_reason(
     ],
 )
 def test_a_keep_policy_lets_steps_go_oldest_first(policy: object, deleted: list[int]) -> None:
-    """What no policy keeps goes, oldest first; the newest stays; of equal metrics the newer is better; NaN is never best."""
+    """What no policy keeps goes, oldest first; the newest stays; of equal metrics the newer is
+    better; NaN is never best.
+    """
     assert to_delete(policy, STEPS) == deleted  # type: ignore[arg-type]
 
 
@@ -88,7 +90,9 @@ def _timed(*times_s: float | None) -> list[StepFacts]:
 
 
 def test_of_equally_close_steps_the_newer_stays() -> None:
-    """Steps that the clock chose lie around the multiples: 9 and 11 are as close to 10, and 14 is closer to 10 than to 20."""
+    """Steps that the clock chose lie around the multiples: 9 and 11 are as close to 10, and 14 is
+    closer to 10 than to 20.
+    """
     assert KeepClosestTo(10).keeps([StepFacts(step) for step in (2, 9, 11, 14, 18, 23, 26)]) == {
         2,
         11,
@@ -116,7 +120,9 @@ def test_of_equally_close_steps_the_newer_stays() -> None:
 def test_steps_are_kept_by_their_times(
     policy: KeepPolicy, times_s: list[float | None], deleted: list[int]
 ) -> None:
-    """It is as late as the newest step; whose time is not known stays; what is kept for good lies the seconds apart."""
+    """It is as late as the newest step; whose time is not known stays; what is kept for good lies
+    the seconds apart.
+    """
     assert to_delete(policy, _timed(*times_s)) == deleted
 
 
@@ -124,7 +130,9 @@ def test_steps_are_kept_by_their_times(
 def test_what_every_seconds_keeps_it_keeps_as_steps_come_and_go(
     times_s: list[float], seconds: float
 ) -> None:
-    """Deciding after each save keeps the same steps as deciding once at the end, but for the newest."""
+    """Deciding after each save keeps the same steps as deciding once at the end, but for the
+    newest.
+    """
     steps, there = _timed(*sorted(times_s)), list[StepFacts]()
     for facts in steps:
         there.append(facts)
@@ -151,7 +159,9 @@ def test_best_is_what_the_keep_policy_says() -> None:
 
 
 def test_policies_are_values() -> None:
-    """Policies compare, hash and print as what they are; nonsense is refused with the name of the field."""
+    """Policies compare, hash and print as what they are; nonsense is refused with the name of the
+    field.
+    """
     assert (
         AnyOf(EveryNSteps(1), AtSteps([2])) == AnyOf(EveryNSteps(1), AtSteps({2}))
         and repr(AtSteps([2, 1])) == "AtSteps([1, 2])"

@@ -1,4 +1,6 @@
-"""Which step a restore takes: the one asked for, the newest, or with `fallback` the newest that is whole. (Local ones: test_tier.py.)"""
+"""Which step a restore takes: the one asked for, the newest, or with `fallback` the newest that is
+whole. (Local ones: test_tier.py.)
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
 
 
 def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
-    """A `like` or an item that does not fit is an error, not an older step; where a step goes away, the steps are listed again."""
+    """A `like` or an item that does not fit is an error, not an older step; where a step goes away,
+    the steps are listed again.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, items={"state": tree(1), "weights": tree(1)})
         manager.save(2, tree(2))
@@ -69,7 +73,9 @@ def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("found", ["folders", "record", "packs"])
 def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found: str) -> None:
-    """The only step is replaced by a newer one at the worst moments, many times in one restore: the newest comes back."""
+    """The only step is replaced by a newer one at the worst moments, many times in one restore: the
+    newest comes back.
+    """
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
         writer.save(1, tree(1))
         writer.wait_until_finished()
@@ -77,7 +83,8 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
             inner, replaced = reader._storage, []
 
             class Replacing(LocalStorage):
-                # Once the reader knows the newest step, from its folder, its record or one of its packs, that step is gone.
+                # Once the reader knows the newest step, from its folder, its record or one of its
+                # packs, that step is gone.
                 def _replace(self, name: str, result: object) -> object:
                     step = name.split("/")[0]
                     if len(replaced) < 20 and (
@@ -133,7 +140,9 @@ def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> Non
 
 
 def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
-    """Its arrays, and its JSON, are StepGone once the record that was read has been replaced; with `fallback` the new save comes back."""
+    """Its arrays, and its JSON, are StepGone once the record that was read has been replaced; with
+    `fallback` the new save comes back.
+    """
     with CheckpointManager(tmp_path) as writer:
         with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
 

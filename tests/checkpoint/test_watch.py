@@ -1,4 +1,6 @@
-"""Evaluators: waiting for steps that another process saves, and holding them while they are read."""
+"""Evaluators: waiting for steps that another process saves, and holding them while they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from holdfast.checkpoint.storage.local import LocalStorage
 
 
 def test_waiting_for_a_step(tmp_path: Path) -> None:
-    """It returns the newest step that is newer than the one known; None when none comes in time; nothing need be there yet."""
+    """It returns the newest step that is newer than the one known; None when none comes in time;
+    nothing need be there yet.
+    """
     root = tmp_path / "later"
     assert wait_for_new_step(root, timeout_s=0) is None
     found: list[int | None] = []
@@ -42,7 +46,9 @@ def test_waiting_for_a_step(tmp_path: Path) -> None:
 
 
 def test_a_step_in_use_is_not_deleted(tmp_path: Path) -> None:
-    """The step that iterate_steps has yielded stays while the loop's body runs, whatever the keep policy says; then it goes."""
+    """The step that iterate_steps has yielded stays while the loop's body runs, whatever the keep
+    policy says; then it goes.
+    """
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as manager:
         manager.save(1, {"w": np.ones(3)})
         manager.wait_until_finished()
@@ -109,7 +115,9 @@ def test_the_bar_shows_nothing_without_a_terminal(
 
 
 def test_a_loop_that_hangs_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a question about a step for `hang_timeout_s`, the stacks of this process are in its log; questions keep it quiet."""
+    """Without a question about a step for `hang_timeout_s`, the stacks of this process are in its
+    log; questions keep it quiet.
+    """
     with CheckpointManager(tmp_path, options=Options(hang_timeout_s=30)) as manager:
         assert manager.should_save(1) and manager.save(1, {"w": np.ones(3)})
         manager.wait_until_finished()

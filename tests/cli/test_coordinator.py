@@ -15,7 +15,9 @@ def coordinator(*options: str) -> list[str]:
 
 
 def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
-    """`coordinator at HOST:PORT` is all of its output; whoever waits for it can tell that it was stopped."""
+    """`coordinator at HOST:PORT` is all of its output; whoever waits for it can tell that it was
+    stopped.
+    """
     with subprocess.Popen(
         coordinator("--num-processes", "2"), stdout=subprocess.PIPE, text=True
     ) as process:
@@ -72,7 +74,9 @@ def test_a_wrong_option_is_one_sentence(
 def test_an_open_address_is_warned_of(
     tmp_path: Path, options: tuple[str, ...], warning: str
 ) -> None:
-    """Bound to more than loopback without TLS, it says so once, on stderr, whether it asks for a token or not."""
+    """Bound to more than loopback without TLS, it says so once, on stderr, whether it asks for a
+    token or not.
+    """
     token = tmp_path / "token"
     token.write_text("a secret of more than sixteen characters")
     command = coordinator(

@@ -1,4 +1,6 @@
-"""The commands on folders, as a new user tries them: on good, empty, foreign, damaged and missing paths."""
+"""The commands on folders, as a new user tries them: on good, empty, foreign, damaged and missing
+paths.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: 
     ],
 )
 def test_a_damaged_record(command: str, code: int, root: Path, tmp_path: Path) -> None:
-    """A damaged record is named; listing, pruning and sweeping go on around it and leave it alone."""
+    """A damaged record is named; listing, pruning and sweeping go on around it and leave it
+    alone.
+    """
     (root / "3" / "checkpoint.json").write_text("{}")
     result = run(*arguments(command, root, tmp_path), code=code)
     if command != "sweep":
@@ -152,7 +156,9 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
 
 
 def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
-    """`show` lists leaves of any layout; `--stats` reads them; `--path` and `--item` narrow it down."""
+    """`show` lists leaves of any layout; `--stats` reads them; `--path` and `--item` narrow it
+    down.
+    """
     for path in (root, orbax_root):
         output = run("show", path).output
         assert "params.dense.kernel" in output and "bfloat16" in output and "loss" in output
@@ -201,7 +207,9 @@ def test_statistics_of_odd_values() -> None:
 
 
 def test_verify_names_file_and_leaf(root: Path) -> None:
-    """One flipped bit in one array: exit 4, and the sentence names the pack; `--all` finds it among the whole steps."""
+    """One flipped bit in one array: exit 4, and the sentence names the pack; `--all` finds it among
+    the whole steps.
+    """
     assert "whole (holdfast" in run("verify", root).output
     pack = pack_of(root / "2")
     flip(pack)
@@ -276,7 +284,9 @@ def test_diff_tells_structure_shape_dtype_and_value(tmp_path: Path) -> None:
 
 
 def test_convert_there_and_back_is_exact(root: Path, tmp_path: Path) -> None:
-    """holdfast to Orbax to holdfast: `diff` finds nothing, step, metrics and metadata come along."""
+    """holdfast to Orbax to holdfast: `diff` finds nothing, step, metrics and metadata come
+    along.
+    """
     run("convert", root, tmp_path / "orbax", "--to", "orbax", "--all")
     run("convert", tmp_path / "orbax", tmp_path / "back", "--to", "holdfast", "--all")
     for step in (1, 2, 3):
@@ -376,7 +386,9 @@ def test_sweep_takes_only_what_is_unfinished_and_dead(root: Path) -> None:
 
 
 def test_cp_copies_verifies_and_goes_on(root: Path, orbax_root: Path, tmp_path: Path) -> None:
-    """A copy is read back; a second one copies nothing; one that was cut off goes on; a wrong file is found; no other step is replaced."""
+    """A copy is read back; a second one copies nothing; one that was cut off goes on; a wrong file
+    is found; no other step is replaced.
+    """
     copy = tmp_path / "copy"
     assert "whole" in run("cp", root, copy).output
     run("diff", root, copy)
@@ -395,7 +407,9 @@ def test_cp_copies_verifies_and_goes_on(root: Path, orbax_root: Path, tmp_path: 
 
 
 def test_help_version_and_completion() -> None:
-    """Every command has examples in its help; the version is told; the shell gets its completion script."""
+    """Every command has examples in its help; the version is told; the shell gets its completion
+    script.
+    """
     for command in FOLDER_COMMANDS:
         output = run(command, "--help").output
         assert "Examples:" in output and "Exit codes:" in output and "--json" in output
@@ -427,7 +441,9 @@ def test_no_permission_is_a_sentence(root: Path, tmp_path: Path) -> None:
 
 
 def test_commands_go_by_the_names_of_the_root(tmp_path: Path) -> None:
-    """A root that calls its steps by a format of its own is listed, pruned and converted into under these names."""
+    """A root that calls its steps by a format of its own is listed, pruned and converted into under
+    these names.
+    """
     with CheckpointManager(tmp_path / "run", options=Options(step_format="ck_{:04d}")) as manager:
         for step in (1, 2):
             manager.save(step, {"w": np.arange(3.0)}).wait()

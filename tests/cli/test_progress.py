@@ -1,4 +1,6 @@
-"""Progress bars: after a second, on a terminal, not with --json; and everything that reads says how far it is."""
+"""Progress bars: after a second, on a terminal, not with --json; and everything that reads says how
+far it is.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def on_a_terminal(*arguments: str) -> str:
 
 
 def test_a_bar_appears_when_it_takes_long() -> None:
-    """On a terminal, with the bytes done and those to come; not before its time, and not with --json."""
+    """On a terminal, with the bytes done and those to come; not before its time, and not with
+    --json.
+    """
     seen = on_a_terminal("slow")
     assert "comparing" in seen and "1.0/4.0 MB" in seen
     assert on_a_terminal("fast") == ""

@@ -1,4 +1,6 @@
-"""`holdfast run`: what it says at the end, for programs and for people, and where the job's time went while it runs."""
+"""`holdfast run`: what it says at the end, for programs and for people, and where the job's time
+went while it runs.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ client.shutdown()
 
 
 def test_all_time_of_a_job_is_accounted_for_while_it_runs_and_at_its_end(tmp_path: Path) -> None:
-    """The status has the parts, which sum to the time so far; so has the JSON at the end, on stdout alone, within 1 % of the wall clock."""
+    """The status has the parts, which sum to the time so far; so has the JSON at the end, on stdout
+    alone, within 1 % of the wall clock.
+    """
     (script := tmp_path / "steps.py").write_text(STEPS)
     command = [
         *RUN,
@@ -89,7 +93,9 @@ def test_all_time_of_a_job_is_accounted_for_while_it_runs_and_at_its_end(tmp_pat
 
 
 def test_people_read_where_the_time_went(tmp_path: Path) -> None:
-    """One line on stderr, of a job that has reported steps; a program's failure is a sentence in the JSON."""
+    """One line on stderr, of a job that has reported steps; a program's failure is a sentence in
+    the JSON.
+    """
     (script := tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "done").touch()
     job = [sys.executable, str(script), str(tmp_path / "done")]

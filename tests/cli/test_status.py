@@ -31,7 +31,9 @@ def holdfast(*arguments: str) -> list[str]:
 
 
 def test_status_shows_who_waits_and_who_is_missing() -> None:
-    """`holdfast status --json` names a barrier's waiters and the missing, progress, hosts and keys; the table holds the same."""
+    """`holdfast status --json` names a barrier's waiters and the missing, progress, hosts and keys;
+    the table holds the same.
+    """
     with CoordinationService.spawn(2, job="digits", attempt=3) as service:
         clients = [CoordinationClient(service.address, process_id) for process_id in range(2)]
         threads = [threading.Thread(target=client.connect) for client in clients]
@@ -73,7 +75,9 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
 
 
 def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
-    """Which steps the hosts have, where each process's part has its copies, and how many hosts may be lost: now, and after a loss."""
+    """Which steps the hosts have, where each process's part has its copies, and how many hosts may
+    be lost: now, and after a loss.
+    """
     hosts = [tmp_path / f"host{rank}" for rank in range(3)]
     with job(tmp_path / "root", hosts) as first:
         first.save(5)
@@ -211,7 +215,9 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
 
 
 def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
-    """`--events` prints what happened, before and after a restart of the coordinator; `--since` leaves out what is older."""
+    """`--events` prints what happened, before and after a restart of the coordinator; `--since`
+    leaves out what is older.
+    """
     journal = str(tmp_path / "journal")
     with CoordinationService.spawn(1, job="j", journal=journal) as service:
         client = CoordinationClient(service.address, 0)

@@ -1,4 +1,6 @@
-"""The commands on object stores: real servers over HTTP, on loopback. gs:// has an emulator that ignores conditions."""
+"""The commands on object stores: real servers over HTTP, on loopback. gs:// has an emulator that
+ignores conditions.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def run7(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_every_command_there(kind: str, servers: dict[str, str], run7: Path) -> None:
-    """Each command on the store, from it and to it; the real Orbax restores what was converted or saved there, once copied to a disk."""
+    """Each command on the store, from it and to it; the real Orbax restores what was converted or
+    saved there, once copied to a disk.
+    """
     import orbax.checkpoint.experimental.v1 as ocp1
 
     promise = ["--single-writer"] if kind == "gs" else []
@@ -153,7 +157,9 @@ def test_a_command_by_itself(servers: dict[str, str], run7: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_packs_of_more_than_256_mib_to_s3(servers: dict[str, str], tmp_path: Path) -> None:
-    """A checkpoint of 1.2 GiB, whose packs are longer than an object may be, is copied to s3:// and back, and is the same."""
+    """A checkpoint of 1.2 GiB, whose packs are longer than an object may be, is copied to s3:// and
+    back, and is the same.
+    """
     rng = np.random.default_rng(0)
     save(tmp_path / "a", {f"w{i}": rng.integers(0, 1 << 62, 6 << 20) for i in range(26)})
     assert max(file_sizes(StorePath(LocalStorage(tmp_path / "a"))).values()) > 256 << 20
@@ -191,7 +197,9 @@ else:
 
 @pytest.mark.parametrize("what", ["cp", "holdfast", "orbax"])
 def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None:
-    """A copy or conversion whose process dies, twice, is finished by the third try; until then there is no step."""
+    """A copy or conversion whose process dies, twice, is finished by the third try; until then
+    there is no step.
+    """
     save(tmp_path / "a", {f"w{i}": np.full(1 << 20, i, np.int64) for i in range(8)})
     for after in (1, 3):
         command = [

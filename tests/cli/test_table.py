@@ -1,4 +1,6 @@
-"""Each command as a new user would try it, on every kind of path: a sentence that helps, the right exit code, no traceback."""
+"""Each command as a new user would try it, on every kind of path: a sentence that helps, the right
+exit code, no traceback.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def snapshot(path: Path) -> dict[str, bytes]:
 def test_every_command_on_every_kind_of_path(
     command: str, kind: str, good: Path, tmp_path: Path
 ) -> None:
-    """With and without --json: exit code, sentence, valid JSON, nothing half-made, and nobody's files touched."""
+    """With and without --json: exit code, sentence, valid JSON, nothing half-made, and nobody's
+    files touched.
+    """
     code, saying = expected(command, kind)
     for as_json in (False, True):
         path, target = tmp_path / f"path{as_json:d}", tmp_path / f"target{as_json:d}"

@@ -1,4 +1,6 @@
-"""The tree of errors: facts as attributes, codes in front of the sentence, and a journey between processes."""
+"""The tree of errors: facts as attributes, codes in front of the sentence, and a journey between
+processes.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def test_codes_have_names() -> None:
 def test_an_untested_grpcio_is_no_silent_switch(
     version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Outside the tested releases the public API serves, and one warning says so and what to install."""
+    """Outside the tested releases the public API serves, and one warning says so and what to
+    install.
+    """
     is_tested_grpc.cache_clear()
     assert not is_tested_grpc(version) and not is_tested_grpc(version)
     assert [record.getMessage() for record in caplog.records] == [
@@ -60,7 +62,9 @@ def test_an_untested_grpcio_is_no_silent_switch(
 
 
 def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCaptureFixture) -> None:
-    """The private module is used for it, and a later minor release has to be tested before it is."""
+    """The private module is used for it, and a later minor release has to be tested before it
+    is.
+    """
     release = tuple(int(part) for part in grpc.__version__.split(".")[:2])
     assert is_tested_grpc() and is_tested_grpc("1.66.2") and not caplog.records
     assert TESTED_GRPC[0] <= release < TESTED_GRPC[1] and not is_tested_grpc(
@@ -69,7 +73,9 @@ def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCapt
 
 
 def test_a_barrier_whose_time_is_over_names_the_missing() -> None:
-    """Also without a payload, as jaxlib's service answers; the gatherings have names of their own."""
+    """Also without a payload, as jaxlib's service answers; the gatherings have names of their
+    own.
+    """
     payloads = missing(
         session_pb2.MissingTask(task_id=3, silent_s=-1),
         session_pb2.MissingTask(task_id=1, silent_s=2),

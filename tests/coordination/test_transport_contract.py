@@ -1,4 +1,6 @@
-"""What a Session does over each pair of transports: the client's and the service's, over gRPC's completion queue or its public API."""
+"""What a Session does over each pair of transports: the client's and the service's, over gRPC's
+completion queue or its public API.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_the_pair_is_the_one_that_was_asked_for(
 
 
 def test_calls_of_many_threads_are_answered_each_its_own(clients: list[CoordinationClient]) -> None:
-    """Eight threads on each client: increments, values up to a mebibyte, listings and errors never mix."""
+    """Eight threads on each client: increments, values up to a mebibyte, listings and errors never
+    mix.
+    """
 
     def work(number: int) -> bytes:
         client, value = clients[number % COUNT], bytes([number]) * (1 << 20)
@@ -97,7 +101,9 @@ def test_calls_of_many_threads_are_answered_each_its_own(clients: list[Coordinat
 
 
 def test_barriers_pass_and_name_the_missing(clients: list[CoordinationClient]) -> None:
-    """All pass together, again and again; one that comes too late is named, to itself too, and the name works afterwards."""
+    """All pass together, again and again; one that comes too late is named, to itself too, and the
+    name works afterwards.
+    """
     for _ in range(20):
         assert (
             at_once(
@@ -175,7 +181,9 @@ def test_a_connection_that_breaks_is_opened_again(served: Served) -> None:
 
 
 def test_the_end_of_a_client_ends_its_waits(clients: list[CoordinationClient]) -> None:
-    """`close` in one thread frees the others, and the process's stacks can no longer be asked for."""
+    """`close` in one thread frees the others, and the process's stacks can no longer be asked
+    for.
+    """
     with ThreadPoolExecutor(2) as pool:
         waits = [
             pool.submit(clients[0].blocking_key_value_get, f"never/{number}", 60_000)

@@ -25,7 +25,9 @@ def python(code: str) -> list[str]:
 
 
 def test_the_live_view_on_a_terminal() -> None:
-    """Below the coloured lines stands a table with each process's state; on the terminal of a real pty."""
+    """Below the coloured lines stands a table with each process's state; on the terminal of a real
+    pty.
+    """
     ours, theirs = os.openpty()
     script = "import sys; print('hello'); sys.exit(0)"
     popen = subprocess.Popen(
@@ -64,7 +66,9 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
 
 
 def test_the_log_has_what_is_not_the_ordinary_course() -> None:
-    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its reason, and so is each state after it."""
+    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its
+    reason, and so is each state after it.
+    """
     stderr = io.StringIO()
     report = reporter(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
     job = Job("j", 2, 2)

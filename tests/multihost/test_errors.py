@@ -39,7 +39,9 @@ def test_an_error_of_a_job_keeps_its_fields_when_pickled(kind: type[JobError]) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_that_nobody_set_are_empty(kind: type[JobError]) -> None:
-    """One `except JobError`, or `except HoldfastError`, catches all of them, and every field can be read."""
+    """One `except JobError`, or `except HoldfastError`, catches all of them, and every field can be
+    read.
+    """
     error = kind("it ended")
     assert isinstance(error, JobError) and isinstance(error, HoldfastError)
     assert (error.attempt, error.processes, error.elapsed_s, error.timeout_s, error.knob) == (

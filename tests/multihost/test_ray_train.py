@@ -1,4 +1,6 @@
-"""Workers of Ray Train, on a real Ray cluster: the page's example is drained and killed; slices; what is refused."""
+"""Workers of Ray Train, on a real Ray cluster: the page's example is drained and killed; slices;
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def example() -> Mapping[str, Any]:
 
 
 class Reports:
-    """Collects in a file what the workers report; `after_report` and `after_exception` are called in Ray's controller."""
+    """Collects in a file what the workers report; `after_report` and `after_exception` are called
+    in Ray's controller.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +115,9 @@ def run_beside(fit: Callable[[], Any], script: Callable[[], None]) -> Any:
 
 
 def workers() -> dict[str, int]:
-    """Returns node and process id of each training worker that lives, by the cluster's own table: its dashboard may be another's."""
+    """Returns node and process id of each training worker that lives, by the cluster's own table:
+    its dashboard may be another's.
+    """
     import ray
 
     actors = ray._private.state.actors().values()
@@ -126,7 +132,9 @@ def workers() -> dict[str, int]:
 def test_the_example_is_drained_and_resumes(
     fleet: Fleet, example: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """The page's code: a node drains, all save one step and leave; Ray starts again on nodes that stay, and they go on behind that step."""
+    """The page's code: a node drains, all save one step and leave; Ray starts again on nodes that
+    stay, and they go on behind that step.
+    """
     fleet.become([{}] * 3)
     reports = Reports(tmp_path / "reports")
 
@@ -155,7 +163,9 @@ def test_the_example_is_drained_and_resumes(
 def test_a_killed_worker_brings_all_back_to_the_last_saved_step(
     fleet: Fleet, example: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """SIGKILL of a worker: Ray starts all again, as the next attempt of the same job, from the last of every 100 steps."""
+    """SIGKILL of a worker: Ray starts all again, as the next attempt of the same job, from the last
+    of every 100 steps.
+    """
     fleet.become([{}] * 3)
     reports = Reports(tmp_path / "reports")
 
@@ -193,7 +203,9 @@ def slice_of_a_worker(config: dict[str, str]) -> None:
 
 
 def test_a_slice_is_drained_and_the_rest_goes_on(fleet: Fleet, tmp_path: Path) -> None:
-    """Two fake slices of two hosts: one host drains, its slice leaves with it, and two workers go on, without stale slice variables."""
+    """Two fake slices of two hosts: one host drains, its slice leaves with it, and two workers go
+    on, without stale slice variables.
+    """
     import ray.train
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
@@ -265,7 +277,9 @@ def joins_twice(config: dict[str, str]) -> None:
 def test_a_start_that_cannot_be_says_why(
     fleet: Fleet, train: Callable[[dict[str, str]], None], started: bool, message: str
 ) -> None:
-    """A worker that does not call initialize() is waited for no longer than asked; jax.distributed's own start is named with the remedy."""
+    """A worker that does not call initialize() is waited for no longer than asked;
+    jax.distributed's own start is named with the remedy.
+    """
     import ray.train
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 

@@ -99,7 +99,9 @@ def test_an_environment_of_nobody_is_none() -> None:
     ],
 )
 def test_a_malformed_environment_is_named(changes: dict[str, str | None], message: str) -> None:
-    """Every variable that is missing or does not fit is named with its value and what was expected."""
+    """Every variable that is missing or does not fit is named with its value and what was
+    expected.
+    """
     environment = {
         key: value for key, value in (SPEC.to_env() | changes).items() if value is not None
     }
@@ -108,7 +110,9 @@ def test_a_malformed_environment_is_named(changes: dict[str, str | None], messag
 
 
 def test_stale_slices_become_the_launchers() -> None:
-    """In a job of two slices all four stale values are replaced, the port too, each with one line; nothing else is touched."""
+    """In a job of two slices all four stale values are replaced, the port too, each with one line;
+    nothing else is touched.
+    """
     environment = dict(STALE)
     lines = SPEC.set_slices(environment)
     assert environment == {
@@ -148,7 +152,9 @@ def test_stale_slices_of_a_job_with_one_slice_go() -> None:
     ],
 )
 def test_the_slices_meet_at_rank_0(address: str, expected: tuple[str, str]) -> None:
-    """The launcher's address for the slices wins over the coordinator's host; its port over 8081. A first value is no replacement."""
+    """The launcher's address for the slices wins over the coordinator's host; its port over 8081. A
+    first value is no replacement.
+    """
     spec = ProcessSpec(
         process_id=0, num_processes=2, coordinator="c:1", num_slices=2, slice_address=address
     )

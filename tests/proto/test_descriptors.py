@@ -1,4 +1,6 @@
-"""The words on the wire are jaxlib's: proto/ against the descriptors inside the installed jaxlib."""
+"""The words on the wire are jaxlib's: proto/ against the descriptors inside the installed
+jaxlib.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def _ends(data: mmap.mmap, start: int) -> Iterator[int]:
-    """Returns each place where a FileDescriptorProto that begins at `start` may end: after each field that it can have."""
+    """Returns each place where a FileDescriptorProto that begins at `start` may end: after each
+    field that it can have.
+    """
     at = start
     while True:
         tag, after = _varint(data, at)
@@ -94,7 +98,9 @@ def _fields(message: descriptor_pb2.DescriptorProto) -> dict[int, tuple[str, str
 def test_every_message_has_jaxlibs_fields(
     name: str, ours: object, methods: dict[str, object]
 ) -> None:
-    """Each message of ours has the numbers, names and types of jaxlib's, and every rpc that it declares and calls is served."""
+    """Each message of ours has the numbers, names and types of jaxlib's, and every rpc that it
+    declares and calls is served.
+    """
     theirs = embedded(name)
     assert theirs is not None, f"{name} is not in this jaxlib: the wire may have changed"
     known = {message.name: _fields(message) for message in theirs.message_type}

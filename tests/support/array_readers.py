@@ -13,7 +13,9 @@ from holdfast.checkpoint.restoring.reader import ReadRequest
 
 
 class MemoryReader:
-    """Fills requests from arrays by their leaves' paths, and keeps what it was asked for in `batches`."""
+    """Fills requests from arrays by their leaves' paths, and keeps what it was asked for in
+    `batches`.
+    """
 
     def __init__(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.arrays = dict(arrays)
@@ -34,7 +36,9 @@ class MemoryReader:
 def record_of(
     path: str, array: np.ndarray[Any, Any], chunk_shape: tuple[int, ...] | None = None, **facts: Any
 ) -> LeafRecord:
-    """Returns the record of an array that is stored as one shard, in chunks of `chunk_shape` (None: one)."""
+    """Returns the record of an array that is stored as one shard, in chunks of `chunk_shape` (None:
+    one).
+    """
     grid = Grid(array.shape, array.shape, chunk_shape or array.shape, array.itemsize)
     return LeafRecord(path, "array", array.dtype.name, array.shape, grid=grid, **facts)
 

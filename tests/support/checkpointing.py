@@ -1,4 +1,6 @@
-"""What the tests of checkpoints in several processes share: the start of their scripts, and how they are run."""
+"""What the tests of checkpoints in several processes share: the start of their scripts, and how
+they are run.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def free_port() -> int:
 def together(
     script: str, count: int, root: object, *arguments: object, **options: object
 ) -> Processes:
-    """Starts `count` processes of one jax.distributed job that run START and then `script`; `root` and `arguments` are its arguments."""
+    """Starts `count` processes of one jax.distributed job that run START and then `script`; `root`
+    and `arguments` are its arguments.
+    """
     return Processes(
         START + textwrap.dedent(script), count, arguments=[free_port(), root, *arguments], **options
     )  # type: ignore[arg-type]
@@ -107,7 +111,9 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 @contextlib.contextmanager
 def groups(count: int) -> Iterator[list[ClusterGroup]]:
-    """Yields the group of each process of a job whose processes are threads of this one: a real coordinator, a client for each."""
+    """Yields the group of each process of a job whose processes are threads of this one: a real
+    coordinator, a client for each.
+    """
     with CoordinationService.spawn(count) as service:
         clients = [
             CoordinationClient(service.address, index, shutdown_timeout_s=20)

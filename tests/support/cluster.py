@@ -27,17 +27,21 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Finished:
-    """One ended process: its exit code (negative: the signal) and all that it printed, stderr included."""
+    """One ended process: its exit code (negative: the signal) and all that it printed, stderr
+    included.
+    """
 
     code: int
     output: str
 
 
 class Processes:
-    """Runs `count` copies of a Python script, each with its own environment, and ends whatever is left on exit.
+    """Runs `count` copies of a Python script, each with its own environment, and ends whatever is
+    left on exit.
 
-    The script is source text (dedented); `argv[1]` is the process's index, `argv[2]` the count, `argv[3:]` are `arguments`.
-    `env_of(index)` adds variables for one process. jax sees the CPU with `devices` devices.
+    The script is source text (dedented); `argv[1]` is the process's index, `argv[2]` the count,
+    `argv[3:]` are `arguments`. `env_of(index)` adds variables for one process. jax sees the CPU
+    with `devices` devices.
     """
 
     def __init__(
@@ -105,7 +109,9 @@ class Processes:
             return "".join(self._output[index])
 
     def wait_for(self, index: int, text: str, timeout_s: float = 60) -> None:
-        """Waits until process `index` has printed `text`; fails with its output when it ends or the time is over."""
+        """Waits until process `index` has printed `text`; fails with its output when it ends or the
+        time is over.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while text not in "".join(self._output[index]):
@@ -126,7 +132,9 @@ class Processes:
         self.popens[index].send_signal(number)
 
     def wait(self, timeout_s: float = 90) -> list[Finished]:
-        """Waits until all have ended; on time-out, ends them with a stack dump and fails with all output."""
+        """Waits until all have ended; on time-out, ends them with a stack dump and fails with all
+        output.
+        """
         deadline = time.monotonic() + timeout_s
         try:
             for popen in self.popens:
@@ -177,7 +185,9 @@ def run_processes(
     codes: Sequence[int] | None = None,
     **options: object,
 ) -> list[str]:
-    """Runs `count` processes to their end, asserts their exit codes (default: all 0) and returns their outputs."""
+    """Runs `count` processes to their end, asserts their exit codes (default: all 0) and returns
+    their outputs.
+    """
     with Processes(script, count, **options) as processes:  # type: ignore[arg-type]
         finished = processes.wait(timeout_s)
     expected = list(codes) if codes is not None else [0] * count

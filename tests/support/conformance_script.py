@@ -1,7 +1,9 @@
-"""One script of client calls: `python conformance_script.py CLIENT ADDRESS [recoverable]` prints one JSON line an outcome.
+"""One script of client calls: `python conformance_script.py CLIENT ADDRESS [recoverable]` prints
+one JSON line an outcome.
 
-CLIENT is "jaxlib" or "holdfast". Three clients live in this one process, as threads. An outcome is a name, a status (OK, a gRPC
-code, or a Python exception's name) and a value; sentences are not part of it, they differ on purpose.
+CLIENT is "jaxlib" or "holdfast". Three clients live in this one process, as threads. An outcome is
+a name, a status (OK, a gRPC code, or a Python exception's name) and a value; sentences are not part
+of it, they differ on purpose.
 """
 
 from __future__ import annotations
@@ -233,7 +235,8 @@ def live(a: Any, b: Any, c: Any) -> None:
 def leaving(a: Any, b: Any, c: Any) -> None:
     if RECOVERABLE:
         one("leave alone", c.shutdown)
-        # A barrier with one who left: jaxlib's service waits for the time-out, ours says so at once; not compared.
+        # A barrier with one who left: jaxlib's service waits for the time-out, ours says so at
+        # once; not compared.
         one("barrier without", lambda: a.wait_at_barrier("without", 5000, [0]))
         together(
             "live without",

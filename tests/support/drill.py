@@ -1,4 +1,6 @@
-"""A job that trains, saves and meets a fault when a test says so, for what `holdfast status` says of it."""
+"""A job that trains, saves and meets a fault when a test says so, for what `holdfast status` says
+of it.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ class Drill:
         whole.replace(self.folder / "fault")
 
     def first_line(self, pattern: str) -> str:
-        """Returns the first line of the status as soon as it matches, else the last one within 30 s."""
+        """Returns the first line of the status as soon as it matches, else the last one within 30
+        s.
+        """
         deadline = time.monotonic() + SAID_WITHIN_S
         line = ""
         while not re.fullmatch(pattern, line) and time.monotonic() < deadline:
@@ -156,7 +160,9 @@ class Drill:
 
 @contextmanager
 def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[Drill]:
-    """Runs the trainer as three processes: under `holdfast run OPTIONS`, or alone beside a coordinator, the victim through a proxy."""
+    """Runs the trainer as three processes: under `holdfast run OPTIONS`, or alone beside a
+    coordinator, the victim through a proxy.
+    """
     script = folder / "train.py"
     script.write_text(TRAINER.strip() + "\n")
     with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:

@@ -1,4 +1,6 @@
-"""Drives the service's state machine by hand: numbered calls, their answers, and a clock that tests turn."""
+"""Drives the service's state machine by hand: numbered calls, their answers, and a clock that tests
+turn.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class CountedLooks(list[Task]):
 
 
 class Driver:
-    """A machine with its tasks connected over Sessions on hosts b0, b1, ..., and a clock to turn."""
+    """A machine with its tasks connected over Sessions on hosts b0, b1, ..., and a clock to
+    turn.
+    """
 
     def __init__(self, count: int = 4, *, sessions: bool = True, **options: Any) -> None:
         self.now = 0.0

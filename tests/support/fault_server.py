@@ -1,6 +1,8 @@
-"""The fork server of faults.py: for each fault a fresh root, one operation under the fault in a forked process, a check in another.
+"""The fork server of faults.py: for each fault a fresh root, one operation under the fault in a
+forked process, a check in another.
 
-Nothing is mocked: killpoint.c lets system calls fail that touch what is below the root, and a check is the next process that opens it.
+Nothing is mocked: killpoint.c lets system calls fail that touch what is below the root, and a check
+is the next process that opens it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def state(number: int) -> dict[str, Any]:
 
 
 def number_of(found: Any) -> int:
-    """Returns the number that a restored state stands for; fails where it is not one state, bit for bit."""
+    """Returns the number that a restored state stands for; fails where it is not one state, bit for
+    bit.
+    """
     want = state(found["n"])
     assert np.array_equal(found["a"], want["a"]) and np.array_equal(
         found["b"]["c"], want["b"]["c"]
@@ -77,7 +81,9 @@ class Trial:
         self.done: list[str] = []
 
     def call(self, name: str, work: Callable[[], Any]) -> Any:
-        """Makes one call of the product; every error ends here, and one that is not of the tree is noted."""
+        """Makes one call of the product; every error ends here, and one that is not of the tree is
+        noted.
+        """
         try:
             result = work()
         except HoldfastError as error:
@@ -95,7 +101,9 @@ class Trial:
 def managed(
     trial: Trial, root: Path, work: Callable[[CheckpointManager], None], keep: int = 99
 ) -> None:
-    """Opens the root, works, and once the work has ended in an error, with the store well again, saves another step."""
+    """Opens the root, works, and once the work has ended in an error, with the store well again,
+    saves another step.
+    """
     manager = trial.call(
         "open",
         lambda: CheckpointManager(root, keep_policy=KeepLast(keep), group=Solo(), options=OPTIONS),
@@ -167,7 +175,9 @@ def make_checkpoint(root: Path) -> None:
 
 
 def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]:
-    """Returns, for each step, the numbers that may be there after a trial; None stands for a step that is not there."""
+    """Returns, for each step, the numbers that may be there after a trial; None stands for a step
+    that is not there.
+    """
     done, new = set(trial["done"]), 2 + NEW
     after: dict[int, set[int | None]] = {1: {1}, 2: {2}}
     if operation in ("save", "convert"):
@@ -178,7 +188,9 @@ def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]
         after[2] = {new} if "save" in done else {2, new}
     if (
         operation == "delete"
-    ):  # a store that finds nothing any more, its own listings included, cannot say that a step is still there
+        # a store that finds nothing any more, its own listings included, cannot say that a step is
+        # still there
+    ):
         finds_nothing = trial["error"] == errno.ENOENT and trial["times"] > 2
         after[1] = {None} if "delete" in done and not finds_nothing else {1, None}
     if "goes on" in trial["calls"]:
@@ -189,7 +201,9 @@ def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]
 
 
 def check_root(root: Path, operation: str, trial: dict[str, Any]) -> dict[str, Any]:
-    """Opens the root as the next attempt would: what is listed is exact, what was acknowledged is there, the next save works."""
+    """Opens the root as the next attempt would: what is listed is exact, what was acknowledged is
+    there, the next save works.
+    """
     with CheckpointManager(root, group=Solo()) as manager:
         manager._worker.wait()
         found: dict[int, int | None] = {}
@@ -260,7 +274,9 @@ OPERATIONS = {
 
 
 def in_child(work: Callable[[], Any]) -> tuple[Any, str]:
-    """Runs `work` in a forked process; returns its result, or None and what went wrong there ("hang" and all stacks)."""
+    """Runs `work` in a forked process; returns its result, or None and what went wrong there
+    ("hang" and all stacks).
+    """
     read, write = os.pipe()
     with open(os.memfd_create("stacks"), "w+b", buffering=0) as stacks:
         pid = os.fork()
@@ -308,7 +324,9 @@ def run_trial(
 def inject(
     operation: Operation, name: str, root: Path, point: int, error: int, times: int, after: bool
 ) -> dict[str, Any]:
-    """Does one trial and its check; `wrong` says what was lost, unreadable or hung, `left` what no record names."""
+    """Does one trial and its check; `wrong` says what was lost, unreadable or hung, `left` what no
+    record names.
+    """
     trial, wrong = in_child(lambda: run_trial(operation, root, point, error, times, after))
     if trial is None:
         return {

@@ -1,4 +1,6 @@
-"""Lets system calls of a save, an overwrite, a deletion or a conversion fail, each in turn: a fork server under killpoint.c."""
+"""Lets system calls of a save, an overwrite, a deletion or a conversion fail, each in turn: a fork
+server under killpoint.c.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ TIMES = (1, 2, 1000)
 
 
 class Fault(NamedTuple):
-    """An errno that so many calls in a row return; with `after` each is made all the same, as where only its answer was lost."""
+    """An errno that so many calls in a row return; with `after` each is made all the same, as where
+    only its answer was lost.
+    """
 
     error: int
     times: int
@@ -32,7 +36,9 @@ class Fault(NamedTuple):
 def inject(
     library: Path, operation: str, faults: Sequence[Fault], *, first: int = 0, every: int = 1
 ) -> list[dict[str, Any]]:
-    """Begins each fault at the calls `first`, `first + every`, ... that touch the root; returns what fault_server.py says of each trial."""
+    """Begins each fault at the calls `first`, `first + every`, ... that touch the root; returns
+    what fault_server.py says of each trial.
+    """
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:

@@ -1,6 +1,8 @@
-"""The job of test_fork_saves.py: forks a child in every phase of a save, as a DataLoader does, while killpoint.c holds the save there.
+"""The job of test_fork_saves.py: forks a child in every phase of a save, as a DataLoader does,
+while killpoint.c holds the save there.
 
-A child has to end at once, whatever it does with the manager that it inherits, and the parent must not notice it.
+A child has to end at once, whatever it does with the manager that it inherits, and the parent must
+not notice it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def check(found: Any, step: int) -> None:
 
 
 def end_tidily(manager: CheckpointManager | None) -> None:
-    """Does what a child may do with a manager that it has inherited: none of it is an act upon the root."""
+    """Does what a child may do with a manager that it has inherited: none of it is an act upon the
+    root.
+    """
     if manager is not None:
         with pytest.raises(ValueError, match="forked"):
             manager.save(1 << 20, state(0))
@@ -81,7 +85,8 @@ def ends_at_once(pid: int) -> None:
 def fork(end: End, manager: CheckpointManager | None = None) -> None:
     """Forks a child that ends in this way, and waits for it.
 
-    By os._exit, as multiprocessing ends its workers: to finalize an interpreter that was forked beside other threads is not ours to mend.
+    By os._exit, as multiprocessing ends its workers: to finalize an interpreter that was forked
+    beside other threads is not ours to mend.
     """
     pid = os.fork()
     if pid == 0:
@@ -96,7 +101,9 @@ def fork(end: End, manager: CheckpointManager | None = None) -> None:
 
 
 def forks_while_it_saves(root: Path, every: int) -> int:
-    """Forks at every system call that the save's threads make below the root, while the thread that makes it stands still there."""
+    """Forks at every system call that the save's threads make below the root, while the thread that
+    makes it stands still there.
+    """
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo()) as manager:
         for step in itertools.count(1):
             LIBRARY.killpoint_hold(os.fsencode(root), (step - 1) * every)
@@ -119,7 +126,9 @@ def forks_while_it_saves(root: Path, every: int) -> int:
 
 
 class _ForkAtLine:
-    """Forks in the main thread at the nth line that it runs of a save's beginning, in the middle of whatever it holds there."""
+    """Forks in the main thread at the nth line that it runs of a save's beginning, in the middle of
+    whatever it holds there.
+    """
 
     def __init__(self, line: int, end: End, manager: CheckpointManager) -> None:
         self._remaining, self._end, self._manager = line, end, manager
@@ -156,7 +165,9 @@ def forks_while_it_begins(root: Path, every: int) -> int:
 
 
 def forks_beside_one_shots(root: Path, every: int) -> int:
-    """Forks at every system call of a one-shot save that another thread makes, an overwrite of the one before."""
+    """Forks at every system call of a one-shot save that another thread makes, an overwrite of the
+    one before.
+    """
     failed: list[BaseException] = []
 
     def saves(number: int) -> None:

@@ -1,6 +1,8 @@
-"""Jobs whose processes run on hosts of their own: a network namespace with a tmpfs each. They do what a test tells them, call by call.
+"""Jobs whose processes run on hosts of their own: a network namespace with a tmpfs each. They do
+what a test tells them, call by call.
 
-Processes are forked from a server that has imported jax and holdfast, and nothing else, so that a life of a job costs little.
+Processes are forked from a server that has imported jax and holdfast, and nothing else, so that a
+life of a job costs little.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _processes.set_forkserver_preload(["__main__", __name__])
 
 
 def enter(namespace: str) -> None:
-    """Moves this thread, and the processes that it starts, into a network namespace; os.setns is there since Python 3.12."""
+    """Moves this thread, and the processes that it starts, into a network namespace; os.setns is
+    there since Python 3.12.
+    """
     file = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     failed = ctypes.CDLL(None, use_errno=True).setns(file, NEW_NETWORK)
     os.close(file)
@@ -51,7 +55,9 @@ def enter(namespace: str) -> None:
 
 
 class Hosts:
-    """Hosts on one bridge, each with memory of its own: `folders[i]` is a tmpfs of `size_bytes` and 4096 files."""
+    """Hosts on one bridge, each with memory of its own: `folders[i]` is a tmpfs of `size_bytes` and
+    4096 files.
+    """
 
     def __init__(self, network: Network, folder: Path, size_bytes: int) -> None:
         self.network, self._size_bytes = network, size_bytes
@@ -129,7 +135,9 @@ class Place:
 
 
 class Program:
-    """A process of a job: it opens the root and makes the calls that it is told, each a function of the program and arguments."""
+    """A process of a job: it opens the root and makes the calls that it is told, each a function of
+    the program and arguments.
+    """
 
     def __init__(self, place: Place, pipe: Connection, may_go_on: Connection) -> None:
         self.place, self._pipe, self._may_go_on = place, pipe, may_go_on
@@ -177,7 +185,9 @@ class Program:
         )
 
     def state(self, step: int) -> dict[str, Any]:
-        """Returns the state at a step: an array sharded over all devices, one that all have, and a number."""
+        """Returns the state at a step: an array sharded over all devices, one that all have, and a
+        number.
+        """
         whole = self._array(step)
 
         def put(value: np.ndarray[Any, Any], *axes: str) -> jax.Array:
@@ -196,7 +206,9 @@ class Program:
         )
 
     def hold(self, module: str, name: str, turn: int) -> None:
-        """Lets the `turn`th call from now on of a function ("Class.method" too) stand still before it begins, once, and announces it."""
+        """Lets the `turn`th call from now on of a function ("Class.method" too) stand still before
+        it begins, once, and announces it.
+        """
         owner: Any = importlib.import_module(f"holdfast.{module}")
         *path, last = name.split(".")
         for each in path:
@@ -246,7 +258,9 @@ def _run(place: Place, pipe: Connection, may_go_on: Connection, stacks: Path) ->
 
 
 def begin(program: Program, step: int) -> None:
-    """Begins a save: of every `place.every`th step a durable one, of others a local one, at this very step."""
+    """Begins a save: of every `place.every`th step a durable one, of others a local one, at this
+    very step.
+    """
     tier = program.manager._tier
     if tier is None or step % program.place.every == 0:
         program.manager.save(step, program.state(step))
@@ -278,7 +292,9 @@ def save(program: Program, *steps: int) -> None:
 
 
 def restore(program: Program, step: int | None = None) -> int:
-    """Restores a step, the newest if none is given, asserts that it is what was saved, and returns which it was."""
+    """Restores a step, the newest if none is given, asserts that it is what was saved, and returns
+    which it was.
+    """
     found = program.manager.restore(step, like=program.state(0))
     assert program.is_state(found), f"step {found['step']} came back wrong"
     return int(found["step"])
@@ -303,7 +319,9 @@ def logged(program: Program) -> list[str]:
 
 
 class HostJob:
-    """One life of a job: a process for each rank, on the host that `places` names. A context manager; what runs at the end is killed."""
+    """One life of a job: a process for each rank, on the host that `places` names. A context
+    manager; what runs at the end is killed.
+    """
 
     def __init__(
         self, hosts: Hosts, root: Path, places: Sequence[int] | None = None, **settings: Any
@@ -390,7 +408,9 @@ class HostJob:
         self.pipes[rank].send((call, arguments))
 
     def answer(self, rank: int, timeout_s: float = ANSWER_S) -> Any:
-        """Returns what a process's call returned. Raises AssertionError with its error, or with its stacks where none came in time."""
+        """Returns what a process's call returned. Raises AssertionError with its error, or with its
+        stacks where none came in time.
+        """
         self._read(rank, lambda: bool(self._answers[rank]), timeout_s)
         kind, value = self._answers[rank].pop(0)
         assert kind == "answer", f"process {rank}: {value}"
@@ -433,7 +453,9 @@ class HostJob:
         return [self.answer(rank) for rank in self.ranks]
 
     def hold(self, rank: int, module: str, name: str, turn: int = 1) -> None:
-        """Lets a process stand still where it makes a call, until `go_on`; it announces "at NAME"."""
+        """Lets a process stand still where it makes a call, until `go_on`; it announces "at
+        NAME".
+        """
         self.call(rank, Program.hold, module, name, turn)
 
     def go_on(self, rank: int) -> None:
@@ -441,7 +463,9 @@ class HostJob:
         self._go_on[rank].send(True)
 
     def restore(self, step: int | None = None) -> int:
-        """Restores on all processes, which assert that it is what was saved, and returns which step all of them got."""
+        """Restores on all processes, which assert that it is what was saved, and returns which step
+        all of them got.
+        """
         found = self.each(restore, step)
         assert len(set(found)) == 1, f"they restored {found}"
         return int(found[0])

@@ -1,4 +1,6 @@
-"""The service inside a test's own process: on a thread with a real socket, or with streams that keep what is written."""
+"""The service inside a test's own process: on a thread with a real socket, or with streams that
+keep what is written.
+"""
 
 from __future__ import annotations
 

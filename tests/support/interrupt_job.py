@@ -1,7 +1,9 @@
-"""The job of test_interrupts.py: saves on and on, each interrupted by a SIGINT at a random moment, and looks at what is there.
+"""The job of test_interrupts.py: saves on and on, each interrupted by a SIGINT at a random moment,
+and looks at what is there.
 
-A child process sends the signals, so that they come from outside, as Ctrl-C does. The handler raises KeyboardInterrupt only while the
-product is at work: what this file notes down is not what is under test.
+A child process sends the signals, so that they come from outside, as Ctrl-C does. The handler
+raises KeyboardInterrupt only while the product is at work: what this file notes down is not what is
+under test.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class Interrupter:
             raise KeyboardInterrupt
 
     def run(self, work: Callable[[], None], delay_s: float) -> str:
-        """Does the work and interrupts it after `delay_s`; returns how it ended: "done", "interrupted", or the typed error's name."""
+        """Does the work and interrupts it after `delay_s`; returns how it ended: "done",
+        "interrupted", or the typed error's name.
+        """
         os.write(self._tell, f"{delay_s}\n".encode())
         end = "interrupted"
         try:
@@ -102,7 +106,9 @@ class Interrupter:
 
 
 def delays(rng: random.Random, work: Callable[[int], None], first: int = 0) -> Callable[[], float]:
-    """Returns what draws a delay within the time that the work takes; for that it is done, as `first` and those that follow."""
+    """Returns what draws a delay within the time that the work takes; for that it is done, as
+    `first` and those that follow.
+    """
     times = []
     for number in range(first, first + TRIES):
         began = time.perf_counter()
@@ -113,7 +119,9 @@ def delays(rng: random.Random, work: Callable[[int], None], first: int = 0) -> C
 
 
 def manager_saves(root: Path, saves: int, rng: random.Random, interrupter: Interrupter) -> None:
-    """One manager: each save and the wait for it are interrupted; the wait that follows ends, and the next save is there."""
+    """One manager: each save and the wait for it are interrupted; the wait that follows ends, and
+    the next save is there.
+    """
     with CheckpointManager(root, keep_policy=KeepLast(3), group=Solo()) as manager:
 
         def one(step: int) -> None:
@@ -161,7 +169,9 @@ def managers(root: Path, saves: int, rng: random.Random, interrupter: Interrupte
 
 
 def one_shots(root: Path, saves: int, rng: random.Random, interrupter: Interrupter) -> None:
-    """Each is interrupted: the first of a folder leaves none or all of it, an overwrite the old or the new."""
+    """Each is interrupted: the first of a folder leaves none or all of it, an overwrite the old or
+    the new.
+    """
     delay = delays(rng, lambda number: save(root / f"try{number}", state(number), group=Solo()))
     for number in range(saves):
         faulthandler.dump_traceback_later(HANG_S, exit=True)

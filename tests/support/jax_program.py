@@ -1,4 +1,6 @@
-"""An ordinary jax program of several processes, on every path of jax.distributed; it knows nothing of holdfast."""
+"""An ordinary jax program of several processes, on every path of jax.distributed; it knows nothing
+of holdfast.
+"""
 
 BIND = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 """Lets process 0's own service idle on a spare port: the coordinator is ours."""

@@ -1,7 +1,9 @@
-"""Kills or fails local saves at the nth call below the folder of a host: a fork server as killpoint_server.py, for one process or two.
+"""Kills or fails local saves at the nth call below the folder of a host: a fork server as
+killpoint_server.py, for one process or two.
 
-Two are a host each, owner and ward of one another: they write, pull, serve and delete, and restore from whoever has the copy. They are in
-step with each other, so that the calls come in much the same order each time.
+Two are a host each, owner and ward of one another: they write, pull, serve and delete, and restore
+from whoever has the copy. They are in step with each other, so that the calls come in much the same
+order each time.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def opened(folder: Path, group: Group) -> Iterator[CheckpointManager]:
 
 
 def save(manager: CheckpointManager, group: Group, step: int) -> bool:
-    """Saves a step on the hosts, and says whether it is known. In a group the primary chooses when that is: here it is now."""
+    """Saves a step on the hosts, and says whether it is known. In a group the primary chooses when
+    that is: here it is now.
+    """
     tier = manager._tier
     assert tier is not None
     if group.count == 1:
@@ -96,7 +100,9 @@ def make(folder: Path, group: Group) -> Any:
 
 
 def attempt(folder: Path, victim: int, point: int, error: int, group: Group) -> Any:
-    """Goes on from what is there and saves, with the nth call below the victim's folder armed; notes each step that it knows."""
+    """Goes on from what is there and saves, with the nth call below the victim's folder armed;
+    notes each step that it knows.
+    """
     if group.index == victim:
         LIBRARY.killpoint_arm_below(str(folder / f"host{victim}").encode(), point, error, 1, 0)
     found: dict[str, Any] = {"saved": 0, "failed": 0, "off": "", "ended": ""}
@@ -118,7 +124,9 @@ def attempt(folder: Path, victim: int, point: int, error: int, group: Group) -> 
 
 
 def check(folder: Path, known: int, group: Group) -> Any:
-    """Opens it as the next attempt would: what was known is there, or newer, to the bit; the next local save leaves nothing behind."""
+    """Opens it as the next attempt would: what was known is there, or newer, to the bit; the next
+    local save leaves nothing behind.
+    """
     with opened(folder, group) as manager:
         newest = restore(manager, group.index)
         assert known <= newest < LAST, (known, newest)
@@ -170,7 +178,9 @@ def _run(work: Callable[[Group], Any], address: str, index: int, count: int) -> 
 
 
 def together(count: int, work: Callable[[Group], Any]) -> list[tuple[int, Any]]:
-    """Does `work` in the processes of one job, each a fork; returns how they ended, and what they said."""
+    """Does `work` in the processes of one job, each a fork; returns how they ended, and what they
+    said.
+    """
     with contextlib.ExitStack() as stack:
         address = ""
         if count > 1:

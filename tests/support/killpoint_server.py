@@ -1,4 +1,6 @@
-"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a check of what is left."""
+"""The fork server of killpoints.py: for each point a fresh root, a save in forked processes, and a
+check of what is left.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Reader:
 
 
 def items(step: int, process: int = 0, mesh: Mesh | None = None) -> dict[str, Any]:
-    """Returns what is saved. With a mesh of two processes `w` lies on both, so that both write packs; `own` each keeps for itself."""
+    """Returns what is saved. With a mesh of two processes `w` lies on both, so that both write
+    packs; `own` each keeps for itself.
+    """
     w: Any = np.arange(4000, dtype=np.float32).reshape(2, 2000) + step
     if mesh is not None:
         w = jax.make_array_from_callback(
@@ -66,7 +70,9 @@ OPTIONS = Options(per_process=lambda path: path == "own", incremental=INCREMENTA
 
 
 def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) -> str:
-    """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes through."""
+    """Saves step 3; returns "saved", or the error's name. Any error that is not of the tree comes
+    through.
+    """
     try:
         with CheckpointManager(
             root, keep_policy=KeepLast(2), group=group, options=OPTIONS
@@ -84,7 +90,9 @@ def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) 
 
 
 def fork(work: Callable[[], Any]) -> tuple[int, int]:
-    """Runs `work` in a child; returns its pid and a pipe on which it says, in JSON lines, how it went."""
+    """Runs `work` in a child; returns its pid and a pipe on which it says, in JSON lines, how it
+    went.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid:
@@ -107,7 +115,9 @@ def ended(child: tuple[int, int]) -> tuple[int, str]:
 
 
 def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> dict[str, Any]:
-    """Saves step 3 with `victim` armed; says how each process ended, whether any knew of the commit, and whether the point was reached."""
+    """Saves step 3 with `victim` armed; says how each process ended, whether any knew of the
+    commit, and whether the point was reached.
+    """
 
     def member(index: int, address: str) -> Any:
         group, mesh = Solo(), None
@@ -169,7 +179,9 @@ def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
 
 
 def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
-    """Opens the root as the next attempt would: listed steps are exact, what was known is there, the next save leaves nothing behind."""
+    """Opens the root as the next attempt would: listed steps are exact, what was known is there,
+    the next save leaves nothing behind.
+    """
     linked = any(path.stat().st_nlink > 1 for path in root.glob("3/*/*"))
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
         manager._worker.wait()

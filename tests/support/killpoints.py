@@ -1,7 +1,8 @@
-"""Kills or fails a save right before its nth call that changes files: a fork server under killpoint.c.
+"""Kills or fails a save right before its nth call that changes files: a fork server under
+killpoint.c.
 
-One interpreter imports everything once, without threads of jax; each point is a fork of it, or two forks that join a job, with a
-coordinator of ours and jax.distributed.
+One interpreter imports everything once, without threads of jax; each point is a fork of it, or two
+forks that join a job, with a coordinator of ours and jax.distributed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def build(folder: Path, name: str = "killpoint") -> Path:
-    """Compiles one of the .c files here into a library to preload; skips the test where there is no C compiler, unless this is CI."""
+    """Compiles one of the .c files here into a library to preload; skips the test where there is no
+    C compiler, unless this is CI.
+    """
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         assert not os.environ.get("CI"), "CI has to have a C compiler"
@@ -51,7 +54,8 @@ def walk(
     *,
     incremental: bool = False,
 ) -> list[dict[str, Any]]:
-    """Goes through the points; returns what each fork server line says. `error` 0 kills process `victim`, else its call fails so.
+    """Goes through the points; returns what each fork server line says. `error` 0 kills process
+    `victim`, else its call fails so.
 
     With `incremental` the save links files of one before it, whose calls are points too.
     """
@@ -77,7 +81,9 @@ def walk(
 def walk_local(
     library: Path, processes: int, victim: int, error: int, points: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Does so with local saves of one process or two, and the calls below the folder of the victim's host, reading ones among them."""
+    """Does so with local saves of one process or two, and the calls below the folder of the
+    victim's host, reading ones among them.
+    """
     environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as scratch:
         numbers = map(str, (processes, victim, error))

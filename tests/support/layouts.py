@@ -20,7 +20,9 @@ TREE = {
 
 
 def write(layout: str, root: str) -> str:
-    """Writes TREE as step 7 of a root (safetensors: as the folder `7` of it); returns where it is."""
+    """Writes TREE as step 7 of a root (safetensors: as the folder `7` of it); returns where it
+    is.
+    """
     save(f"{root}/original", jax.tree.map(jnp.asarray, TREE), step=7)
     target = StorePath(open_storage(root), "7" if layout == "safetensors" else "")
     return convert(open_checkpoint(f"{root}/original"), target, layout)

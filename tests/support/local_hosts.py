@@ -1,4 +1,6 @@
-"""Jobs with a local tier in one test process: each rank is a thread with a coordinator's client and "host" and folder of its own."""
+"""Jobs with a local tier in one test process: each rank is a thread with a coordinator's client and
+"host" and folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SIZE = 5000
 
 
 def state(step: int, rank: int, size: int = SIZE) -> dict[str, Any]:
-    """Returns a rank's state at a step: an array of its own, one that is equal everywhere, and a number."""
+    """Returns a rank's state at a step: an array of its own, one that is equal everywhere, and a
+    number.
+    """
     return {
         "mine": np.arange(size, dtype=np.float32) + 1000 * rank + step,
         "all": np.full(size, step, np.float64),
@@ -55,7 +59,9 @@ class Job:
         self.each(save)
 
     def begin(self, rank: int, step: int, found: Any, **options: Any) -> None:
-        """Begins a save on one rank. In a group the primary chooses when local ones are: here it is at this very step."""
+        """Begins a save on one rank. In a group the primary chooses when local ones are: here it is
+        at this very step.
+        """
         manager = self.managers[rank]
         tier = manager._tier
         if tier is None or step % self._every == 0:
@@ -64,7 +70,9 @@ class Job:
             tier.save(step, {"state": found}, options.get("metrics"), options.get("metadata"))
 
     def restore(self, step: int | None = None, **options: Any) -> int:
-        """Restores on all ranks, asserts that each got its own of one step to the bit, and returns which step."""
+        """Restores on all ranks, asserts that each got its own of one step to the bit, and returns
+        which step.
+        """
         found = self.each(lambda rank, manager: manager.restore(step, **options))
         assert all(is_state(each, found[0]["step"], rank) for rank, each in enumerate(found))
         return int(found[0]["step"])
@@ -83,7 +91,8 @@ def job(
     hosts: Sequence[str] = (),
     **local: Any,
 ) -> Iterator[Job]:
-    """Yields a job with a rank for each folder (None: without a local tier), each on a host of its own unless `hosts` says otherwise.
+    """Yields a job with a rank for each folder (None: without a local tier), each on a host of its
+    own unless `hosts` says otherwise.
 
     Steps are saved when they are told to be: see `Job.begin`.
     """

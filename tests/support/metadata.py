@@ -9,9 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Metadata(ThreadingHTTPServer):
-    """Serves `values`; `address` is host:port. A request without Google's header gets 403, as there.
+    """Serves `values`; `address` is host:port. A request without Google's header gets 403, as
+    there.
 
-    A client with `address/NAME` as its host is a machine of its own: its values are `NAME/preempted` and so on, where they are set.
+    A client with `address/NAME` as its host is a machine of its own: its values are
+    `NAME/preempted` and so on, where they are set.
     """
 
     def __init__(self) -> None:

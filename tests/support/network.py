@@ -1,4 +1,6 @@
-"""Network namespaces on a bridge: hosts of their own, as far as IP knows. Needs root and iproute2."""
+"""Network namespaces on a bridge: hosts of their own, as far as IP knows. Needs root and
+iproute2.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def ip(*arguments: str) -> None:
 
 
 class Network:
-    """Namespaces on a bridge of this machine; `host` is the bridge's address, which all of them reach."""
+    """Namespaces on a bridge of this machine; `host` is the bridge's address, which all of them
+    reach.
+    """
 
     def __init__(self, count: int) -> None:
         self.tag = uuid.uuid4().hex[:6]
@@ -58,7 +62,9 @@ class Network:
         ip("link", "set", f"v{self.names[index]}", "up")
 
     def part(self, *indices: int, parted: bool = True) -> None:
-        """Lets no packet through between any two of these peers, or lets them through again; all else they reach as before."""
+        """Lets no packet through between any two of these peers, or lets them through again; all
+        else they reach as before.
+        """
         for index in indices:
             ip(
                 "link",

@@ -22,7 +22,8 @@ BUCKET = "bucket"
 def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None) -> Iterator[str]:
     """Runs moto's S3, which honours conditions; gives the query that a URL needs to reach it.
 
-    `ignored` are headers of PUT requests that it never sees, such as If-None-Match; `requests` takes method and path of each request.
+    `ignored` are headers of PUT requests that it never sees, such as If-None-Match; `requests`
+    takes method and path of each request.
     """
     from moto.server import ThreadedMotoServer
 
@@ -47,7 +48,8 @@ def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None)
 def _past(
     app: Any, ignored: Sequence[str], requests: list[str]
 ) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    """Returns a WSGI application in front of another: it notes requests, takes headers away, and makes one PUT at a time.
+    """Returns a WSGI application in front of another: it notes requests, takes headers away, and
+    makes one PUT at a time.
 
     moto looks at a condition and writes in two steps, where S3 takes one.
     """
@@ -66,7 +68,9 @@ def _past(
 
 @contextlib.contextmanager
 def gcs_server() -> Iterator[None]:
-    """Runs gcp-storage-emulator, which ignores conditions; tensorstore finds it by its environment, read once: one a process."""
+    """Runs gcp-storage-emulator, which ignores conditions; tensorstore finds it by its environment,
+    read once: one a process.
+    """
     from gcp_storage_emulator.server import create_server
 
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
@@ -93,7 +97,9 @@ _AZURITE_KEY = (
 
 @contextlib.contextmanager
 def azure_server() -> Iterator[str]:
-    """Runs Azurite, Microsoft's emulator of Azure's blobs, which honours conditions; gives the query that a URL needs to reach it."""
+    """Runs Azurite, Microsoft's emulator of Azure's blobs, which honours conditions; gives the
+    query that a URL needs to reach it.
+    """
     command = [
         AZURITE,
         "--blobHost",

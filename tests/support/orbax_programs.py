@@ -1,4 +1,6 @@
-"""Small programs that are written for Orbax, run on Orbax and on holdfast by the change of import alone, and their results compared."""
+"""Small programs that are written for Orbax, run on Orbax and on holdfast by the change of import
+alone, and their results compared.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def run_both(program: Callable[[Any, Path], Any], tmp_path: Path, *, v1: bool = False) -> Any:
-    """Runs `program(ocp, folder)` with Orbax and with holdfast, asserts the same results, and returns those of holdfast."""
+    """Runs `program(ocp, folder)` with Orbax and with holdfast, asserts the same results, and
+    returns those of holdfast.
+    """
     import orbax.checkpoint as real
     from orbax.checkpoint.experimental import v1 as real_v1
 
@@ -40,7 +44,9 @@ def _made(folder: Path) -> Path:
 
 
 def assert_equal(found: Any, expected: Any, at: str = "") -> None:
-    """Asserts two results equal: containers, types, dtypes, bits, shardings. A Composite of either is a mapping."""
+    """Asserts two results equal: containers, types, dtypes, bits, shardings. A Composite of either
+    is a mapping.
+    """
     if hasattr(expected, "items") and hasattr(expected, "keys"):
         assert isinstance(found, Mapping) and set(found) == set(expected.keys()), (
             f"{at}: {found!r} for {expected!r}"

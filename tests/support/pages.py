@@ -93,7 +93,9 @@ def processes(
 
 
 def serious_faults(tab: Any) -> list[tuple[str, str]]:
-    """Returns what axe finds in a tab that keeps people out, each with its first place; skips without axe."""
+    """Returns what axe finds in a tab that keeps people out, each with its first place; skips
+    without axe.
+    """
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="needs axe-playwright-python: pip install 'holdfast[slow]'",

@@ -1,6 +1,8 @@
-"""Trials of preemption, many in a minute: whole jobs that save, forked from a process that has imported jax and nothing more.
+"""Trials of preemption, many in a minute: whole jobs that save, forked from a process that has
+imported jax and nothing more.
 
-`python -m tests.support.preemption_trials FIRST COUNT` runs the seeds, prints one line for each, and ends with 1 where one has failed.
+`python -m tests.support.preemption_trials FIRST COUNT` runs the seeds, prints one line for each,
+and ends with 1 where one has failed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ MARKS = {
     "in shutdown()": "leaving",
 }
 WHEN = tuple(MARKS)
-"""When the signal comes: after a process has printed a line, or while a save is in flight on all."""
+"""When the signal comes: after a process has printed a line, or while a save is in flight on all.
+"""
 LIMIT_S = 60.0
 FLOATS = 1 << 22  # of each process in a save: 16 MiB, so that it takes a while
 
@@ -83,7 +86,9 @@ def state_of(step: int) -> jax.Array:
 
 
 def work(index: int, address: str, plan: Plan, root: Path) -> None:
-    """The program of one process: steps, a save every few of them, and one more where it is preempted."""
+    """The program of one process: steps, a save every few of them, and one more where it is
+    preempted.
+    """
     print("begun", flush=True)
     if plan.when == "before initialize()" and index in plan.victims:
         time.sleep(LIMIT_S)
@@ -162,7 +167,9 @@ class Job:
         return not (self._root / step / "checkpoint.json").exists()
 
     def wait_for_save(self, delay_s: float) -> bool:
-        """Waits until a save has been in flight on all for so long; returns False where none comes any more."""
+        """Waits until a save has been in flight on all for so long; returns False where none comes
+        any more.
+        """
         end_s = time.monotonic() + LIMIT_S
         while not self.codes and time.monotonic() < end_s:
             self.poll()
@@ -174,7 +181,9 @@ class Job:
         return False
 
     def finish(self, plan: Plan) -> None:
-        """Waits for the end of all; where a process has died before it had joined, ends the rest, as a launcher does."""
+        """Waits for the end of all; where a process has died before it had joined, ends the rest,
+        as a launcher does.
+        """
         end_s = time.monotonic() + LIMIT_S
         while len(self.codes) < len(self.pids):
             self.poll()
@@ -206,7 +215,9 @@ def _fork(output: Path, index: int, address: str, plan: Plan, root: Path) -> int
 
 
 def faults_of(job: Job, plan: Plan) -> list[str]:
-    """Returns what was wrong with a trial; an empty list for one story, or for a job that was preempted before it had begun."""
+    """Returns what was wrong with a trial; an empty list for one story, or for a job that was
+    preempted before it had begun.
+    """
     texts = [job.text(index) for index in range(plan.count)]
     gathered = any(f"{plan.count} of {plan.count} processes" in text for text in texts)
     died = [index for index in plan.victims if job.codes[index] == -signal.SIGTERM]

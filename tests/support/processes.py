@@ -16,7 +16,9 @@ def runs(pid: int) -> bool:
 
 
 def wait_until_ended(pids: Sequence[int], within_s: float = 20) -> bool:
-    """Waits until none of the processes runs; returns False when one still does after `within_s` seconds."""
+    """Waits until none of the processes runs; returns False when one still does after `within_s`
+    seconds.
+    """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not any(runs(pid) for pid in pids):

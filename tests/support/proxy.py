@@ -10,7 +10,9 @@ from typing import Self
 
 
 class Proxy:
-    """Forwards connections to `target` ("host:port") from an address of its own. A context manager."""
+    """Forwards connections to `target` ("host:port") from an address of its own. A context
+    manager.
+    """
 
     def __init__(self, target: str) -> None:
         self._target = target.rsplit(":", 1)[0], int(target.rsplit(":", 1)[1])
@@ -55,7 +57,9 @@ class Proxy:
         self._dropping = True
 
     def cut(self, refuse: bool = False) -> None:
-        """Closes all connections; new ones are refused until the next `cut()`, where `refuse` says so."""
+        """Closes all connections; new ones are refused until the next `cut()`, where `refuse` says
+        so.
+        """
         with self._lock:
             self.refusing, sockets = refuse, list(self._open)
         self._close(*sockets)

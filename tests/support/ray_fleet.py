@@ -1,4 +1,6 @@
-"""A Ray cluster of several nodes on this machine, whose nodes a test may kill, drain and replace."""
+"""A Ray cluster of several nodes on this machine, whose nodes a test may kill, drain and
+replace.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ from holdfast.launch.engines.ray.cluster import cluster_nodes
 
 
 class Fleet:
-    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for one process."""
+    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for one
+    process.
+    """
 
     def __init__(self, module: str) -> None:
-        """`module` is the test's, which the workers cannot import: what is of it travels by value."""
+        """`module` is the test's, which the workers cannot import: what is of it travels by
+        value.
+        """
         import ray
         from ray.cluster_utils import Cluster
 

@@ -1,8 +1,11 @@
-"""One process of a job that makes round trips on demand: it reads a request a line from a socket, and answers with what went wrong.
+"""One process of a job that makes round trips on demand: it reads a request a line from a socket,
+and answers with what went wrong.
 
-A request's `tree` is of ["leaf", facts], ["none"], ["list" | "tuple" | "pair", nodes] and ["dict", [[key, node]...]]; a place is
-{"devices", "sizes", "spec", "local"} (a mesh over devices of the job, or of each process), {"device"} (one of this process's devices),
-"free" (uncommitted) or "numpy". Every process makes the whole value of a leaf of its seed, so that each shard is checked where it lies.
+A request's `tree` is of ["leaf", facts], ["none"], ["list" | "tuple" | "pair", nodes] and ["dict",
+[[key, node]...]]; a place is {"devices", "sizes", "spec", "local"} (a mesh over devices of the job,
+or of each process), {"device"} (one of this process's devices), "free" (uncommitted) or "numpy".
+Every process makes the whole value of a leaf of its seed, so that each shard is checked where it
+lies.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def build(node: list[Any], make: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def truth(facts: dict[str, Any]) -> Any:
-    """Returns a leaf's whole value on the host: of a typed key array its data, of a Python value itself."""
+    """Returns a leaf's whole value on the host: of a typed key array its data, of a Python value
+    itself.
+    """
     if facts["kind"] == "value":
         return {
             "int": int,
@@ -121,7 +126,9 @@ def like(facts: dict[str, Any]) -> Any:
 
 
 def check(facts: dict[str, Any], found: Any, place: Any) -> None:
-    """Asserts that a leaf came back bit by bit, where it was wanted. `place` None: numpy, or the sharding is not looked at."""
+    """Asserts that a leaf came back bit by bit, where it was wanted. `place` None: numpy, or the
+    sharding is not looked at.
+    """
     whole = truth(facts)
     if facts["kind"] == "value":
         assert type(found) is type(whole) and found == whole, (facts, found)
@@ -171,7 +178,9 @@ def do_save(request: dict[str, Any]) -> None:
 
 
 def placed(facts: dict[str, Any]) -> Any:
-    """Returns the place that SAVED gives back: that of a mesh of the whole job; what is local to each process comes back anywhere."""
+    """Returns the place that SAVED gives back: that of a mesh of the whole job; what is local to
+    each process comes back anywhere.
+    """
     place = facts.get("saved")
     return place if isinstance(place, dict) and not place.get("local", True) else None
 
@@ -188,7 +197,9 @@ def do_load(request: dict[str, Any]) -> None:
 
 
 def do_read_once(request: dict[str, Any]) -> None:
-    """Loads it with each byte read once in the whole job: a collective, so nothing of one process may fail before it."""
+    """Loads it with each byte read once in the whole job: a collective, so nothing of one process
+    may fail before it.
+    """
     collective_read.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
     store = LocalStorage(request["folder"])
     found = restore_item(

@@ -43,7 +43,9 @@ class Security:
     arguments: tuple[str, ...]
 
     def member(self) -> Credentials:
-        """Returns what one more process of the job shows: certificate and token of the job, and a key of its own."""
+        """Returns what one more process of the job shows: certificate and token of the job, and a
+        key of its own.
+        """
         return Credentials(
             self.own.token_file, self.own.tls_cert, self.own.tls_key, self.own.tls_ca
         )
@@ -65,7 +67,9 @@ class Security:
 
 
 class _WithoutCertificate(Credentials):
-    """Trusts the coordinator, and shows it nothing but the token: what Credentials itself refuses."""
+    """Trusts the coordinator, and shows it nothing but the token: what Credentials itself
+    refuses.
+    """
 
     def __post_init__(self) -> None:
         pass
@@ -125,7 +129,9 @@ def join(address: str, credentials: list[Credentials]) -> list[CoordinationClien
 
 @dataclass
 class Secured:
-    """A service with mTLS and token, its members (each with a key of its own), and jaxlib's agents beside them."""
+    """A service with mTLS and token, its members (each with a key of its own), and jaxlib's agents
+    beside them.
+    """
 
     address: str
     clients: list[CoordinationClient]
@@ -140,7 +146,9 @@ class Secured:
         return credentials.channel(self.address, OWN_POOL)
 
     def still_serves(self) -> None:
-        """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their agents are known."""
+        """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their
+        agents are known.
+        """
         together(self.clients, "still")
         assert self.clients[VICTIM].key_value_try_get("mine") == "value"
         assert all(process.alive for process in self.clients[0].process_info())
@@ -177,7 +185,9 @@ def register(
 
 
 def in_the_name_of(process_id: int, secured: Secured) -> Callable[[str], bytes]:
-    """Returns a maker of requests that a process's agent would send, with its true incarnations, in all three profiles."""
+    """Returns a maker of requests that a process's agent would send, with its true incarnations, in
+    all three profiles.
+    """
 
     def request(path: str) -> bytes:
         service, method = path.rsplit("/", 1)

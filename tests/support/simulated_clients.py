@@ -1,4 +1,6 @@
-"""The simulated processes of a job: each has a stream, resends on the next one when it breaks, and walks through a script of steps."""
+"""The simulated processes of a job: each has a stream, resends on the next one when it breaks, and
+walks through a script of steps.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Clients:
         self._unfinished = count
 
     def begin(self) -> None:
-        """Starts all within a second, but in some jobs one that comes late: up to three heartbeat timeouts after the others."""
+        """Starts all within a second, but in some jobs one that comes late: up to three heartbeat
+        timeouts after the others.
+        """
         late = (
             self._random.choice(self.all)
             if self._random.random() < 0.3 and not self._unison
@@ -86,7 +90,8 @@ class Clients:
         """Says whether all have walked through their scripts."""
         return not self._unfinished
 
-    # ---- Faults --------------------------------------------------------------------------------------------------------------------
+    # ---- Faults
+    # --------------------------------------------------------------------------------------------------------------------
 
     def break_one(self) -> None:
         """Breaks a stream."""
@@ -134,7 +139,8 @@ class Clients:
                 lambda life=client.life: self._open_stream(client, life),
             )  # type: ignore[misc]
 
-    # ---- Lives and streams ---------------------------------------------------------------------------------------------------------
+    # ---- Lives and streams
+    # ---------------------------------------------------------------------------------------------------------
 
     def begin_life(self, client: Client) -> None:
         client.dead, client.life = False, client.life + 1
@@ -150,14 +156,18 @@ class Clients:
         self._next_step(client)
 
     def take_end(self, client: Client, stream: int) -> None:
-        """Takes the end of a stream: as what it says, or as a break, after which the client tries to come back."""
+        """Takes the end of a stream: as what it says, or as a break, after which the client tries
+        to come back.
+        """
         if client.stream == stream and self._random.random() < 0.5:
             self._lose_stream(client, reported=False)
         else:
             self.fence(client, stream)
 
     def fence(self, client: Client, stream: int) -> None:
-        """Takes the service's word that this life is over: a launcher starts the next one, where the job is recoverable."""
+        """Takes the service's word that this life is over: a launcher starts the next one, where
+        the job is recoverable.
+        """
         if client.dead or client.finished or stream not in (client.stream, client.opening):
             return
         self._world.note("fenced", f"{client.task_id} life {client.life}")
@@ -266,7 +276,8 @@ class Clients:
         assert request.on_reply is not None
         request.on_reply(completion)
 
-    # ---- The script ----------------------------------------------------------------------------------------------------------------
+    # ---- The script
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _next_step(self, client: Client) -> None:
         if client.step >= self._steps:

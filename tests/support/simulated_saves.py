@@ -1,8 +1,11 @@
-"""Saves of several processes into one model store, under a seeded schedule of faults: the protocol itself runs, all around it is a model.
+"""Saves of several processes into one model store, under a seeded schedule of faults: the protocol
+itself runs, all around it is a model.
 
-A run is a few saves of one job, one after the other on each process, while messages are late, lost, or those of an earlier save; commits
-are applied and fail, fail and are applied later, or are answered twice; processes die; steps are deleted; another writer saves the same
-steps; saves are called off; a sweep follows a death; and in the end the power goes. Each violation of an invariant is raised with the seed.
+A run is a few saves of one job, one after the other on each process, while messages are late, lost,
+or those of an earlier save; commits are applied and fail, fail and are applied later, or are
+answered twice; processes die; steps are deleted; another writer saves the same steps; saves are
+called off; a sweep follows a death; and in the end the power goes. Each violation of an invariant
+is raised with the seed.
 """
 
 from __future__ import annotations
@@ -120,9 +123,11 @@ class Round:
 
 
 class SaveSimulation:
-    """One seeded run. Mutations switch rules of the shell off, each of which must be missed if it goes.
+    """One seeded run. Mutations switch rules of the shell off, each of which must be missed if it
+    goes.
 
-    `parses` and `counts_failures` are two; with `closes` a cancel comes too late once its process has reported, or begun to commit.
+    `parses` and `counts_failures` are two; with `closes` a cancel comes too late once its process
+    has reported, or begun to commit.
     """
 
     def __init__(
@@ -160,7 +165,9 @@ class SaveSimulation:
         self.trace.append(f"{self.now:8.2f} {line}")
 
     def run(self) -> list[str]:
-        """Runs to the end and checks the invariants; returns the trace. Raises Violation, naming the seed."""
+        """Runs to the end and checks the invariants; returns the trace. Raises Violation, naming
+        the seed.
+        """
         try:
             for process in self.processes:
                 self.at(self.rng.random(), lambda process=process: self.next_save(process))  # type: ignore[misc]
@@ -212,7 +219,9 @@ class SaveSimulation:
         self.store.sweep("a")
 
     def cancel(self) -> None:
-        """The user of a process calls its save off; where it has a share, or is the primary, that can stop the commit."""
+        """The user of a process calls its save off; where it has a share, or is the primary, that
+        can stop the commit.
+        """
         process = self.rng.choice(self.processes)
         if (
             not process.alive
@@ -521,7 +530,9 @@ class SaveSimulation:
     # --- the end
 
     def check_end(self) -> None:
-        """The power goes; then everything that was acknowledged must be there, and nobody may have been told the opposite."""
+        """The power goes; then everything that was acknowledged must be there, and nobody may have
+        been told the opposite.
+        """
         self.store.records = {
             step: record for step, record in self.store.records.items() if record.durable
         }

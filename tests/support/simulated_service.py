@@ -1,4 +1,6 @@
-"""The service of a simulation: the real machine and the real rows of its journal, with streams and a loop of virtual time."""
+"""The service of a simulation: the real machine and the real rows of its journal, with streams and
+a loop of virtual time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Call:
 
 
 class SimulatedService:
-    """Serves clients as `Service` and a transport do. `batch_s`: how long events are gathered for one write of the journal."""
+    """Serves clients as `Service` and a transport do. `batch_s`: how long events are gathered for
+    one write of the journal.
+    """
 
     def __init__(
         self,
@@ -55,10 +59,13 @@ class SimulatedService:
         self._tick_at = math.inf
         self._flushing = False
 
-    # ---- Its loop ------------------------------------------------------------------------------------------------------------------
+    # ---- Its loop
+    # ------------------------------------------------------------------------------------------------------------------
 
     def wind(self) -> None:
-        """Schedules a tick at the very moment that the machine asks for, as the service's loop does."""
+        """Schedules a tick at the very moment that the machine asks for, as the service's loop
+        does.
+        """
         assert self.machine is not None
         due = max(self._world.now, self.machine.next_due())
         if due < self._tick_at:
@@ -127,10 +134,13 @@ class SimulatedService:
                 lambda call=call, completion=completion: self._reach(call, completion), twice=True
             )  # type: ignore[misc]
 
-    # ---- Its end and its return ----------------------------------------------------------------------------------------------------
+    # ---- Its end and its return
+    # ----------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Crashes now, or between the machine's next decision and the journal: then that answer is never given."""
+        """Crashes now, or between the machine's next decision and the journal: then that answer is
+        never given.
+        """
         if self.machine is None:
             return
         if self._world.random.random() < 0.5:
@@ -162,7 +172,8 @@ class SimulatedService:
         self._truth.keys_are_there(self.machine)
         self.wind()
 
-    # ---- What it is asked ----------------------------------------------------------------------------------------------------------
+    # ---- What it is asked
+    # ----------------------------------------------------------------------------------------------------------
 
     def has_stream(self, client: Client, stream: int) -> bool:
         """Says whether this is the stream that the client's task has."""
@@ -256,7 +267,9 @@ class SimulatedService:
 
 
 class Disk:
-    """The journal's rows, kept as the service keeps them in SQLite: what `drain` gave before the crash, `load` gets after it."""
+    """The journal's rows, kept as the service keeps them in SQLite: what `drain` gave before the
+    crash, `load` gets after it.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -13,7 +13,9 @@ from tests.support.simulated_world import World
 
 
 class Truth:
-    """Checks the invariants of `simulator`, at every completion, at every tick, after every replay and at the end."""
+    """Checks the invariants of `simulator`, at every completion, at every tick, after every replay
+    and at the end.
+    """
 
     def __init__(self, world: World, num_tasks: int, *, recoverable: bool) -> None:
         self._world, self._num_tasks, self._recoverable = world, num_tasks, recoverable
@@ -32,14 +34,19 @@ class Truth:
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
 
-    # ---- Barriers ------------------------------------------------------------------------------------------------------------------
+    # ---- Barriers
+    # ------------------------------------------------------------------------------------------------------------------
 
     def arrives(self, task_id: int, name: str, request: Request) -> None:
-        """Notes that a task comes to a barrier. One request is one coming, to the one instance that answers it."""
+        """Notes that a task comes to a barrier. One request is one coming, to the one instance that
+        answers it.
+        """
         self.arrivals[name][request.number] = (task_id, request.sent_counter)
 
     def waits(self, name: str, counter: int, deadline: float) -> float:
-        """Notes that a task waits at an instance, and returns when it must know: the deadline of the first to arrive is everyone's."""
+        """Notes that a task waits at an instance, and returns when it must know: the deadline of
+        the first to arrive is everyone's.
+        """
         if (name, counter) not in self.deadlines:
             self.deadlines[name, counter] = deadline
             self.unwritten.append((name, counter))
@@ -143,7 +150,8 @@ class Truth:
                 self._world.fail(f"two increments were answered {number}")
             self.counts.append(number)
 
-    # ---- Lives -----------------------------------------------------------------------------------------------------------------------
+    # ---- Lives
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def nobody_connected_is_lost(self, machine: Machine) -> None:
         """Checks that while the job gathers whoever has a stream is there."""
@@ -158,7 +166,9 @@ class Truth:
                 )
 
     def nobody_who_came_back_is_given_up(self, machine: Machine) -> None:
-        """Checks that nobody with a stream is given up because an earlier stream of it was closed."""
+        """Checks that nobody with a stream is given up because an earlier stream of it was
+        closed.
+        """
         for task in (machine.task_table.tasks[task_id] for task_id in machine.fenced):
             if (
                 task.attached
@@ -175,11 +185,13 @@ class Truth:
         if task.session in task.former:
             self._world.fail(f"process {task_id} was given up, and is served")
 
-    # ---- Deadlines, keys and counts ------------------------------------------------------------------------------------------------
+    # ---- Deadlines, keys and counts
+    # ------------------------------------------------------------------------------------------------
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
-        """Checks that nobody waits whose deadline was before `now`: before each tick, which comes at the moment the machine asked for, and
-        after it, when all that was due has been answered."""
+        """Checks that nobody waits whose deadline was before `now`: before each tick, which comes
+        at the moment the machine asked for, and after it, when all that was due has been answered.
+        """
         for call in waiting:
             if call.deadline < now:
                 self._world.fail(

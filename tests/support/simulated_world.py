@@ -1,4 +1,6 @@
-"""Virtual time, one random generator, a network that misbehaves, and a trace of what happened: what a simulation takes place in."""
+"""Virtual time, one random generator, a network that misbehaves, and a trace of what happened: what
+a simulation takes place in.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from typing import NoReturn
 
 @dataclass(frozen=True)
 class Faults:
-    """How badly the world behaves. Rates of messages are probabilities; crashes and pauses are expected counts in one run."""
+    """How badly the world behaves. Rates of messages are probabilities; crashes and pauses are
+    expected counts in one run.
+    """
 
     delay_s: float = 0.05
     loss: float = 0.02
@@ -77,7 +81,9 @@ class World:
         return self.random.expovariate(1 / self.faults.delay_s)
 
     def send(self, deliver: Callable[[], None], *, twice: bool) -> None:
-        """Delivers a message once, never, or (where it may) twice; each after a delay of its own."""
+        """Delivers a message once, never, or (where it may) twice; each after a delay of its
+        own.
+        """
         if self.random.random() < self.faults.loss:
             return
         self.at(self.delay_s(), deliver)

@@ -1,15 +1,20 @@
-"""A whole job under one seeded clock: the service's own machine, simulated clients, a network that misbehaves, crashes with replay.
+"""A whole job under one seeded clock: the service's own machine, simulated clients, a network that
+misbehaves, crashes with replay.
 
-Nothing here waits or runs in parallel: one heap of events in virtual time, one random generator. The same seed gives the same run, to
-the last event, so a failing seed is a reproduction. What is simulated is our session (one stream per client, resent on the next stream
-when it breaks), with losses, duplicates and reordering that are worse than TCP's.
+Nothing here waits or runs in parallel: one heap of events in virtual time, one random generator.
+The same seed gives the same run, to the last event, so a failing seed is a reproduction. What is
+simulated is our session (one stream per client, resent on the next stream when it breaks), with
+losses, duplicates and reordering that are worse than TCP's.
 
-Invariants, checked at every completion of the machine, at every tick, after every replay and at the end (`simulated_truth`):
+Invariants, checked at every completion of the machine, at every tick, after every replay and at the
+end (`simulated_truth`):
 1. a barrier releases only when every participant of that instance has come;
 2. all who learn the result of an instance learn the same one;
 3. a key whose writing was acknowledged is there, with its value, ever after;
-4. nobody waits past a deadline: the service answers at the very moment, and only the network's delay comes on top;
-5. while the job gathers, nobody with a stream is lost, and nobody is answered that it has gathered before all have come;
+4. nobody waits past a deadline: the service answers at the very moment, and only the network's
+   delay comes on top;
+5. while the job gathers, nobody with a stream is lost, and nobody is answered that it has gathered
+   before all have come;
 6. lost is lost: an incarnation that was given up is served nothing more;
 7. where all leave together, nobody is let go before all have asked to leave;
 8. nobody who has come back on another stream is given up because an earlier one was closed.
@@ -30,7 +35,8 @@ HEARTBEAT_TIMEOUT_S = 20.0
 class Simulation:
     """Runs one job of `processes` clients, each through `steps` steps, and checks the invariants.
 
-    `unison`: every step is a barrier of all. `batch_s`: how long the service gathers events for one write of its journal, 0 for each alone.
+    `unison`: every step is a barrier of all. `batch_s`: how long the service gathers events for one
+    write of its journal, 0 for each alone.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""A Slurm cluster of two nodes on this machine, on loopback, of daemons that the test starts and ends by their ids."""
+"""A Slurm cluster of two nodes on this machine, on loopback, of daemons that the test starts and
+ends by their ids.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 
 
 def missing_programs() -> list[str]:
-    """Returns which of Slurm's programs this machine lacks; scripts/install_system_packages.sh installs them."""
+    """Returns which of Slurm's programs this machine lacks; scripts/install_system_packages.sh
+    installs them.
+    """
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     return [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
 
@@ -33,7 +37,9 @@ def _free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """Runs munged, slurmctld and two slurmd (n1, n2: two processors each), with a partition `low` that `high` preempts by requeue."""
+    """Runs munged, slurmctld and two slurmd (n1, n2: two processors each), with a partition `low`
+    that `high` preempts by requeue.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))

@@ -1,4 +1,6 @@
-"""Makes certificate authorities and certificates for tests, and comes as a stranger to servers with TLS."""
+"""Makes certificate authorities and certificates for tests, and comes as a stranger to servers with
+TLS.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Authority:
         usages: Sequence[x509.ObjectIdentifier] = (),
         is_over: bool = False,
     ) -> Pems:
-        """Returns the files of a new identity, for these extended usages alone if there are any; one that `is_over` is valid no more."""
+        """Returns the files of a new identity, for these extended usages alone if there are any;
+        one that `is_over` is valid no more.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, self._issuer, key, hours=-1 if is_over else 24)

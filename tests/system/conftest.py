@@ -30,7 +30,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tab_if_any(browser: Any) -> Iterator[Any]:
-    """A tab in which no script may fail, and that asks nobody else for anything; None where there is no browser."""
+    """A tab in which no script may fail, and that asks nobody else for anything; None where there
+    is no browser.
+    """
     if browser is None:
         yield None
         return

@@ -1,7 +1,8 @@
-"""What only an accelerator can show: copies to the host, pinned memory that ends, restores into device memory, collectives.
+"""What only an accelerator can show: copies to the host, pinned memory that ends, restores into
+device memory, collectives.
 
-`make accelerator` runs these where jax finds a GPU or a TPU, and prints their figures; elsewhere they skip. Each runs in a process of its
-own, which alone sees the device.
+`make accelerator` runs these where jax finds a GPU or a TPU, and prints their figures; elsewhere
+they skip. Each runs in a process of its own, which alone sees the device.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def run(script: str, root: Path, **environment: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_save_blocks_for_less_than_the_copy(tmp_path: Path) -> None:
-    """1 GiB: how long `save` blocks, how fast a bare copy to pinned memory is, and what the save takes; restored bit-exact."""
+    """1 GiB: how long `save` blocks, how fast a bare copy to pinned memory is, and what the save
+    takes; restored bit-exact.
+    """
     run(
         """
         from jax.sharding import SingleDeviceSharding
@@ -121,7 +124,9 @@ def test_the_caller_may_donate_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_pool_of_pinned_memory_that_ends(tmp_path: Path) -> None:
-    """A gigabyte of pinned memory and two of state: the rest waits on the device, whether the bound is known or has to be run into."""
+    """A gigabyte of pinned memory and two of state: the rest waits on the device, whether the bound
+    is known or has to be run into.
+    """
     for more in ("", ", options=Options(host_memory_bytes=8 << 30)"):
         run(
             f"""
@@ -154,7 +159,9 @@ def test_a_restore_in_waves(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_unmoved_arrays_are_neither_copied_nor_hashed(tmp_path: Path) -> None:
-    """An incremental save of a frozen gigabyte and 4 MiB that move: the base never leaves the device again."""
+    """An incremental save of a frozen gigabyte and 4 MiB that move: the base never leaves the
+    device again.
+    """
     run(
         """
         base = tree(1024)

@@ -1,4 +1,6 @@
-"""Barriers: subsets, names used again, threads, who is missing; the same over jaxlib's client and ours."""
+"""Barriers: subsets, names used again, threads, who is missing; the same over jaxlib's client and
+ours.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def run(
 
 @BOTH
 def test_subsets_and_names_used_again(which: str) -> None:
-    """One name serves all processes and two disjoint subsets at once, again and again; a function made once serves many keys."""
+    """One name serves all processes and two disjoint subsets at once, again and again; a function
+    made once serves many keys.
+    """
     run(
         which,
         """
@@ -64,7 +68,9 @@ def test_subsets_and_names_used_again(which: str) -> None:
 
 @BOTH
 def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
-    """A barrier that one process reaches too late fails in time naming it, fails alike for the late one, and serves again after."""
+    """A barrier that one process reaches too late fails in time naming it, fails alike for the late
+    one, and serves again after.
+    """
     outputs = run(
         which,
         """
@@ -94,7 +100,9 @@ def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
 
 @BOTH
 def test_threads_of_one_name_take_turns(which: str) -> None:
-    """Eight threads that use one name at once do not disturb each other: as many calls as there are end."""
+    """Eight threads that use one name at once do not disturb each other: as many calls as there are
+    end.
+    """
     run(
         which,
         """
@@ -139,7 +147,8 @@ if index == 0 and service_pid != "0":
 
 
 def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> int:
-    """50 names, 8 processes: who leaves a barrier has seen that all its participants entered it, and none is more than one turn ahead.
+    """50 names, 8 processes: who leaves a barrier has seen that all its participants entered it,
+    and none is more than one turn ahead.
 
     Returns by how many bytes our service grew after the first tenth of the rounds.
     """
@@ -161,21 +170,27 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
 
 @BOTH
 def test_fifty_names_from_ten_threads(which: str, tmp_path: Path) -> None:
-    """50 named barriers from 10 threads on 8 processes, over all and over subsets: no turn of any name is mixed up."""
+    """50 named barriers from 10 threads on 8 processes, over all and over subsets: no turn of any
+    name is mixed up.
+    """
     run_concurrent(which, 5, tmp_path, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fifty_names_a_thousand_rounds(tmp_path: Path) -> None:
-    """The same for 1,000 rounds over our service, which holds on to nothing: 45,000 barriers after the first 5,000 it has hardly grown."""
+    """The same for 1,000 rounds over our service, which holds on to nothing: 45,000 barriers after
+    the first 5,000 it has hardly grown.
+    """
     grown = run_concurrent("ours", 1000, tmp_path, 850)
     print(f"the service grew by {grown} bytes")
     assert grown < 4 << 20
 
 
 def test_numbers_of_no_process_are_refused_and_no_time_is_now() -> None:
-    """A process that the job does not have is a ValueError that says which it has; a timeout of 0 does not wait for anybody."""
+    """A process that the job does not have is a ValueError that says which it has; a timeout of 0
+    does not wait for anybody.
+    """
     run_processes(
         """
         import sys, time

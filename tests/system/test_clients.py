@@ -1,6 +1,8 @@
-"""Programs of libraries that save with Orbax, Keras, Brax and grain: on Orbax and on holdfast, unedited, with the same results.
+"""Programs of libraries that save with Orbax, Keras, Brax and grain: on Orbax and on holdfast,
+unedited, with the same results.
 
-Each program saves, loads what it has saved, and loads the checkpoints that it is given besides: those that the other one has saved.
+Each program saves, loads what it has saved, and loads the checkpoints that it is given besides:
+those that the other one has saved.
 """
 
 from __future__ import annotations
@@ -155,7 +157,9 @@ def run(program: Path, *arguments: object, on: tuple[str, ...] = ()) -> Any:
 @pytest.mark.timeout(600)
 @needs("keras")
 def test_keras(tmp_path: Path) -> None:
-    """The callback, `model.save`, `load_model` and `load_weights`; losses after a restart too, and each reads the other's checkpoints."""
+    """The callback, `model.save`, `load_model` and `load_weights`; losses after a restart too, and
+    each reads the other's checkpoints.
+    """
     program = tmp_path / "program.py"
     program.write_text(KERAS)
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
@@ -171,7 +175,9 @@ def test_keras(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @needs("brax")
 def test_brax(tmp_path: Path) -> None:
-    """PPO's checkpoint: the policy acts as the one that was saved, its parameters are the same, and each reads the other's."""
+    """PPO's checkpoint: the policy acts as the one that was saved, its parameters are the same, and
+    each reads the other's.
+    """
     program = tmp_path / "program.py"
     program.write_text(BRAX)
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
@@ -193,7 +199,9 @@ def test_brax(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @needs("grain")
 def test_grain(tmp_path: Path) -> None:
-    """Its own handler of Orbax's saves the state of a data iterator, and gives it back; that of Orbax's checkpoint too."""
+    """Its own handler of Orbax's saves the state of a data iterator, and gives it back; that of
+    Orbax's checkpoint too.
+    """
     program = tmp_path / "program.py"
     program.write_text(GRAIN)
     theirs = run(program, tmp_path / "theirs")

@@ -1,4 +1,6 @@
-"""global_max and broadcast_one_to_all: exact, for any tree, and an error instead of a hang when a peer dies."""
+"""global_max and broadcast_one_to_all: exact, for any tree, and an error instead of a hang when a
+peer dies.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60, heartbeat_
 
 
 def test_exact_for_every_dtype() -> None:
-    """The source's bits arrive, whoever it is: 64-bit values, -0.0, NaN payloads, bfloat16, booleans, complex numbers, typed keys."""
+    """The source's bits arrive, whoever it is: 64-bit values, -0.0, NaN payloads, bfloat16,
+    booleans, complex numbers, typed keys.
+    """
     run_processes(
         START
         + textwrap.dedent("""
@@ -72,7 +76,9 @@ QUICK = ("barrier", "global_max")
     ],
 )
 def test_killed_in_the_middle(during: str) -> None:
-    """SIGKILL of one of four while the others wait: every survivor gets an error naming it within the heartbeat timeout (4 s) and 2 s."""
+    """SIGKILL of one of four while the others wait: every survivor gets an error naming it within
+    the heartbeat timeout (4 s) and 2 s.
+    """
     victim = 0 if during == "blocking get" else 3
     script = START + textwrap.dedent(f"""
         multihost.global_max([index])

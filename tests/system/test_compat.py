@@ -1,4 +1,6 @@
-"""The stand-ins in a job of two processes: sharded state, policies and barriers, restored on one process by holdfast and by its face."""
+"""The stand-ins in a job of two processes: sharded state, policies and barriers, restored on one
+process by holdfast and by its face.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tests.support.checkpointing import run_together
 
 
 def test_two_processes_save_and_restore(tmp_path: Path) -> None:
-    """Every process calls the same; shardings come back, the listing is alike, an item's metadata is a target."""
+    """Every process calls the same; shardings come back, the listing is alike, an item's metadata
+    is a target.
+    """
     script = """
     from holdfast.compat import orbax as ocp
     from holdfast.compat.orbax import v1
@@ -38,7 +42,9 @@ def test_two_processes_save_and_restore(tmp_path: Path) -> None:
 
 
 def test_handlers_of_two_processes_write_together(tmp_path: Path) -> None:
-    """Each process's handler writes its own file, and reads the files of both; so does a stateful checkpointable."""
+    """Each process's handler writes its own file, and reads the files of both; so does a stateful
+    checkpointable.
+    """
     script = """
     from dataclasses import dataclass
     from holdfast.compat import orbax as ocp

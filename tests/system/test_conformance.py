@@ -67,12 +67,16 @@ def outcomes(client: str, service: str, mode: str) -> dict[str, list[object]]:
 @pytest.mark.parametrize("client", ["jaxlib", "holdfast"])
 @pytest.mark.parametrize("mode", ["strict", pytest.param("recoverable", marks=pytest.mark.slow)])
 def test_both_services_answer_alike(client: str, mode: str) -> None:
-    """At least 90 outcomes of every method and documented error have the same status and value from jaxlib's service and from ours."""
+    """At least 90 outcomes of every method and documented error have the same status and value from
+    jaxlib's service and from ours.
+    """
     theirs, ours = outcomes(client, "jaxlib", mode), outcomes(client, "holdfast", mode)
     assert ours == theirs
     assert len(ours) >= 90
 
 
 def test_our_client_stands_where_jaxlibs_does() -> None:
-    """The same script with our client and with jaxlib's, on jaxlib's service, gives the same statuses and values."""
+    """The same script with our client and with jaxlib's, on jaxlib's service, gives the same
+    statuses and values.
+    """
     assert outcomes("holdfast", "jaxlib", "strict") == outcomes("jaxlib", "jaxlib", "strict")

@@ -53,7 +53,9 @@ jax.distributed.shutdown()
 
 @contextmanager
 def restarted_in_the_middle(script: str, journal: Path, count: int = 3) -> Iterator[list[str]]:
-    """Runs `script` on `count` processes, kills the coordinator at step 100, restarts it on its port, and yields the outputs."""
+    """Runs `script` on `count` processes, kills the coordinator at step 100, restarts it on its
+    port, and yields the outputs.
+    """
     options = {"journal": str(journal), "recoverable": True, "survivable": True}
     with CoordinationService.spawn(count, **options) as first:  # type: ignore[arg-type]
         port = int(first.address.rsplit(":", 1)[1])
@@ -72,12 +74,16 @@ def restarted_in_the_middle(script: str, journal: Path, count: int = 3) -> Itera
 
 
 def test_our_clients_ride_through_a_restart(tmp_path: Path) -> None:
-    """SIGKILL and restart in the middle of 200 steps with a barrier each: the job finishes, no barrier is lost or doubled, no key lost."""
+    """SIGKILL and restart in the middle of 200 steps with a barrier each: the job finishes, no
+    barrier is lost or doubled, no key lost.
+    """
     with restarted_in_the_middle(OUR_STEPS, tmp_path / "journal") as outputs:
         assert all(f"keys {200 * 3}" in output for output in outputs), outputs
 
 
 def test_unmodified_jax_clients_live_through_a_restart(tmp_path: Path) -> None:
-    """The same with jaxlib's clients, which must ask again (UNAVAILABLE) while there is no coordinator: none of them aborts."""
+    """The same with jaxlib's clients, which must ask again (UNAVAILABLE) while there is no
+    coordinator: none of them aborts.
+    """
     with restarted_in_the_middle(JAX_STEPS, tmp_path / "journal") as outputs:
         assert all("all steps" in output for output in outputs), outputs

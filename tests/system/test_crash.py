@@ -1,4 +1,6 @@
-"""A job may die at any moment of a save: what is listed afterwards is whole, and what was acknowledged is there."""
+"""A job may die at any moment of a save: what is listed afterwards is whole, and what was
+acknowledged is there.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ with CheckpointManager(root, keep_policy=KeepLast(2)) as manager:
 
 
 def check(root: Path, acknowledged: int) -> None:
-    """Opens the root as the next attempt would: the newest step is not older than what was acknowledged, and all listed ones are exact."""
+    """Opens the root as the next attempt would: the newest step is not older than what was
+    acknowledged, and all listed ones are exact.
+    """
     whole = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
     with CheckpointManager(root, keep_policy=KeepLast(2)) as manager:
         steps = manager.all_steps()
@@ -57,7 +61,9 @@ def check(root: Path, acknowledged: int) -> None:
     ],
 )
 def test_sigkill_of_the_whole_job_at_a_random_moment(tmp_path: Path, seed: int) -> None:
-    """The manager opens, latest_step() is the last acknowledged step or newer, and every listed step restores bit-exact."""
+    """The manager opens, latest_step() is the last acknowledged step or newer, and every listed
+    step restores bit-exact.
+    """
     with together(SAVES_FOR_EVER, 2, tmp_path, devices=2) as processes:
         processes.wait_for(0, "acknowledged 2")
         time.sleep(
@@ -83,7 +89,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def points(*slices: tuple[int, int, int, int]) -> pytest.MarkDecorator:
-    """Parametrises by (processes, victim, first point, every how many); all but coarse walks are slow."""
+    """Parametrises by (processes, victim, first point, every how many); all but coarse walks are
+    slow.
+    """
     marks = [[pytest.mark.slow] if every < 7 else [] for *_, every in slices]
     return pytest.mark.parametrize(
         ("processes", "victim", "first", "every"),
@@ -102,10 +110,12 @@ def points(*slices: tuple[int, int, int, int]) -> pytest.MarkDecorator:
 def test_sigkill_before_each_system_call_of_a_save(
     library: Path, processes: int, victim: int, first: int, every: int
 ) -> None:
-    """Of a save that deletes an old step, from opening to closing: listed steps are exact, known ones there, nothing stays behind.
+    """Of a save that deletes an old step, from opening to closing: listed steps are exact, known
+    ones there, nothing stays behind.
 
-    Each point is a fresh root and a real SIGKILL right before the nth call that changes files. Of two processes both write packs, of an
-    array that lies on both and of their own; one that outlives the other learns of its loss, or reads the record and knows.
+    Each point is a fresh root and a real SIGKILL right before the nth call that changes files. Of
+    two processes both write packs, of an array that lies on both and of their own; one that
+    outlives the other learns of its loss, or reads the record and knows.
     """
     found = walk(library, processes, victim, 0, range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and set(found[-1]["how"]) == {"saved"}, (
@@ -135,8 +145,8 @@ def test_sigkill_before_each_system_call_of_a_save(
 def test_a_full_disk_or_a_broken_one_at_each_system_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
-    """ENOSPC and EIO at each call: one error of the tree, the same on every process, or none; old steps exact, nothing left behind after
-    the next save.
+    """ENOSPC and EIO at each call: one error of the tree, the same on every process, or none; old
+    steps exact, nothing left behind after the next save.
     """
     found = walk(library, processes, victim, error, range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and len(found) * every > (30 if victim == 0 else 6)
@@ -155,7 +165,9 @@ def test_a_full_disk_or_a_broken_one_at_each_system_call(
 def test_an_incremental_save_at_each_system_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
-    """Killed, or refused, before each call, `link` among them: listed steps are exact, and nothing stays behind after the next save."""
+    """Killed, or refused, before each call, `link` among them: listed steps are exact, and nothing
+    stays behind after the next save.
+    """
     found = walk(
         library, processes, victim, error, range(first, MOST_POINTS, every), incremental=True
     )

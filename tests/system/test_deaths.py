@@ -1,4 +1,6 @@
-"""A death is known at once where somebody saw it, and in seconds where nobody did: each wait that needs the process ends by its name."""
+"""A death is known at once where somebody saw it, and in seconds where nobody did: each wait that
+needs the process ends by its name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ HEARTBEAT_S = 100.0
 """Far above all that is waited for here: no silence decides anything."""
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
-# argv: index, count, address, the program that starts the processes ("task", or "" for nobody), whose client, what the survivors wait for
+# argv: index, count, address, the program that starts the processes ("task", or "" for nobody),
+# whose client, what the survivors wait for
 WAITING = f"""
 import json, os, sys, time
 index, count, address, starter, whose = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
@@ -94,8 +97,9 @@ def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
 
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
 def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None:
-    """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its name and why, a hundredth of the
-    heartbeat timeout later, with our client and with jaxlib's own."""
+    """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its
+    name and why, a hundredth of the heartbeat timeout later, with our client and with jaxlib's own.
+    """
     with job(3, "task", whose) as (processes, pid):
         killed_at = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -113,8 +117,10 @@ def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None
 def test_a_death_that_nobody_saw_is_known_after_the_grace(
     whose: str, served: tuple[str, ...]
 ) -> None:
-    """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s later it is lost; jaxlib's agent too,
-    which had a call under way. A blocking get of jaxlib's names nobody, and waits on."""
+    """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s
+    later it is lost; jaxlib's agent too, which had a call under way. A blocking get of jaxlib's
+    names nobody, and waits on.
+    """
     with job(3, "", whose, served=served) as (processes, pid):
         killed_at = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -130,7 +136,9 @@ def test_a_death_that_nobody_saw_is_known_after_the_grace(
 @pytest.mark.parametrize("starter", ["task", ""])
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
 def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
-    """SIGKILL of one of four, with and without a launcher, at the default grace: each survivor's wait ends by its name, each time."""
+    """SIGKILL of one of four, with and without a launcher, at the default grace: each survivor's
+    wait ends by its name, each time.
+    """
     waited: list[float] = []
     for _ in range(20):
         with job(4, starter, whose, grace_s=5.0) as (processes, pid):
@@ -161,7 +169,9 @@ client.shutdown()
 
 @pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_who_is_alive_is_not_lost(stop_s: float) -> None:
-    """A process that is paused for far longer than the grace, and one whose connection was reset: nobody is lost, and all meet."""
+    """A process that is paused for far longer than the grace, and one whose connection was reset:
+    nobody is lost, and all meet.
+    """
     grace_s = min(
         5.0, stop_s / 3
     )  # a living client comes back at once, but on a loaded machine that takes a while
@@ -189,7 +199,9 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
 
 
 def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
-    """Killed and restarted on its port: each comes back on a new stream, later than the grace, and all meet."""
+    """Killed and restarted on its port: each comes back on a new stream, later than the grace, and
+    all meet.
+    """
     options = {
         "recoverable": True,
         "heartbeat_timeout_s": HEARTBEAT_S,

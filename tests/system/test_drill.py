@@ -1,4 +1,6 @@
-"""A drill: nine faults in a job that trains, and what `holdfast status` says of each, and the page where there is a browser."""
+"""A drill: nine faults in a job that trains, and what `holdfast status` says of each, and the page
+where there is a browser.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Watched:
         self._job, self._tab = job, tab
 
     def says(self, pattern: str) -> None:
-        """Asserts that the first line of the status, and the first sentence of the page, come to match."""
+        """Asserts that the first line of the status, and the first sentence of the page, come to
+        match.
+        """
         line = self._job.first_line(pattern)
         assert re.fullmatch(pattern, line), line
         if self._tab is not None:
@@ -98,7 +102,9 @@ def test_a_stopped_process(tmp_path: Path, tab_if_any: Any) -> None:
 
 @pytest.mark.slow
 def test_dropped_packets(tmp_path: Path, tab_if_any: Any) -> None:
-    """A process that runs, but of which nothing reaches the coordinator any more, is cut off; it says where it is all the same."""
+    """A process that runs, but of which nothing reaches the coordinator any more, is cut off; it
+    says where it is all the same.
+    """
     with drill(tmp_path, under_launcher=False) as job:
         job.wait_for_step(3)
         with watched(job, tab_if_any) as both:
@@ -111,7 +117,9 @@ def test_dropped_packets(tmp_path: Path, tab_if_any: Any) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(tmp_path: Path, tab_if_any: Any) -> None:
-    """The status says where the checkpoints are; a job that goes on without its saves says which failed, where and why."""
+    """The status says where the checkpoints are; a job that goes on without its saves says which
+    failed, where and why.
+    """
     (root := tmp_path / "root").mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(root)],
@@ -192,7 +200,9 @@ def test_a_skipped_collective(tmp_path: Path, tab_if_any: Any) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any) -> None:
-    """Steps move, and all are as slow as the slowest: the one that never waits, and where it spends its time."""
+    """Steps move, and all are as slow as the slowest: the one that never waits, and where it spends
+    its time.
+    """
     with drill(tmp_path) as job:
         job.wait_for_step(60)
         with watched(job, tab_if_any) as both:
@@ -205,7 +215,9 @@ def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any) -> N
 
 @pytest.mark.slow
 def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
-    """Whichever watchdog ends its process first, the log names the one that the others waited for."""
+    """Whichever watchdog ends its process first, the log names the one that the others waited
+    for.
+    """
     script = tmp_path / "train.py"
     script.write_text(HANGING)
     command = [*HOLDFAST, "run", "-n", "3", "--", sys.executable, str(script)]

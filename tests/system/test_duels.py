@@ -1,4 +1,6 @@
-"""Two managers on one root: one wins each step, never a mixture; a paused writer that was fenced harms nothing."""
+"""Two managers on one root: one wins each step, never a mixture; a paused writer that was fenced
+harms nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ print("won", json.dumps(won), flush=True)
     [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(ROUNDS_OF_DUELS)],
 )
 def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
-    """Two managers save the same steps: exactly one is acknowledged each, readable, all of it the winner's. In odd turns incrementally."""
+    """Two managers save the same steps: exactly one is acknowledged each, readable, all of it the
+    winner's. In odd turns incrementally.
+    """
     root = tmp_path / "run"
     first, last = turn * DUELS, (turn + 1) * DUELS
     for index in range(2):
@@ -122,7 +126,9 @@ def _sleeper(root: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
     [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_PAUSES)],
 )
 def test_a_writer_paused_fenced_and_resumed_harms_nothing(tmp_path: Path, turn: int) -> None:
-    """SIGSTOP in a save, fence, another saves the same step, SIGCONT: the first gets Fenced, the step is the second's."""
+    """SIGSTOP in a save, fence, another saves the same step, SIGCONT: the first gets Fenced, the
+    step is the second's.
+    """
     root = tmp_path / "run"
     with _sleeper(root, PAUSES) as sleeper:
         assert sleeper.stdout is not None

@@ -1,4 +1,6 @@
-"""How a failed attempt ends, on real processes: at once for all who have nothing to do, and not in the middle of a commit."""
+"""How a failed attempt ends, on real processes: at once for all who have nothing to do, and not in
+the middle of a commit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ while True:
 
 
 def test_who_is_settled_is_ended_at_once() -> None:
-    """SIGKILL of one of three: the others, which would ignore SIGTERM, are gone before its grace is over."""
+    """SIGKILL of one of three: the others, which would ignore SIGTERM, are gone before its grace is
+    over.
+    """
     output = CollectedOutput()
     result = run_local(
         [sys.executable, "-c", STUBBORN], 3, restart=RestartPolicy(grace_s=GRACE_S), output=output
@@ -66,7 +70,9 @@ time.sleep(600)
 
 
 def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
-    """A process that had reported its share dies while the primary commits: the step is there and counts, then all are ended at once."""
+    """A process that had reported its share dies while the primary commits: the step is there and
+    counts, then all are ended at once.
+    """
     output, folder = CollectedOutput(), tmp_path / "steps"
     restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
     result = run_local(
@@ -102,7 +108,9 @@ time.sleep(600)
 
 
 def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:
-    """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it logs that the attempt is over, and why."""
+    """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it
+    logs that the attempt is over, and why.
+    """
     output = CollectedOutput()
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     result = run_local(

@@ -1,4 +1,6 @@
-"""ENV-5: the coordinator's endpoint belongs to one (job, attempt); a worker of an earlier one is refused, wherever it knocks."""
+"""ENV-5: the coordinator's endpoint belongs to one (job, attempt); a worker of an earlier one is
+refused, wherever it knocks.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def late_worker(env: dict[str, str]) -> str:
 
 
 def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
-    """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which ends as if it had never been there."""
+    """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which
+    ends as if it had never been there.
+    """
     results: list[JobResult] = []
     output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)

@@ -1,4 +1,6 @@
-"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody aborts."""
+"""Real faults on real processes: every other peer has a named error in time, nobody hangs, nobody
+aborts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float
     return float(when), kind, who
 
 
-# ---- Network namespaces ------------------------------------------------------------------------------------------------------------
+# ---- Network namespaces
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -68,7 +71,9 @@ def network() -> Iterator[Network]:
 def test_every_other_peer_has_a_named_error_in_time(
     fault: str, network: Network, tmp_path: Path
 ) -> None:
-    """One of three peers in namespaces of their own goes silent: the others name it within the heartbeat timeout + 2 s."""
+    """One of three peers in namespaces of their own goes silent: the others name it within the
+    heartbeat timeout + 2 s.
+    """
     with CoordinationService.spawn(
         3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True
     ) as service:
@@ -111,7 +116,8 @@ def test_every_other_peer_has_a_named_error_in_time(
                 group.__exit__(None, None, None)
 
 
-# ---- The coordinator dies and comes back -------------------------------------------------------------------------------------------
+# ---- The coordinator dies and comes back
+# -------------------------------------------------------------------------------------------
 
 STEPPER = """
 import sys
@@ -135,7 +141,9 @@ with client:
 def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
     wire: str, tmp_path: Path
 ) -> None:
-    """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's key of that step is there."""
+    """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's
+    key of that step is there.
+    """
     arguments = (f"--journal={tmp_path / 'journal'}",)
     options = {
         "heartbeat_timeout_s": 30,
@@ -182,7 +190,9 @@ client.close()
 
 @pytest.mark.parametrize("recoverable", [True, False])
 def test_a_process_that_was_given_up_is_fenced(recoverable: bool) -> None:
-    """Stopped beyond its heartbeat timeout and continued: this life of it is over, and it learns so, whether or not another may come."""
+    """Stopped beyond its heartbeat timeout and continued: this life of it is over, and it learns
+    so, whether or not another may come.
+    """
     lost = threading.Event()
 
     def listen(processes: Sequence[ProcessInfo]) -> None:

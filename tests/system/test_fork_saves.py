@@ -1,4 +1,6 @@
-"""A process forks in every phase of a save: the child ends at once, and the parent's save is as if nothing had been."""
+"""A process forks in every phase of a save: the child ends at once, and the parent's save is as if
+nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ FEWEST_PHASES = 40
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["saving", "beginning", "oneshot"])
 def test_a_fork_in_every_phase_of_a_save(way: str, every: int, tmp_path: Path) -> None:
-    """At each system call of the threads that save, at each line of `save`, and at each system call of a one-shot save."""
+    """At each system call of the threads that save, at each line of `save`, and at each system call
+    of a one-shot save.
+    """
     job = [sys.executable, str(SUPPORT / "fork_job.py"), way, str(tmp_path / "root"), str(every)]
     environment = {**os.environ, "LD_PRELOAD": str(build(tmp_path)), "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(

@@ -1,4 +1,6 @@
-"""A forked child of a process that has joined a job is nobody: it says nothing to the coordinator, and takes no signal for the job."""
+"""A forked child of a process that has joined a job is nobody: it says nothing to the coordinator,
+and takes no signal for the job.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def unharmed():
 
 
 def test_a_child_of_fork_leaves_the_job_alone() -> None:
-    """It has no client, and its exit, with everything that runs then, sends nothing: the parent's session and task go on."""
+    """It has no client, and its exit, with everything that runs then, sends nothing: the parent's
+    session and task go on.
+    """
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         run_processes(
             script(
@@ -70,7 +74,9 @@ multihost.shutdown()
 
 
 def test_a_child_of_fork_in_initialize_leaves_the_job_alone() -> None:
-    """Forked in the handler of a signal while its parent waits for the last process: it ends by itself, and the job starts."""
+    """Forked in the handler of a signal while its parent waits for the last process: it ends by
+    itself, and the job starts.
+    """
     text = (
         FORK
         + """
@@ -102,7 +108,9 @@ multihost.shutdown()
 
 
 def test_workers_that_are_forked_and_terminated_are_no_preemption() -> None:
-    """Workers of a data loader, forked by multiprocessing, die by their SIGTERM, and the job hears of no notice."""
+    """Workers of a data loader, forked by multiprocessing, die by their SIGTERM, and the job hears
+    of no notice.
+    """
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         outputs = run_processes(
             script(

@@ -1,4 +1,6 @@
-"""Data of grain in jobs that are killed and go on with another number of processes: no element comes twice, none is missing."""
+"""Data of grain in jobs that are killed and go on with another number of processes: no element
+comes twice, none is missing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def reader(index: int, count: int) -> Any:
 
 
 def begin(group: ClusterGroup, root: Path) -> list[int]:
-    """Takes three batches, saves, and takes two more, which are lost; returns the elements before the save."""
+    """Takes three batches, saves, and takes two more, which are lost; returns the elements before
+    the save.
+    """
     own, seen = reader(group.index, group.count), list[int]()
     with CheckpointManager(root, group=group) as manager:
         for _ in range(3):
@@ -64,7 +68,9 @@ def go_on(group: ClusterGroup, root: Path) -> list[int]:
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_an_elastic_iterator_goes_on_anywhere(tmp_path: Path, count: int) -> None:
-    """Saved by four processes, restored by fewer, as many and more: together they see every element once."""
+    """Saved by four processes, restored by fewer, as many and more: together they see every element
+    once.
+    """
     with groups(4) as four:
         before = at_once([lambda group=group: begin(group, tmp_path) for group in four])  # type: ignore[misc]
     with groups(count) as some:

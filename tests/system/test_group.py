@@ -40,7 +40,9 @@ def run(which: str, script: str, count: int = 3) -> list[str]:
 
 @BOTH
 def test_gather_broadcast_barrier(which: str) -> None:
-    """Values come in rank order, the nth call of a name matches the nth, sizes up to 9 MiB pass, and no key stays."""
+    """Values come in rank order, the nth call of a name matches the nth, sizes up to 9 MiB pass,
+    and no key stays.
+    """
     run(
         which,
         """
@@ -80,7 +82,9 @@ def test_names_do_not_wait_for_each_other(which: str) -> None:
 
 @BOTH
 def test_a_missing_process_is_named_and_its_late_call_fails_alike(which: str) -> None:
-    """Who waits gets BarrierTimeout with the missing process; the late one gets the same answer; the name works again; no key stays."""
+    """Who waits gets BarrierTimeout with the missing process; the late one gets the same answer;
+    the name works again; no key stays.
+    """
     outputs = run(
         which,
         """
@@ -123,7 +127,9 @@ def test_a_group_of_some_processes(which: str) -> None:
 
 
 def test_a_value_that_was_sent_counts_although_its_sender_dies() -> None:
-    """Rank 0 has every value when a process dies after it sent its own and before all have come; the others hear who died."""
+    """Rank 0 has every value when a process dies after it sent its own and before all have come;
+    the others hear who died.
+    """
     body = """
     import os, signal
     from holdfast.coordination import ProcessLost

@@ -1,4 +1,6 @@
-"""Restores by several processes end alike on all of them: one set of steps, one answer, one typed error that says who failed."""
+"""Restores by several processes end alike on all of them: one set of steps, one answer, one typed
+error that says who failed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 
 from tests.support.checkpointing import run_together
 
-# `damage(step, process)` flips the last byte of what that process wrote of a step. `Counted` counts the messages of a group.
+# `damage(step, process)` flips the last byte of what that process wrote of a step. `Counted` counts
+# the messages of a group.
 START = """
 import glob
 from holdfast.multihost import Solo, default_group, sync_global_processes
@@ -46,7 +49,9 @@ def run(script: str, count: int, root: Path, *arguments: object) -> None:
 
 @pytest.mark.parametrize("read_once", ["", "read_once"])
 def test_what_one_process_cannot_read_is_an_error_on_all(tmp_path: Path, read_once: str) -> None:
-    """One damaged shard is Corrupt on every process, naming the one that found it, before any collective; the next restore is in step."""
+    """One damaged shard is Corrupt on every process, naming the one that found it, before any
+    collective; the next restore is in step.
+    """
     run(
         """
         once = bool(sys.argv[5])
@@ -75,7 +80,9 @@ def test_what_one_process_cannot_read_is_an_error_on_all(tmp_path: Path, read_on
 
 
 def test_a_mistake_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
-    """Another tree, another step, an iterator that refuses its state, on one process alone: typed on all, fallback or not, and named."""
+    """Another tree, another step, an iterator that refuses its state, on one process alone: typed
+    on all, fallback or not, and named.
+    """
     run(
         """
         class Refusing:
@@ -107,7 +114,9 @@ def test_a_mistake_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
 
 
 def test_the_agreement_is_one_small_message_of_each_process(tmp_path: Path) -> None:
-    """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a process; read_once one more of each."""
+    """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
+    process; read_once one more of each.
+    """
     run(
         """
         group = Counted(default_group())
@@ -144,7 +153,9 @@ def test_a_process_that_does_not_come_to_the_end_is_named(tmp_path: Path) -> Non
 
 
 def test_steps_that_processes_know_differently(tmp_path: Path) -> None:
-    """After a save of which one process did not hear, all restore the step that the primary lists; a step of its own choice is refused."""
+    """After a save of which one process did not hear, all restore the step that the primary lists;
+    a step of its own choice is refused.
+    """
     run(
         """
         with CheckpointManager(root) as manager:
@@ -190,7 +201,9 @@ def test_a_listing_that_fails_at_the_primary_fails_on_all(tmp_path: Path) -> Non
 
 
 def test_an_overwrite_in_between_is_not_mixed(tmp_path: Path) -> None:
-    """A step is overwritten after one process has read it and before another does: StepGone on both, not an array of two saves."""
+    """A step is overwritten after one process has read it and before another does: StepGone on
+    both, not an array of two saves.
+    """
     run(
         """
         with CheckpointManager(root) as manager:
@@ -217,7 +230,9 @@ def test_an_overwrite_in_between_is_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_root_is_loaded_by_all_or_by_one_alone(tmp_path: Path) -> None:
-    """A step is saved between two processes' loads of a root: with a group both have the primary's step, and alone it is refused."""
+    """A step is saved between two processes' loads of a root: with a group both have the primary's
+    step, and alone it is refused.
+    """
     run(
         """
         class SavingMeanwhile(Counted):

@@ -18,7 +18,9 @@ def files(root: Path) -> list[str]:
 
 
 def test_four_processes_save_and_restore_as_one(tmp_path: Path) -> None:
-    """Four processes save a sharded tree, list alike, restore it, and two restore it again onto their own mesh."""
+    """Four processes save a sharded tree, list alike, restore it, and two restore it again onto
+    their own mesh.
+    """
     run_together(
         """
         with CheckpointManager(root, save_policy=EveryNSteps(2), keep_policy=KeepLast(2)) as manager:
@@ -58,7 +60,9 @@ def test_four_processes_save_and_restore_as_one(tmp_path: Path) -> None:
 
 
 def test_the_failure_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
-    """A process whose disk fails, and one whose tree differs, is named on every process; old steps stay and the next save succeeds."""
+    """A process whose disk fails, and one whose tree differs, is named on every process; old steps
+    stay and the next save succeeds.
+    """
     outputs = run_together(
         """
         with CheckpointManager(root, options=Options(save_timeout_s=30)) as manager:
@@ -97,7 +101,9 @@ def test_the_failure_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
 
 
 def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
-    """A save that one process does not join fails on the others after the time given, names it, and leaves nothing."""
+    """A save that one process does not join fails on the others after the time given, names it, and
+    leaves nothing.
+    """
     run_together(
         """
         manager = CheckpointManager(root, options=Options(save_timeout_s=3))
@@ -129,7 +135,9 @@ def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["clock", "load"])
 def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path, which: str) -> None:
-    """EveryNSeconds and on_busy="skip" save the same steps on all processes, though their loops run at different moments."""
+    """EveryNSeconds and on_busy="skip" save the same steps on all processes, though their loops run
+    at different moments.
+    """
     outputs = run_together(
         """
         policy, options = (EveryNSeconds(0.2), Options()) if sys.argv[5] == "clock" else (EveryNSteps(3), Options(on_busy="skip"))
@@ -152,7 +160,9 @@ def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path, which: str) -> None:
 
 
 def test_a_busy_primary_skips_for_all(tmp_path: Path) -> None:
-    """With on_busy="skip" no process of two blocks, and none saves, while the primary's save is in flight; then both save the same step."""
+    """With on_busy="skip" no process of two blocks, and none saves, while the primary's save is in
+    flight; then both save the same step.
+    """
     outputs = run_together(
         """
         import threading
@@ -187,7 +197,9 @@ def test_a_busy_primary_skips_for_all(tmp_path: Path) -> None:
 
 
 def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
-    """SIGTERM to one process: all save the same step, once, and stop at it; a policy of none or steps needs not name preemption."""
+    """SIGTERM to one process: all save the same step, once, and stop at it; a policy of none or
+    steps needs not name preemption.
+    """
     outputs = run_together(
         """
         with CheckpointManager(root, save_policy=EveryNSteps(1_000_000)) as manager:
@@ -211,7 +223,9 @@ def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
-    """Processes 0 and 2 of three save an array on their own devices as a group of two; the other takes no part."""
+    """Processes 0 and 2 of three save an array on their own devices as a group of two; the other
+    takes no part.
+    """
     run_together(
         """
         from holdfast.multihost import ClusterGroup, current_client, sync_global_processes
@@ -237,7 +251,9 @@ def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
 
 
 def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
-    """Whatever `save` raises on one process (a bad step, a bad name, an interrupt), the others fail at once and the next save is good."""
+    """Whatever `save` raises on one process (a bad step, a bad name, an interrupt), the others fail
+    at once and the next save is good.
+    """
     run_together(
         """
         import time
@@ -277,7 +293,9 @@ def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
 
 
 def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path: Path) -> None:
-    """A process that was not told of a commit, and could not read its record either, lists it again after the next save."""
+    """A process that was not told of a commit, and could not read its record either, lists it again
+    after the next save.
+    """
     run_together(
         """
         from holdfast.checkpoint.saving import commit
@@ -308,7 +326,9 @@ def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path:
 
 
 def test_a_mistake_of_one_process_in_a_single_save_is_known_to_all(tmp_path: Path) -> None:
-    """One-shot `save` of a group ends alike where one process passes a bad step or name: at once, naming it, and nothing is left."""
+    """One-shot `save` of a group ends alike where one process passes a bad step or name: at once,
+    naming it, and nothing is left.
+    """
     run_together(
         """
         for number, more in enumerate([{"step": -1}, {"item": "a/b"}, {"metadata": {1}}]):

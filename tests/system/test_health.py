@@ -1,4 +1,6 @@
-"""Health: a dead process is reported to everybody, ends every wait of ours that needs it, and leaves survivors that can go on."""
+"""Health: a dead process is reported to everybody, ends every wait of ours that needs it, and
+leaves survivors that can go on.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,10 @@ with multihost.live_devices() as devices:
 def test_sigkill_of_one_of_four_ends_every_wait_by_name(
     wait: str, launcher: bool, tmp_path: Path
 ) -> None:
-    """Every survivor gets an error naming the process within heartbeat timeout + 2 s, or long before one of 100 s where a launcher reports
-    the exit; later work is refused; survivors compute on."""
+    """Every survivor gets an error naming the process within heartbeat timeout + 2 s, or long
+    before one of 100 s where a launcher reports the exit; later work is refused; survivors compute
+    on.
+    """
     heartbeat_s = 100.0 if launcher else HEARTBEAT_S
     grace = ("--reconnect-grace-s=100",) if launcher else ()
     with CoordinationService.spawn(
@@ -150,7 +154,9 @@ multihost.shutdown()
 
 
 def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
-    """The process that raised gets its own error, the others one that names it; the next block begins afresh and ends well."""
+    """The process that raised gets its own error, the others one that names it; the next block
+    begins afresh and ends well.
+    """
     with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
         outputs = run_processes(BLOCKS, 3, arguments=[service.address, 100])
     assert "KeyError: 'mine'" in outputs[1]
@@ -164,7 +170,9 @@ def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
 
 @pytest.mark.slow
 def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_smaller() -> None:
-    """A process killed inside a block, in front of a collective: all survivors raise ProcessLost naming it, and compute on without it."""
+    """A process killed inside a block, in front of a collective: all survivors raise ProcessLost
+    naming it, and compute on without it.
+    """
     script = (
         HEAD
         + """
@@ -196,7 +204,9 @@ with multihost.live_devices() as devices:
 
 @pytest.mark.slow
 def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
-    """After one of three was killed, the others still agree on a step through `agree_on_step`, without it."""
+    """After one of three was killed, the others still agree on a step through `agree_on_step`,
+    without it.
+    """
     script = (
         HEAD
         + """
@@ -232,7 +242,9 @@ os._exit(0)
 
 
 def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
-    """A process that was killed and started again is connected; work planned with its old life is refused until `live_processes()`."""
+    """A process that was killed and started again is connected; work planned with its old life is
+    refused until `live_processes()`.
+    """
     script = (
         HEAD
         + """

@@ -1,4 +1,6 @@
-"""Values of the host in a job of several processes: one copy of what is equal, a refusal of what differs, a copy each on request."""
+"""Values of the host in a job of several processes: one copy of what is equal, a refusal of what
+differs, a copy each on request.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,11 @@ with CheckpointManager(f"{root}-all", options=Options(per_process=lambda path: p
 
 
 def test_a_value_of_each_process(tmp_path: Path) -> None:
-    """Two processes keep values of their own of every kind in one tree with shared ones: each gets its own back, or another's on request.
+    """Two processes keep values of their own of every kind in one tree with shared ones: each gets
+    its own back, or another's on request.
 
-    On another number of processes it is an error that says what is there; `process` takes one's copy, a predicate leaves them out.
+    On another number of processes it is an error that says what is there; `process` takes one's
+    copy, a predicate leaves them out.
     """
     run_together(MINE + ROUND_TRIP, 2, tmp_path / "r")
     root = tmp_path / "r"
@@ -138,7 +142,9 @@ class Reader:
 
 
 def test_the_state_of_each_reader(tmp_path: Path) -> None:
-    """An iterator's state is each process's own too: on another number of processes it is an error, unless one is chosen."""
+    """An iterator's state is each process's own too: on another number of processes it is an error,
+    unless one is chosen.
+    """
     script = inspect.getsource(Reader) + textwrap.dedent("""
     with CheckpointManager(root) as manager:
         manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index}, per_process=True), "same": Json([1])})
@@ -167,7 +173,9 @@ def test_the_state_of_each_reader(tmp_path: Path) -> None:
 
 
 def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:
-    """One process may keep values per process too: the record says so, and they come back as they were."""
+    """One process may keep values per process too: the record says so, and they come back as they
+    were.
+    """
     tree = {"mine": {"a": jnp.arange(4.0), "n": 7}, "w": np.ones(3)}
     save(tmp_path, tree, per_process=lambda path: path.startswith("mine."))
     got = load(tmp_path, tree)
@@ -187,7 +195,9 @@ def test_alone_it_is_a_job_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"per_process": 1}, {"per_process": True, "shape": []}])
 def test_a_record_that_lies_about_it(tmp_path: Path, change: dict[str, object]) -> None:
-    """A leaf that is kept per process without an axis for them, or not by a truth value, is hostile."""
+    """A leaf that is kept per process without an axis for them, or not by a truth value, is
+    hostile.
+    """
     from crc32c import crc32c
 
     save(tmp_path, {"a": np.float32(3.0)}, per_process=lambda _: True)
@@ -229,5 +239,7 @@ with CheckpointManager(f"{root}/many") as manager:
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
-    """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value, every process learns which leaf."""
+    """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value,
+    every process learns which leaf.
+    """
     run_together(DIFFER, 2, tmp_path)

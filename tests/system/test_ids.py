@@ -27,7 +27,9 @@ def run(script: str, count: int) -> list[str]:
 
 
 def test_numbers_that_differ() -> None:
-    """Where runtime and distributed ids differ, the maps hold what each process said of itself, in both orders; no key stays."""
+    """Where runtime and distributed ids differ, the maps hold what each process said of itself, in
+    both orders; no key stays.
+    """
     run(
         """
         RUNTIME = [2, 0, 3, 1]  # of the processes with distributed ids 0 to 3
@@ -46,7 +48,9 @@ def test_numbers_that_differ() -> None:
 
 
 def test_subsets_and_errors_speak_in_runtime_numbers() -> None:
-    """With ids that differ, a barrier of runtime processes reaches the right tasks, and who is missing is named by runtime number."""
+    """With ids that differ, a barrier of runtime processes reaches the right tasks, and who is
+    missing is named by runtime number.
+    """
     outputs = run(
         """
         RUNTIME = [2, 0, 3, 1]
@@ -90,7 +94,9 @@ def test_two_that_claim_one_number() -> None:
 
 
 def test_flag_that_counts_by_distributed_ids() -> None:
-    """Where Orbax's flag is registered and set, processes are counted by distributed id, devices and subsets too; we never define it."""
+    """Where Orbax's flag is registered and set, processes are counted by distributed id, devices
+    and subsets too; we never define it.
+    """
     run(
         """
         from absl import flags

@@ -1,4 +1,6 @@
-"""Ctrl-C at random moments of saves: no call hangs, what is listed is whole, what was acknowledged is there, and the next save works."""
+"""Ctrl-C at random moments of saves: no call hangs, what is listed is whole, what was acknowledged
+is there, and the next save works.
+"""
 
 from __future__ import annotations
 

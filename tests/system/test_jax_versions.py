@@ -85,7 +85,9 @@ def test_jax_0_9_runs_on_four_processes(old_python: str) -> None:
 
 @pytest.mark.slow
 def test_jax_0_9_runs_through_a_relay(old_python: str, tmp_path: Path) -> None:
-    """The same against mTLS and token: an agent of profile B takes a relay's socket for an address, too."""
+    """The same against mTLS and token: an agent of profile B takes a relay's socket for an address,
+    too.
+    """
     security = secure(tmp_path)
     with CoordinationService.spawn(4, arguments=security.arguments) as service:
         with Relay.spawn(service.address, security.member(), range(4)) as relay:
@@ -104,8 +106,9 @@ def test_jax_0_9_runs_through_a_relay(old_python: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("first", ["jax 0.9", "the installed jax"])
 def test_two_profiles_are_one_cluster(old_python: str, program: str, first: str) -> None:
-    """Two processes of jax 0.9 and two of the installed jax share keys, barriers, the live set, device collectives, the sync point and the
-    shutdown, whichever has process 0. (On jaxlib's own service the other half aborts: it does not speak its profile.)
+    """Two processes of jax 0.9 and two of the installed jax share keys, barriers, the live set,
+    device collectives, the sync point and the shutdown, whichever has process 0. (On jaxlib's own
+    service the other half aborts: it does not speak its profile.)
     """
     pythons = [old_python, sys.executable] if first == "jax 0.9" else [sys.executable, old_python]
     with CoordinationService.spawn(4) as service, ExitStack() as stack:

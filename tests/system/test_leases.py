@@ -1,4 +1,6 @@
-"""Who is lost and who is not, on real processes: a coordinator that stood still, a jaxlib client that was given up and comes back."""
+"""Who is lost and who is not, on real processes: a coordinator that stood still, a jaxlib client
+that was given up and comes back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HEARTBEAT_S = 1.0
 
 
 class RawSession:
-    """A Session as bytes on a connection of its own, with a heartbeat four times in the timeout and no patience to lose."""
+    """A Session as bytes on a connection of its own, with a heartbeat four times in the timeout and
+    no patience to lose.
+    """
 
     def __init__(self, address: str, process_id: int) -> None:
         self._channel = grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),))
@@ -85,7 +89,9 @@ def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
 def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(
     service: CoordinationService,
 ) -> None:
-    """It reads what has arrived before it lets time pass: all three live on, and a barrier whose last came meanwhile is passed."""
+    """It reads what has arrived before it lets time pass: all three live on, and a barrier whose
+    last came meanwhile is passed.
+    """
     sessions = [RawSession(service.address, process_id) for process_id in range(3)]
     try:
         for session in sessions:
@@ -136,7 +142,9 @@ with CoordinationClient(sys.argv[3], index, num_processes=int(sys.argv[2])) as c
 def test_our_clients_outwait_a_coordinator_that_is_stopped(
     service: CoordinationService, relayed: bool, tmp_path: Path
 ) -> None:
-    """For twice the timeout it answers nobody, but connections to it are accepted: nobody gives it up, and all meet when it goes on."""
+    """For twice the timeout it answers nobody, but connections to it are accepted: nobody gives it
+    up, and all meet when it goes on.
+    """
     with contextlib.ExitStack() as stack:
         relay = (
             stack.enter_context(Relay.spawn(service.address, Credentials(), range(3)))
@@ -184,9 +192,11 @@ def wait_until_lost(address: str, process_id: int, timeout_s: float = 30) -> Non
 
 
 def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
-    """Stopped for longer than the timeout and continued: its keys are ABORTED with the reason, and its shutdown ends without SIGABRT.
+    """Stopped for longer than the timeout and continued: its keys are ABORTED with the reason, and
+    its shutdown ends without SIGABRT.
 
-    Its own heartbeat is out of the way: jaxlib's client aborts at the first that is answered with an error, whatever the error.
+    Its own heartbeat is out of the way: jaxlib's client aborts at the first that is answered with
+    an error, whatever the error.
     """
     with (
         CoordinationService.spawn(

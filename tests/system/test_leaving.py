@@ -1,4 +1,6 @@
-"""A save at a preemption is planned over the processes that stay: those that leave are not needed for what others hold too."""
+"""A save at a preemption is planned over the processes that stay: those that leave are not needed
+for what others hold too.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.support.cluster import Processes
 
 COUNT, LEAVER = 4, 3
 
-# argv: index, count, address, root, the leaves; whoever has something to write begins, and goes on when there is a file named go
+# argv: index, count, address, root, the leaves; whoever has something to write begins, and goes on
+# when there is a file named go
 SCRIPT = """
 import os, sys, time
 import jax, numpy as np
@@ -73,7 +76,9 @@ def preempted(root: Path, leaves: str) -> Iterator[tuple[Processes, Coordination
 
 
 def test_a_process_that_leaves_is_not_needed_for_what_others_hold(tmp_path: Path) -> None:
-    """Four hold all of the state, one has SIGTERM: the others write it, and it may die before they have; the step is there, whole."""
+    """Four hold all of the state, one has SIGTERM: the others write it, and it may die before they
+    have; the step is there, whole.
+    """
     with (
         preempted(tmp_path, "replicated") as (processes, service),
         StatusClient(service.address) as status,
@@ -99,7 +104,9 @@ def test_a_process_that_leaves_is_not_needed_for_what_others_hold(tmp_path: Path
 
 
 def test_what_is_lost_with_a_process_that_leaves_is_named(tmp_path: Path) -> None:
-    """A leaf of which the leaving process alone has a part: it writes that part; where it dies first, the error has the leaf's path."""
+    """A leaf of which the leaving process alone has a part: it writes that part; where it dies
+    first, the error has the leaf's path.
+    """
     with preempted(tmp_path, "replicated,sharded") as (processes, _):
         processes.wait_for(LEAVER, "writes")
         processes.kill(LEAVER)
@@ -112,7 +119,9 @@ def test_what_is_lost_with_a_process_that_leaves_is_named(tmp_path: Path) -> Non
 
 
 def test_a_process_that_stays_alive_writes_what_it_alone_holds(tmp_path: Path) -> None:
-    """The same leaves, and the leaving process lives long enough: nothing is missing, and of the replicated leaf it has written nothing."""
+    """The same leaves, and the leaving process lives long enough: nothing is missing, and of the
+    replicated leaf it has written nothing.
+    """
     with preempted(tmp_path, "replicated,sharded") as (processes, _):
         (tmp_path / "go").touch()
         finished = processes.wait()

@@ -1,4 +1,6 @@
-"""The local tier on hosts of their own, each a network namespace with a tmpfs, by real processes: what happens to them, row by row."""
+"""The local tier on hosts of their own, each a network namespace with a tmpfs, by real processes:
+what happens to them, row by row.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,11 @@ def whole_steps(hosts: Hosts) -> list[int]:
 def test_whatever_hosts_are_lost_what_is_covered_comes_back(
     count: int, replicas: int, root: Path, tmp_path: Path
 ) -> None:
-    """All processes are killed, and every set of hosts is lost with all that they had: of each group at most `replicas`, the local step
+    """All processes are killed, and every set of hosts is lost with all that they had: of each
+    group at most `replicas`, the local step
 
-    comes back, resharded onto those that are left; where a part is nowhere any more, the step of the store does.
+    comes back, resharded onto those that are left; where a part is nowhere any more, the step of
+    the store does.
     """
     with hosts(count, tmp_path / "hosts") as found:
         with HostJob(found, root, every=4, local={"replicas": replicas}) as job:
@@ -108,7 +112,9 @@ def test_whatever_hosts_are_lost_what_is_covered_comes_back(
 @slow
 @pytest.mark.parametrize("lost", [(0, 1), (2, 3)])
 def test_a_whole_slice_may_be_lost(lost: tuple[int, int], root: Path, tmp_path: Path) -> None:
-    """Two slices of two hosts: what one had is on the other, and the job goes on there as one slice."""
+    """Two slices of two hosts: what one had is on the other, and the job goes on there as one
+    slice.
+    """
     with hosts(4, tmp_path / "hosts") as found:
         with HostJob(found, root, num_slices=2) as job:
             job.each(save, 5)
@@ -132,7 +138,8 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_killed_in_the_middle_of_a_save(rank: int, moment: str, root: Path, tmp_path: Path) -> None:
-    """One process dies while it writes or pulls; the others learn so, and the job dies. The step is there if all its parts are.
+    """One process dies while it writes or pulls; the others learn so, and the job dies. The step is
+    there if all its parts are.
 
     With a host of each group lost besides, the one before still is.
     """
@@ -189,10 +196,11 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
 def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(
     fault: str, moment: str, root: Path, tmp_path: Path
 ) -> None:
-    """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded time.
+    """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded
+    time.
 
-    Out of reach of its peers alone, where durable saves go on all the while; unplugged; stopped. Back again, local saves and copies are
-    as before, in the same life.
+    Out of reach of its peers alone, where durable saves go on all the while; unplugged; stopped.
+    Back again, local saves and copies are as before, in the same life.
     """
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root, every=4, columns=LARGE, local={"timeout_s": 3}) as job:
@@ -245,7 +253,9 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(
 def test_a_host_that_is_cut_off_while_it_is_read_from(
     fault: str, root: Path, tmp_path: Path
 ) -> None:
-    """A process without a part of its own has half of its bytes from a peer when that is cut off: the next copy serves."""
+    """A process without a part of its own has half of its bytes from a peer when that is cut off:
+    the next copy serves.
+    """
     with hosts(3, tmp_path / "hosts") as found:
         with HostJob(found, root, columns=LARGE, local={"replicas": 2}) as job:
             job.each(save, 5)
@@ -294,7 +304,9 @@ def flip(folder: Path, name: str, at: int) -> None:
 def test_flipped_bits_in_one_copy_and_in_all(
     kind: str, at: int, root: Path, tmp_path: Path
 ) -> None:
-    """In a process's own, in the copy when the own is lost, in all: the other copy, the older local step, the store; on all alike."""
+    """In a process's own, in the copy when the own is lost, in all: the other copy, the older local
+    step, the store; on all alike.
+    """
 
     def name(step: int) -> str:
         return f"{step}-*/{'state/00001-*.safetensors' if kind == 'safetensors' else 'part-00001.json'}"
@@ -327,7 +339,9 @@ def test_flipped_bits_in_one_copy_and_in_all(
 
 @slow
 def test_torn_files_on_all_hosts_mean_the_store(root: Path, tmp_path: Path) -> None:
-    """What a power cut leaves on disks: files of the right name that are cut, empty, or of the right size and zeros."""
+    """What a power cut leaves on disks: files of the right name that are cut, empty, or of the
+    right size and zeros.
+    """
     tears: list[Callable[[Path], object]] = [
         lambda path: os.truncate(path, path.stat().st_size // 2),
         lambda path: path.write_bytes(b""),
@@ -427,7 +441,8 @@ def _liar(kind: str) -> Callable[[PartServer, socket.socket], None]:
 
 @slow
 def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
-    """It knows the secret, and says anything: each local save fails on all, in time, and leaves no copy; the step before and durable saves
+    """It knows the secret, and says anything: each local save fails on all, in time, and leaves no
+    copy; the step before and durable saves
 
     are as ever, and so is the tier once the peer is honest.
     """
@@ -451,7 +466,9 @@ def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
 
 @slow
 def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
-    """Who has nothing of its own reads from the next copy, whatever the first one says; where all lie, all get the store's step."""
+    """Who has nothing of its own reads from the next copy, whatever the first one says; where all
+    lie, all get the store's step.
+    """
     with hosts(3, tmp_path / "hosts") as found:
         with HostJob(found, root, every=4, local={"replicas": 2}) as job:
             job.each(save, 4, 5)
@@ -493,7 +510,9 @@ def server_address(program: Program) -> str:
 
 
 def test_a_peer_gets_nothing_but_parts(root: Path, tmp_path: Path) -> None:
-    """Whatever names one asks for that knows the secret; and a process of another job, which does not, gets not even those of parts."""
+    """Whatever names one asks for that knows the secret; and a process of another job, which does
+    not, gets not even those of parts.
+    """
     with hosts(2, tmp_path / "hosts") as found, HostJob(found, root) as job:
         job.each(save, 5)
         (found.folders[0] / "private").write_text("private")
@@ -544,7 +563,9 @@ def fill(folder: Path, kind: str) -> Callable[[], None]:
 def test_a_host_without_space_fails_a_local_save_and_no_more(
     kind: str, root: Path, tmp_path: Path
 ) -> None:
-    """The save fails on all, and says where and why; the one before stays, durable saves go on, and local ones with space again."""
+    """The save fails on all, and says where and why; the one before stays, durable saves go on, and
+    local ones with space again.
+    """
     with (
         hosts(2, tmp_path / "hosts", 16 << 20) as found,
         HostJob(found, root, every=4, columns=8000, local={"timeout_s": 20}) as job,
@@ -580,7 +601,9 @@ def test_a_host_without_space_fails_a_local_save_and_no_more(
 
 @slow
 def test_another_run_that_takes_the_space_is_named(root: Path, tmp_path: Path) -> None:
-    """The root was made anew, and nobody deletes what the hosts have of the old one: it is not offered but named, and may be deleted."""
+    """The root was made anew, and nobody deletes what the hosts have of the old one: it is not
+    offered but named, and may be deleted.
+    """
     with hosts(2, tmp_path / "hosts", 12 << 20) as found:
         with HostJob(found, root, columns=20_000) as job:
             job.each(save, 5)
@@ -605,7 +628,9 @@ def test_another_run_that_takes_the_space_is_named(root: Path, tmp_path: Path) -
 
 @slow
 def test_ranks_permuted_fewer_and_more(root: Path, tmp_path: Path) -> None:
-    """One life after the other, each on other hosts, in another order or number, and killed: each goes on where the last one was."""
+    """One life after the other, each on other hosts, in another order or number, and killed: each
+    goes on where the last one was.
+    """
     shapes = [
         [0, 1, 2, 3],
         [3, 1, 0, 2],
@@ -625,9 +650,11 @@ def test_ranks_permuted_fewer_and_more(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_zombie_brings_nothing_back(root: Path, tmp_path: Path) -> None:
-    """A job is stopped and given up, another goes on from its step on the same hosts, and then the first runs on: its steps, acknowledged
+    """A job is stopped and given up, another goes on from its step on the same hosts, and then the
+    first runs on: its steps, acknowledged
 
-    as they are, are of a dead branch, it gets nothing from the new job's servers, and takes nothing away.
+    as they are, are of a dead branch, it gets nothing from the new job's servers, and takes nothing
+    away.
     """
     with hosts(2, tmp_path / "hosts") as found, HostJob(found, root) as zombie:
         zombie.each(save, 5)
@@ -713,7 +740,9 @@ BETWEEN: dict[Callable[[Hosts, Path], None], int] = {
 def test_folders_that_were_away_bring_no_abandoned_branch_back(
     between: Callable[[Hosts, Path], None], root: Path, tmp_path: Path
 ) -> None:
-    """All that the hosts had of step 7 is put back after a life that went on without it, whatever that life did."""
+    """All that the hosts had of step 7 is put back after a life that went on without it, whatever
+    that life did.
+    """
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root, every=2) as job:
             job.each(save, 2, 4, 7)
@@ -729,7 +758,9 @@ def test_folders_that_were_away_bring_no_abandoned_branch_back(
 
 @slow
 def test_one_host_put_back_is_no_harm_to_a_newer_step(root: Path, tmp_path: Path) -> None:
-    """A stale copy of one host beside the others' newer ones: the newest that is whole serves, and with both hosts stale the older one."""
+    """A stale copy of one host beside the others' newer ones: the newest that is whole serves, and
+    with both hosts stale the older one.
+    """
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root) as job:
             job.each(save, 5)
@@ -749,7 +780,9 @@ def test_one_host_put_back_is_no_harm_to_a_newer_step(root: Path, tmp_path: Path
 
 
 def test_local_saves_go_on_while_the_store_stands_still(root: Path, tmp_path: Path) -> None:
-    """One process's durable write takes its time: local saves on all hosts begin and end meanwhile, and the durable one ends well."""
+    """One process's durable write takes its time: local saves on all hosts begin and end meanwhile,
+    and the durable one ends well.
+    """
     with hosts(2, tmp_path / "hosts") as found, HostJob(found, root, every=100) as job:
         job.each(save, 5)
         job.hold(1, "checkpoint.storage.local", "LocalStorage.write")

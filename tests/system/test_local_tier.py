@@ -1,4 +1,6 @@
-"""The local tier in jobs of real processes: killed, stopped, lost with their hosts, and started again in other numbers."""
+"""The local tier in jobs of real processes: killed, stopped, lost with their hosts, and started
+again in other numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tests.support.checkpointing import run_together, together
 from tests.support.cluster import run_processes
 from tests.support.killpoints import build, walk_local
 
-# Each process is a host of its own: argv[5] is where their folders are, argv[6] the names of their hosts.
+# Each process is a host of its own: argv[5] is where their folders are, argv[6] the names of their
+# hosts.
 OPEN = """
 folders, names = sys.argv[5], sys.argv[6].split(",")
 local = Local(os.path.join(folders, names[index]), save_policy=EveryNSteps(2), timeout_s=20, failure_domain=names[index])
@@ -71,7 +74,9 @@ def _names(count: int) -> str:
 
 
 def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
-    """Three processes save every other step; one host is lost, and two processes go on from the newest local step, resharded."""
+    """Three processes save every other step; one host is lost, and two processes go on from the
+    newest local step, resharded.
+    """
     root, folders = tmp_path / "root", tmp_path / "hosts"
     outputs = run_together(TRAIN, 3, root, folders, _names(3), 30, devices=2)
     newest = {re.findall(r"local (\d+)", output)[-1] for output in outputs}
@@ -83,7 +88,9 @@ def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
 
 
 def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> None:
-    """All of its processes are on this machine, as with `holdfast run`: nobody has to name an address."""
+    """All of its processes are on this machine, as with `holdfast run`: nobody has to name an
+    address.
+    """
     script = """
     import os, sys
     from holdfast import multihost
@@ -107,7 +114,9 @@ def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> Non
 def _kill_at(
     root: Path, folders: Path, count: int, acknowledged: int, moment: random.Random
 ) -> int:
-    """Runs a job, kills all its processes soon after so many local steps; returns the newest step that one of them knew."""
+    """Runs a job, kills all its processes soon after so many local steps; returns the newest step
+    that one of them knew.
+    """
     with together(TRAIN, count, root, folders, _names(count), 100_000) as processes:
         processes.wait_for(0, f"acknowledged {acknowledged}:", 60)
         victims = list(processes.popens)
@@ -127,7 +136,9 @@ def _kill_at(
 def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(
     seed: int, tmp_path: Path
 ) -> None:
-    """Killed again and again while they write and pull, with a host of each group lost in between: each life goes on where all were."""
+    """Killed again and again while they write and pull, with a host of each group lost in between:
+    each life goes on where all were.
+    """
     moment, root, folders = random.Random(seed), tmp_path / "root", tmp_path / "hosts"
     for _ in range(3):
         known = _kill_at(root, folders, 2, moment.randint(1, 6), moment)
@@ -138,7 +149,9 @@ def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(
 
 @pytest.mark.slow
 def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_path: Path) -> None:
-    """An attempt is stopped, another goes on from its step, and then the first runs on: its later steps are of a dead branch."""
+    """An attempt is stopped, another goes on from its step, and then the first runs on: its later
+    steps are of a dead branch.
+    """
     root, folders = tmp_path / "root", tmp_path / "hosts"
     with together(TRAIN, 2, root, folders, _names(2), 100_000) as late:
         late.wait_for(0, "acknowledged 2:", 60)
@@ -202,7 +215,9 @@ show("closed")
     [(150, 50), pytest.param(10_000, 1_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_many_local_saves_leave_nothing_behind(saves: int, early: int, tmp_path: Path) -> None:
-    """Two processes save locally over and over, durably and restoring now and then: what each holds late is what it held early."""
+    """Two processes save locally over and over, durably and restoring now and then: what each holds
+    late is what it held early.
+    """
     outputs = run_together(
         MANY_SAVES, 2, tmp_path / "root", tmp_path / "hosts", saves, early, timeout_s=850
     )
@@ -233,8 +248,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
-    """Parametrises by (processes, victim, first point, every how many): coarse walks, and slow ones to every call of one process, to
-    every call of the second of two, owner and ward, and to every third of the first, which decides besides.
+    """Parametrises by (processes, victim, first point, every how many): coarse walks, and slow ones
+    to every call of one process, to every call of the second of two, owner and ward, and to every
+    third of the first, which decides besides.
     """
     fine = (
         [(1, 0, at, 12) for at in range(12)]
@@ -255,11 +271,12 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
 def test_local_saves_at_each_system_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
-    """Killed at, or refused, each call below the host's folder, from opening to closing: what was known is there, to the bit, and the
-    next local save leaves nothing else behind. Of two it is there although one host is lost besides.
+    """Killed at, or refused, each call below the host's folder, from opening to closing: what was
+    known is there, to the bit, and the next local save leaves nothing else behind. Of two it is
+    there although one host is lost besides.
 
-    A refused call fails one local save at most, of all processes alike; the others succeed, but where the tier could not be opened. Who
-    outlives the other ends too.
+    A refused call fails one local save at most, of all processes alike; the others succeed, but
+    where the tier could not be opened. Who outlives the other ends too.
     """
     found = walk_local(library, processes, victim, error, range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and len(found) * every > 100 * processes, (

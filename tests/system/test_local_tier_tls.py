@@ -1,4 +1,6 @@
-"""The local tier in jobs whose coordinator has TLS: real processes, a certificate each, and strangers at their part servers."""
+"""The local tier in jobs whose coordinator has TLS: real processes, a certificate each, and
+strangers at their part servers.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _by_tls(script: str, folder: Path, names: str, *arguments: object) -> Iterat
 
 
 def test_parts_go_by_tls_and_strangers_disturb_nobody(tmp_path: Path) -> None:
-    """Strangers of each kind come to each part server while it serves, and one stalls; saves go on, and the copies of a lost host serve."""
+    """Strangers of each kind come to each part server while it serves, and one stalls; saves go on,
+    and the copies of a lost host serve.
+    """
     with (
         contextlib.ExitStack() as stalled,
         _by_tls(TRAIN.replace(OPEN, OPEN + SERVES), tmp_path, "h0,h1,h2", 100_000) as first,

@@ -1,4 +1,6 @@
-"""The main job, end to end: four processes train on real digits, one is preempted, and the run goes on as if nothing had been."""
+"""The main job, end to end: four processes train on real digits, one is preempted, and the run goes
+on as if nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def runs(demo: ModuleType) -> dict[str, Any]:
-    """Four runs: uninterrupted; preempted at a random step; and from there resumed on four processes and on two."""
+    """Four runs: uninterrupted; preempted at a random step; and from there resumed on four
+    processes and on two.
+    """
     reports = {}
     code, reports["whole"] = demo.run("whole", 4, "whole")
     assert code == 0
@@ -71,7 +75,9 @@ def test_all_stop_at_one_step_and_it_is_saved(runs: dict[str, Any]) -> None:
 
 
 def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
-    """On the same number of processes, parameters and optimizer state are the uninterrupted run's, bit for bit."""
+    """On the same number of processes, parameters and optimizer state are the uninterrupted run's,
+    bit for bit.
+    """
     whole, four = (
         load(runs["folder"] / "whole" / str(STEPS)),
         load(runs["folder"] / "four" / str(STEPS)),
@@ -83,7 +89,9 @@ def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
 
 
 def test_a_run_resumed_on_two_processes_follows_the_same_curve(runs: dict[str, Any]) -> None:
-    """With another sharding, every later loss is within 1e-5 relative and 1e-6 absolute of the uninterrupted run's."""
+    """With another sharding, every later loss is within 1e-5 relative and 1e-6 absolute of the
+    uninterrupted run's.
+    """
     whole, two = _losses(runs["folder"] / "whole.jsonl"), _losses(runs["folder"] / "two.jsonl")
     steps = sorted(whole)
     assert steps == sorted(two) == list(range(1, STEPS + 1))
@@ -103,7 +111,9 @@ def test_what_was_saved_verifies(runs: dict[str, Any]) -> None:
 
 
 def test_its_reports_open_from_disk(runs: dict[str, Any], tab: Any) -> None:
-    """Each run has left one: how it ended, its processes, the steps that it saved; nothing is fetched, and axe finds no serious fault."""
+    """Each run has left one: how it ended, its processes, the steps that it saved; nothing is
+    fetched, and axe finds no serious fault.
+    """
     for name, headline in (("preempted", "preempted: "), ("two", "done: ")):
         tab.goto(f"file://{runs['folder'] / 'logs' / name / 'report.html'}")
         assert tab.locator("#headline").inner_text().startswith(headline)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 
 
 def test_four_processes_write_and_read_orbax(tmp_path: Path) -> None:
-    """Arrays sharded over four processes are saved in Orbax's layout by all of them, restored by the real Orbax in one, by us in four."""
+    """Arrays sharded over four processes are saved in Orbax's layout by all of them, restored by
+    the real Orbax in one, by us in four.
+    """
     script = """
         import sys, jax, jax.numpy as jnp, numpy as np
         from holdfast.checkpoint import load, save

@@ -19,7 +19,9 @@ HOSTILE = "<img src=x onerror=document.title='hit'>"
 
 
 def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
-    """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click; a hostile host is text."""
+    """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click;
+    a hostile host is text.
+    """
     with (
         CoordinationService.spawn(3, job="digits", recoverable=True) as service,
         page(service.address) as url,
@@ -130,7 +132,9 @@ DRAW = """(shown) => {
 def test_thousands_of_processes_fit_a_screen(
     tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All 4,096 are in the grid, the one that is silent stands out, and all are within two screens."""
+    """All 4,096 are in the grid, the one that is silent stands out, and all are within two
+    screens.
+    """
     (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "", "status": {}}))
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")

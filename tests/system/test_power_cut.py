@@ -1,8 +1,9 @@
-"""A power cut at the moment of an acknowledgement: the step is there, a local one too where it is to be.
+"""A power cut at the moment of an acknowledgement: the step is there, a local one too where it is
+to be.
 
-A file system in an image file is written through a loop device. What was not synced lives in the page cache of the mounted file system,
-not in the image; so a copy of the image, taken when the save is acknowledged, is the disk as a power cut leaves it. Needs root and loop
-devices.
+A file system in an image file is written through a loop device. What was not synced lives in the
+page cache of the mounted file system, not in the image; so a copy of the image, taken when the save
+is acknowledged, is the disk as a power cut leaves it. Needs root and loop devices.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def test_the_harness_loses_what_was_not_synced(image: Path, tmp_path: Path) -> N
 def test_an_acknowledged_step_survives_a_power_cut(
     image: Path, tmp_path: Path, cuts: int, kind: str
 ) -> None:
-    """After each acknowledgement the disk is as a power cut leaves it: the step is there, bit-exact, and so are all listed ones."""
+    """After each acknowledgement the disk is as a power cut leaves it: the step is there,
+    bit-exact, and so are all listed ones.
+    """
     command = [
         sys.executable,
         "-c",

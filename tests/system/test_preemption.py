@@ -1,4 +1,6 @@
-"""The preemption sync point on real processes: one step for all, whoever gets the notice, however the loops differ."""
+"""The preemption sync point on real processes: one step for all, whoever gets the notice, however
+the loops differ.
+"""
 
 from __future__ import annotations
 
@@ -107,9 +109,11 @@ def give_notice(
 def run_seeds(
     source: str, seeds: range, service: str, folder: Path, strides: list[int]
 ) -> list[str]:
-    """Runs four processes with random step delays through `seeds`, gives each notice at a random time, and returns their outputs.
+    """Runs four processes with random step delays through `seeds`, gives each notice at a random
+    time, and returns their outputs.
 
-    `service` is "ours" (a coordinator of its own and `initialize()`) or "jaxlib's" (inside process 0, with plain jax.distributed).
+    `service` is "ours" (a coordinator of its own and `initialize()`) or "jaxlib's" (inside process
+    0, with plain jax.distributed).
     """
     with metadata_server() as server, ExitStack() as stack:
         spawned = (
@@ -132,7 +136,9 @@ def run_seeds(
 
 
 def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
-    """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps; the user's handler still runs."""
+    """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps;
+    the user's handler still runs.
+    """
     outputs = run_seeds("signal", range(4, 6), "ours", tmp_path, [1, 7])
     steps = [stopped_at(output) for output in outputs]
     assert steps == [steps[0]] * 4 and len(steps[0]) == 2 and steps[0][1] % 7 == 0
@@ -143,7 +149,9 @@ def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("service", ["ours", "jaxlib's"])
 @pytest.mark.parametrize("source", ["signal", "file", "gce", "slurm", "program"])
 def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_path: Path) -> None:
-    """50 of 50 seeds for each source (25 on each service), four processes with random delays, every step and every 7: one step for all."""
+    """50 of 50 seeds for each source (25 on each service), four processes with random delays, every
+    step and every 7: one step for all.
+    """
     seeds = range(25) if service == "ours" else range(25, 50)
     outputs = run_seeds(source, seeds, service, tmp_path, [1, 7])
     steps = [stopped_at(output) for output in outputs]
@@ -155,7 +163,9 @@ def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_pa
 
 
 def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
-    """With a device collective in every step, which blocks main threads, all still agree, and no process passes the step."""
+    """With a device collective in every step, which blocks main threads, all still agree, and no
+    process passes the step.
+    """
     script = (
         HEAD
         + """
@@ -202,7 +212,9 @@ end()
 
 
 def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
-    """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all answer False from one step on."""
+    """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
+    answer False from one step on.
+    """
     script = (
         HEAD
         + """
@@ -265,7 +277,9 @@ end()
 
 @pytest.mark.slow
 def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
-    """A process that dies after announcing, before it sent any mail, does not hold the others up: they agree without it."""
+    """A process that dies after announcing, before it sent any mail, does not hold the others up:
+    they agree without it.
+    """
     script = (
         HEAD
         + """
@@ -298,7 +312,9 @@ print(f"stopped at {step}")
 
 @pytest.mark.slow
 def test_without_its_coordinator_a_process_still_answers() -> None:
-    """With the coordinator dead, questions are answered at once; a notice then is no reason to stop alone, and is logged."""
+    """With the coordinator dead, questions are answered at once; a notice then is no reason to stop
+    alone, and is logged.
+    """
     script = (
         HEAD
         + """
@@ -336,7 +352,9 @@ os._exit(0)
 
 
 def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
-    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that only JAX got reaches ours."""
+    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
+    only JAX got reaches ours.
+    """
     script = (
         HEAD
         + """
@@ -373,7 +391,9 @@ end()
 
 
 def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
-    """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at one step, and JAX's own is notified."""
+    """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
+    one step, and JAX's own is notified.
+    """
     script = (
         HEAD
         + """
@@ -403,7 +423,9 @@ print(f"stopped at {ours}, stopped at {theirs}")
 
 
 def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
-    """Rank 0 proposes again and again; each proposal is reached once, at the same step in every process, ahead of all."""
+    """Rank 0 proposes again and again; each proposal is reached once, at the same step in every
+    process, ahead of all.
+    """
     script = (
         HEAD
         + """
@@ -462,7 +484,9 @@ assert held.closed and notices.current() is before and multihost.reached_preempt
 
 
 def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
-    """What was added or asked before initialize() counts in the job, a late question is answered, and there is never a second one."""
+    """What was added or asked before initialize() counts in the job, a late question is answered,
+    and there is never a second one.
+    """
     outputs = run_processes(SOURCES, 2, arguments=[f"127.0.0.1:{free_port()}"])
     assert len({tuple(stopped_at(output)) for output in outputs}) == 1
 
@@ -490,7 +514,9 @@ multihost.shutdown()
 
 @pytest.mark.parametrize("notified", [0, 1])
 def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
-    """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops both at one step; nobody dies of it."""
+    """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops
+    both at one step; nobody dies of it.
+    """
     outputs = notify_while_leaving(notified, ("leaving", "asking", "asking"), shutdown_s=60)
     assert "left" in outputs[0]
 
@@ -501,7 +527,9 @@ def test_a_notice_after_some_have_left_is_agreed_on_by_the_rest() -> None:
 
 
 def notify_while_leaving(notified: int, marks: Sequence[str], shutdown_s: float) -> list[str]:
-    """Sends SIGTERM once each process has printed its mark, and returns what all have printed: those that ask stop at one step."""
+    """Sends SIGTERM once each process has printed its mark, and returns what all have printed:
+    those that ask stop at one step.
+    """
     with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}", shutdown_s]) as processes:
         for index, text in enumerate(marks):
             processes.wait_for(index, text)
@@ -544,7 +572,9 @@ multihost.shutdown()
 
 
 def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
-    """As it would have without us: nobody counts on it yet, and who launched it reads that as a preemption."""
+    """As it would have without us: nobody counts on it yet, and who launched it reads that as a
+    preemption.
+    """
     script = (
         HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
     )

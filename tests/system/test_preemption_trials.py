@@ -1,4 +1,6 @@
-"""A SIGTERM at any moment of a job's life, from before initialize() into shutdown(): one story on all processes."""
+"""A SIGTERM at any moment of a job's life, from before initialize() into shutdown(): one story on
+all processes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.support.paths import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_story_whenever_the_signal_comes() -> None:
-    """24 trials: six moments, strides 1 and 7, one slow process, one or two signalled, some twice. (RESULTS-multihost.md has 300.)"""
+    """24 trials: six moments, strides 1 and 7, one slow process, one or two signalled, some twice.
+    (RESULTS-multihost.md has 300.)
+    """
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.support.preemption_trials", "0", "24"],
         cwd=ROOT,

@@ -1,4 +1,6 @@
-"""Bytes read follow bytes needed: processes that each need some rows of the same large chunks read these, checked, and little more."""
+"""Bytes read follow bytes needed: processes that each need some rows of the same large chunks read
+these, checked, and little more.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ group.barrier("the end", timeout_s=60)
 
 
 def test_eight_processes_read_an_eighth_each(tmp_path: Path) -> None:
-    """Of two chunks of 58 MB, no multiple of a block, each of 8 processes reads at most 1.05 of its eighth, headers and all; and a flipped
-    byte is Corrupt for the process that needs it, and for no other."""
+    """Of two chunks of 58 MB, no multiple of a block, each of 8 processes reads at most 1.05 of its
+    eighth, headers and all; and a flipped byte is Corrupt for the process that needs it, and for no
+    other.
+    """
     column = (np.arange(232) % 251)[:, None]
     tree = {
         "w": np.broadcast_to(column, (232, 62_501)).astype(np.float32),

@@ -1,4 +1,6 @@
-"""A store that fails while it is read: what comes back is exact or one typed error that names the file and says what to do."""
+"""A store that fails while it is read: what comes back is exact or one typed error that names the
+file and says what to do.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_error_at_each_system_call_of_a_restore(
     tmp_path: Path, library: Path, call: str, error: str, times: int
 ) -> None:
-    """Whatever is read when an error comes up, once or from then on: exact values or a CheckpointError that names a path below the root."""
+    """Whatever is read when an error comes up, once or from then on: exact values or a
+    CheckpointError that names a path below the root.
+    """
     command = [
         sys.executable,
         "-c",

@@ -1,4 +1,6 @@
-"""read_once: each byte of the store is read once in the whole job, and spread over the interconnect."""
+"""read_once: each byte of the store is read once in the whole job, and spread over the
+interconnect.
+"""
 
 from __future__ import annotations
 
@@ -71,5 +73,7 @@ assert total <= plain.bytes <= total + gaps, (plain.bytes, total)
 def test_replicated_arrays_are_read_once(
     tmp_path: Path, count: int, devices: int, gaps: str
 ) -> None:
-    """Over all processes the bytes read are those of the arrays, evenly shared; without it every process reads them all."""
+    """Over all processes the bytes read are those of the arrays, evenly shared; without it every
+    process reads them all.
+    """
     run_together(SCRIPT, count, tmp_path, gaps, devices=devices)

@@ -27,7 +27,9 @@ STEPS, SAVE_EVERY, KILLS, PROCESSES = 4000, 25, 20, 2
 
 
 class Killer(CollectedOutput):
-    """Kills a random process of each attempt: at a random step, or as soon as a save is begun that is not acknowledged yet."""
+    """Kills a random process of each attempt: at a random step, or as soon as a save is begun that
+    is not acknowledged yet.
+    """
 
     def __init__(self, chance: random.Random, kills: int) -> None:
         super().__init__()
@@ -101,7 +103,8 @@ def train(folder: Path, output: CollectedOutput) -> JobResult:
 def test_twenty_kills_change_nothing_of_the_end(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no step that was saved is lost.
+    """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no
+    step that was saved is lost.
 
     All of its time is accounted for.
     """

@@ -37,7 +37,9 @@ JAX_JOB = """
 
 
 def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
-    """Four jax processes, each with its relay and our own client beside jaxlib's agent, run the full path against mTLS and token."""
+    """Four jax processes, each with its relay and our own client beside jaxlib's agent, run the
+    full path against mTLS and token.
+    """
     security = secure(tmp_path)
     own = security.own
     options = {
@@ -53,7 +55,9 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
 
 
 def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
-    """Four processes of jax that know of nothing but an address: devices, collectives, live_devices, the SIGTERM sync point, shutdown."""
+    """Four processes of jax that know of nothing but an address: devices, collectives,
+    live_devices, the SIGTERM sync point, shutdown.
+    """
     security = secure(tmp_path)
     own = security.own
     relayed = """
@@ -95,7 +99,9 @@ INITIALIZED = """
 
 @pytest.mark.parametrize("token", [True, False], ids=["mTLS and token", "mTLS alone"])
 def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> None:
-    """`multihost.initialize()` takes certificate and token from its spec, and a real jax.distributed job of 4 processes runs."""
+    """`multihost.initialize()` takes certificate and token from its spec, and a real
+    jax.distributed job of 4 processes runs.
+    """
     security = secure(tmp_path)
     own = security.own
     arguments = security.arguments if token else security.arguments[:3]

@@ -1,7 +1,7 @@
 """The round trip: trees x shardings x topologies, bit-exact, with real processes and real devices.
 
-A job of each topology lives as long as this module's tests and is asked, case by case, to save or to load what hypothesis draws: so
-hypothesis shrinks over real processes.
+A job of each topology lives as long as this module's tests and is asked, case by case, to save or
+to load what hypothesis draws: so hypothesis shrinks over real processes.
 """
 
 from __future__ import annotations
@@ -115,9 +115,11 @@ KEYS = st.one_of(
 def meshes(
     draw: st.DrawFn, devices: int, shape: tuple[int, ...], processes: int, *, local: bool = False
 ) -> dict[str, Any]:
-    """Draws a mesh of 1 to 3 axes over some or all devices of a job, in any order, and a spec over it that divides the shape.
+    """Draws a mesh of 1 to 3 axes over some or all devices of a job, in any order, and a spec over
+    it that divides the shape.
 
-    In a job of several processes the mesh has devices of more than one: what lies on one process alone is local to it.
+    In a job of several processes the mesh has devices of more than one: what lies on one process
+    alone is local to it.
     """
     factors = [
         sizes
@@ -259,7 +261,9 @@ def test_any_tree_to_another_topology(
     saver: tuple[int, int],
     loader: tuple[int, int],
 ) -> None:
-    """Whatever the tree, the saved shardings and the wanted ones, every bit comes back in a job of other processes and devices."""
+    """Whatever the tree, the saved shardings and the wanted ones, every bit comes back in a job of
+    other processes and devices.
+    """
     assert round_trips(tmp_path, job(saver), job(loader), 8, 0) >= 8
 
 
@@ -271,7 +275,9 @@ def test_any_topology_to_any_other(
     saver: tuple[int, int],
     loader: tuple[int, int],
 ) -> None:
-    """The matrix: 1, 2 and 4 processes, 1 to 8 devices, meshes of 1 to 3 axes, each pair with trees of its own."""
+    """The matrix: 1, 2 and 4 processes, 1 to 8 devices, meshes of 1 to 3 axes, each pair with trees
+    of its own.
+    """
     number = PAIRS.index((saver, loader))
     assert round_trips(tmp_path, job(saver), job(loader), 25, number) >= 25
 
@@ -290,7 +296,9 @@ def test_any_sharding_to_any_other(
 def test_a_sharding_that_does_not_divide(
     tmp_path: Path, job: Callable[[tuple[int, int]], Job]
 ) -> None:
-    """What was saved in one piece cannot come back in halves: an error of the tree that names the leaf, on every process."""
+    """What was saved in one piece cannot come back in halves: an error of the tree that names the
+    leaf, on every process.
+    """
     wanted = {"devices": [0, 1], "sizes": [2], "spec": [["x"]], "local": False}
     leaf = [
         "leaf",

@@ -15,7 +15,9 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m
 
 
 def test_each_process_reads_only_its_bytes(tmp_path: Path) -> None:
-    """Sharded over the devices of four processes, along either axis, each process asks the store for its own bytes and no more."""
+    """Sharded over the devices of four processes, along either axis, each process asks the store
+    for its own bytes and no more.
+    """
     tensors = {
         f"layers.{i}": np.random.default_rng(i).integers(0, 100, (16, 32)).astype(jnp.dtype(dtype))
         for i, dtype in enumerate(DTYPES)

@@ -1,4 +1,6 @@
-"""The first words of errors, from jaxlib's own service and from ours, as unmodified jaxlib clients read them."""
+"""The first words of errors, from jaxlib's own service and from ours, as unmodified jaxlib clients
+read them.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ REFUSALS = {
 
 @pytest.mark.parametrize("whose", ["jaxlib", "ours"])
 def test_refusals_of_who_comes_begin_with_jaxlibs_words(whose: str) -> None:
-    """A number that the job does not have, and a second life where the job is not recoverable: what a client would read."""
+    """A number that the job does not have, and a second life where the job is not recoverable: what
+    a client would read.
+    """
     with ExitStack() as stack:
         if whose == "jaxlib":
             address = f"127.0.0.1:{free_port()}"
@@ -131,7 +135,9 @@ def test_refusals_of_who_comes_begin_with_jaxlibs_words(whose: str) -> None:
 
 @pytest.mark.parametrize("whose", ["jaxlib", "ours"])
 def test_errors_begin_with_jaxlibs_words(whose: str) -> None:
-    """Keys, barriers and the barrier of the living: what a program that reads the sentences looks for is there in both."""
+    """Keys, barriers and the barrier of the living: what a program that reads the sentences looks
+    for is there in both.
+    """
     if whose == "jaxlib":
         (output,) = run_processes(ASKING, 1, arguments=[f"127.0.0.1:{free_port()}", whose])
     else:

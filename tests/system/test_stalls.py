@@ -1,4 +1,6 @@
-"""Jobs that stand still: the launcher sees it by the steps, says who keeps the others waiting and where, and ends the attempt as a hang."""
+"""Jobs that stand still: the launcher sees it by the steps, says who keeps the others waiting and
+where, and ends the attempt as a hang.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ WHO = f"process 2 (host {socket.gethostname()})"
 def test_a_hang_ends_the_attempt_and_names_the_odd_one(
     fault: str, said: str, tmp_path: Path
 ) -> None:
-    """Within the timeout and 10 s after the fault the job has ended with 124; the log's first screen has the process and its line."""
+    """Within the timeout and 10 s after the fault the job has ended with 124; the log's first
+    screen has the process and its line.
+    """
     with drill(tmp_path, f"--stall-timeout-s={STALL_S}") as job:
         job.wait_for_step(10)
         job.begin(fault)

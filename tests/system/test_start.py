@@ -1,4 +1,6 @@
-"""initialize() and shutdown() in real processes: who comes, who does not, and what the environment says."""
+"""initialize() and shutdown() in real processes: who comes, who does not, and what the environment
+says.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def spec_env(coordinator: str, count: int, **fields: object) -> dict[str, object
 
 
 def test_from_the_environment() -> None:
-    """Under a launcher's environment initialize() takes no arguments; all are there, ids are known, and the job ends in order."""
+    """Under a launcher's environment initialize() takes no arguments; all are there, ids are known,
+    and the job ends in order.
+    """
     with CoordinationService.spawn(
         3, job="j", attempt=4, recoverable=True, survivable=True
     ) as service:
@@ -63,7 +67,9 @@ def test_from_the_environment() -> None:
 
 
 def test_process_0_starts_the_coordinator() -> None:
-    """With the three arguments of jax.distributed.initialize, process 0 starts the coordinator there; whoever comes late is waited for."""
+    """With the three arguments of jax.distributed.initialize, process 0 starts the coordinator
+    there; whoever comes late is waited for.
+    """
     outputs = run_processes(
         script("""
         if index == 0:
@@ -80,7 +86,9 @@ def test_process_0_starts_the_coordinator() -> None:
 
 @pytest.mark.slow
 def test_nobody_joins_an_earlier_start() -> None:
-    """After a crash, the program started again at the same address waits for the old coordinator to end, and starts one of its own."""
+    """After a crash, the program started again at the same address waits for the old coordinator to
+    end, and starts one of its own.
+    """
     port = free_port()
     crash = script("""
         multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=3)
@@ -103,7 +111,9 @@ def test_nobody_joins_an_earlier_start() -> None:
 
 
 def test_a_process_that_never_comes_is_named() -> None:
-    """StartupTimeout after the timeout names whom the others waited for, says how long, and which knob rules it."""
+    """StartupTimeout after the timeout names whom the others waited for, says how long, and which
+    knob rules it.
+    """
     with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
         outputs = run_processes(
             script("""
@@ -127,7 +137,9 @@ def test_a_process_that_never_comes_is_named() -> None:
 
 
 def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None:
-    """By initialize() where process 0 starts it, and all have it; where somebody else did, another value is refused with a sentence."""
+    """By initialize() where process 0 starts it, and all have it; where somebody else did, another
+    value is refused with a sentence.
+    """
     ask = script("""
         try:
             multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=None if sys.argv[4] == str(index) else 7)
@@ -165,7 +177,9 @@ LATE = {
 @pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3])
 @pytest.mark.parametrize("client", LATE)
 def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None:
-    """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered, and the job starts."""
+    """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered,
+    and the job starts.
+    """
     heartbeat_s = 4
     text = f"""
         if index == count - 1:
@@ -225,7 +239,9 @@ STALE = {
 
 @pytest.mark.parametrize("num_slices", [2, 1])
 def test_stale_slices_never_reach_jax(num_slices: int) -> None:
-    """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each replacement is logged once."""
+    """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each
+    replacement is logged once.
+    """
     with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True) as service:
         outputs = run_processes(
             script("""
@@ -267,7 +283,9 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
 
 @pytest.mark.parametrize("last", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_leaving_in_any_order(last: int) -> None:
-    """Whoever finishes last, process 0 included, all leave with exit code 0 and none is taken for dead."""
+    """Whoever finishes last, process 0 included, all leave with exit code 0 and none is taken for
+    dead.
+    """
     outputs = run_processes(
         script("""
         multihost.initialize(sys.argv[3], count, index, timeout_s=60)
@@ -292,7 +310,9 @@ def test_leaving_without_shutdown() -> None:
 
 
 def test_an_exception_ends_the_others_waits() -> None:
-    """Who dies of an exception does not wait for the others, and their barrier fails at once, naming it and its error."""
+    """Who dies of an exception does not wait for the others, and their barrier fails at once,
+    naming it and its error.
+    """
     outputs = run_processes(
         script("""
         multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=60)
@@ -316,7 +336,9 @@ def test_an_exception_ends_the_others_waits() -> None:
 
 
 def test_a_job_smaller_than_asked_for() -> None:
-    """When jax sees one process where two were asked for, no process runs on (INIT-1): each says what was asked for and what was found."""
+    """When jax sees one process where two were asked for, no process runs on (INIT-1): each says
+    what was asked for and what was found.
+    """
     outputs = run_processes(
         script("""
         jax.process_count = lambda backend=None: 1  # as on a platform that has not joined
@@ -336,7 +358,9 @@ def test_a_job_smaller_than_asked_for() -> None:
 
 
 def test_a_secured_coordinator(tmp_path: Path) -> None:
-    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the token is refused."""
+    """With a token on, the whole path works, jaxlib's agent through a relay; a process without the
+    token is refused.
+    """
     token = tmp_path / "token"
     token.write_text("a secret of this job")
     secured = ("--token-file", str(token))
@@ -370,7 +394,9 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
 
 
 def test_jaxs_own_tls(tmp_path: Path) -> None:
-    """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can: no relay, and the whole path works."""
+    """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can:
+    no relay, and the whole path works.
+    """
     authority = Authority(tmp_path, "ours")
     server = authority.issue("server")
     pems = [

@@ -1,4 +1,6 @@
-"""Jobs that are struck again and again, and end as if nothing had happened: the example of `make demo`, unchanged, on this machine."""
+"""Jobs that are struck again and again, and end as if nothing had happened: the example of `make
+demo`, unchanged, on this machine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ STEPS, KILLS = 300, 10
 
 
 class Watcher:
-    """Collects output, knows the pid of each process from it, and strikes one of them at each of the given steps."""
+    """Collects output, knows the pid of each process from it, and strikes one of them at each of
+    the given steps.
+    """
 
     def __init__(
         self, log: Path, strikes: list[int], lots: random.Random, number: int = signal.SIGKILL
@@ -112,7 +116,9 @@ sys.exit(0)
 
 
 def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
-    """PRE-1: one process gets SIGTERM, all stop at one step and exit with 0; the job is started again, and then it is done."""
+    """PRE-1: one process gets SIGTERM, all stop at one step and exit with 0; the job is started
+    again, and then it is done.
+    """
 
     class Striker:
         def __init__(self) -> None:
@@ -141,7 +147,9 @@ def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
-    """SIGKILL of a random process 10 times over 300 steps: the job finishes by itself, bit-equal to one that nobody touched."""
+    """SIGKILL of a random process 10 times over 300 steps: the job finishes by itself, bit-equal to
+    one that nobody touched.
+    """
     lots = random.Random(6)
     strikes = sorted(lots.sample(range(5, STEPS - 5), KILLS))
     (tmp_path / "whole").mkdir()

@@ -1,4 +1,6 @@
-"""An error at any system call of a save, an overwrite, a deletion or a conversion: nothing is lost, nothing unreadable, nothing hangs."""
+"""An error at any system call of a save, an overwrite, a deletion or a conversion: nothing is lost,
+nothing unreadable, nothing hangs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(trials: list[dict[str, Any]], every: int) -> None:
-    """Asserts that each trial ended in success or one typed error, and that the next process found the root whole, and left it clean."""
+    """Asserts that each trial ended in success or one typed error, and that the next process found
+    the root whole, and left it clean.
+    """
     wrong = [trial for trial in trials if trial["wrong"]]
     assert not wrong, (
         f"{len(wrong)} of {len(trials)}, among them {wrong[0]['calls']} at"
@@ -47,7 +51,9 @@ def check(trials: list[dict[str, Any]], every: int) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
-    """Every thirteenth call that touches the root, reading ones too: what is there is exact, what was acknowledged is there."""
+    """Every thirteenth call that touches the root, reading ones too: what is there is exact, what
+    was acknowledged is there.
+    """
     check(inject(library, operation, FEW, first=sum(map(ord, operation)) % 13, every=13), 13)
 
 
@@ -55,5 +61,7 @@ def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
 @pytest.mark.parametrize("fault", ALL, ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fault_at_every_call(library: Path, operation: str, fault: Fault) -> None:
-    """Each call in turn fails, before it is made or after, alone or with those that follow: 0 unreadable, 0 lost, 0 hang, 0 untyped."""
+    """Each call in turn fails, before it is made or after, alone or with those that follow: 0
+    unreadable, 0 lost, 0 hang, 0 untyped.
+    """
     check(inject(library, operation, [fault]), 1)

@@ -17,7 +17,9 @@ from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
     ids=["completion-queue", "grpc.aio"],
 )
 def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
-    """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown; then the coordinator ends by itself."""
+    """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown;
+    then the coordinator ends by itself.
+    """
     with CoordinationService.spawn(4, arguments=options) as service:
         outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND)
         assert len(preempted_at(outputs)) == 1, outputs
@@ -53,7 +55,9 @@ os._exit(0)
 
 
 def test_the_others_go_on_when_process_0_is_killed() -> None:
-    """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is lost and go on."""
+    """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is
+    lost and go on.
+    """
     with CoordinationService.spawn(4, recoverable=True, heartbeat_timeout_s=6) as service:
         with Processes(SURVIVOR, 4, arguments=[service.address], env=BIND) as processes:
             for index in range(4):

@@ -12,7 +12,9 @@ from tests.support.cluster import Processes, free_port
 
 
 def test_the_stacks_stay_with_the_coordinator() -> None:
-    """A process that ends in a hang has left its stacks, and why, where the others and `holdfast status` find them."""
+    """A process that ends in a hang has left its stacks, and why, where the others and `holdfast
+    status` find them.
+    """
     address = f"127.0.0.1:{free_port()}"
     script = """
     import sys, time
@@ -37,7 +39,9 @@ def test_the_stacks_stay_with_the_coordinator() -> None:
 
 
 def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
-    """Without a launcher, too: who is elsewhere, on which host and at which line, in one sentence that is the same for all."""
+    """Without a launcher, too: who is elsewhere, on which host and at which line, in one sentence
+    that is the same for all.
+    """
     script = """
     import sys, threading
     from holdfast import multihost
@@ -67,7 +71,9 @@ def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
 
 
 def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> None:
-    """`holdfast status --stacks` asks each living process where its threads are, and shows the report of one that its watchdog ended."""
+    """`holdfast status --stacks` asks each living process where its threads are, and shows the
+    report of one that its watchdog ended.
+    """
     script = """
     import sys, threading
     from holdfast import multihost

@@ -33,7 +33,9 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
 
 
 def test_the_diagnosis_comes_by_itself() -> None:
-    """Who is missed at a barrier is found, with the place of those that answer, without a question of a viewer."""
+    """Who is missed at a barrier is found, with the place of those that answer, without a question
+    of a viewer.
+    """
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
     with (
         CoordinationService.spawn(2, recoverable=True) as service,

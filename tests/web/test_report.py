@@ -15,7 +15,9 @@ from tests.support.pages import HOLDFAST
 
 
 def test_holdfast_run_leaves_a_report(tmp_path: Path) -> None:
-    """It holds all attempts with their steps, how the job ended and its processes; it needs no other file, and its path is printed."""
+    """It holds all attempts with their steps, how the job ended and its processes; it needs no
+    other file, and its path is printed.
+    """
     script = """import os, sys
 from holdfast.coordination import CoordinationClient
 with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:

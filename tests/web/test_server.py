@@ -18,7 +18,9 @@ pytest.importorskip("uvicorn", reason="needs the extra web")
 
 
 def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
-    """A wrong token, a page whose name was pointed here, and a path that is none are refused; answers may not be kept or framed."""
+    """A wrong token, a page whose name was pointed here, and a path that is none are refused;
+    answers may not be kept or framed.
+    """
     with CoordinationService.spawn(1) as service, page(service.address) as url:
         status, html, headers = fetch(url)
         assert (
@@ -45,7 +47,9 @@ def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
 
 
 def test_a_viewer_sees_the_job_as_it_is() -> None:
-    """Processes, what is wrong, barriers, history; hostile names as they are; stacks at a question."""
+    """Processes, what is wrong, barriers, history; hostile names as they are; stacks at a
+    question.
+    """
     with (
         CoordinationService.spawn(2, job="digits", recoverable=True) as service,
         page(service.address) as url,
@@ -79,7 +83,9 @@ def test_a_viewer_sees_the_job_as_it_is() -> None:
 
 
 def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
-    """The page keeps what it last knew, says what is wrong, and goes on with the coordinator that takes the place."""
+    """The page keeps what it last knew, says what is wrong, and goes on with the coordinator that
+    takes the place.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
@@ -104,7 +110,9 @@ def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_viewer_that_stops_reading_delays_nobody() -> None:
-    """Others go on to get snapshots, though one has read nothing since its request, and one is more than a socket holds."""
+    """Others go on to get snapshots, though one has read nothing since its request, and one is more
+    than a socket holds.
+    """
     with (
         CoordinationService.spawn(1024) as service,
         page(service.address) as url,
@@ -116,7 +124,9 @@ def test_a_viewer_that_stops_reading_delays_nobody() -> None:
 
 
 def test_an_end_with_viewers_is_quiet() -> None:
-    """One that reads sees the end of its stream, one that does not is cut off; nothing of either is printed."""
+    """One that reads sees the end of its stream, one that does not is cut off; nothing of either is
+    printed.
+    """
     with CoordinationService.spawn(
         4096
     ) as service:  # its snapshots are larger than what a socket holds

@@ -63,7 +63,9 @@ def test_a_page_without_a_status_says_why() -> None:
 
 
 def test_names_cannot_end_the_script_that_holds_them() -> None:
-    """Every character that means something to a browser is written as JSON's escape, and read back as it was."""
+    """Every character that means something to a browser is written as JSON's escape, and read back
+    as it was.
+    """
     hostile = {"host": "</script><!--<script>&\u2028é"}
     text = encode(hostile)
     assert json.loads(text) == hostile and not set("<>&\u2028é") & set(text)

@@ -13,7 +13,9 @@ from holdfast.web.tree_page import HEIGHT, MOST_CELLS, WIDTH, checkpoint_page, s
 
 @given(st.lists(st.floats(1, 1e12), min_size=1, max_size=200))
 def test_the_treemap_fills_its_place_with_the_sizes(sizes: list[float]) -> None:
-    """Each cell has its share of the area, lies inside, and no two overlap by more than a rounding."""
+    """Each cell has its share of the area, lies inside, and no two overlap by more than a
+    rounding.
+    """
     sizes.sort(reverse=True)
     cells = list(squarify(sizes, 0, 0, WIDTH, HEIGHT))
     assert [cell.number for cell in cells] == list(range(len(sizes)))
@@ -71,7 +73,9 @@ class Tags(HTMLParser):
 
 
 def test_leaves_are_drawn_with_shards_and_values() -> None:
-    """Sizes in the map and the table, a picture of the shards, bars of the values; what is no array says what it is."""
+    """Sizes in the map and the table, a picture of the shards, bars of the values; what is no array
+    says what it is.
+    """
     stats = {"min": -1.0, "max": 2.0, "mean": 0.5, "nan": 3, "inf": 0, "bins": [1, 4, 2]}
     page = checkpoint_page(
         shown(

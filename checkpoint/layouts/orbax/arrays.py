@@ -1,7 +1,8 @@
 """The arrays of one item of Orbax's, through tensorstore: any part of any leaf, many at a time.
 
-Only the metadata files are parsed here; the arrays, in zarr v2 or v3, in an OCDBT database or in plain files, are
-tensorstore's. A missing chunk is an error, never silently the fill value, unless the checkpoint says that such chunks were left out.
+Only the metadata files are parsed here; the arrays, in zarr v2 or v3, in an OCDBT database or in
+plain files, are tensorstore's. A missing chunk is an error, never silently the fill value, unless
+the checkpoint says that such chunks were left out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _CONTEXT: dict[str, Any] = {
 
 
 class OrbaxItem:
-    """One tree item: its metadata, read at once, and the arrays, opened when a region of them is read."""
+    """One tree item: its metadata, read at once, and the arrays, opened when a region of them is
+    read.
+    """
 
     def __init__(self, name: str, folder: StorePath, context: Any) -> None:
         self._folder, self._context = folder, context
@@ -97,7 +100,9 @@ class OrbaxItem:
         )
 
     def _tree(self, about: orbax.TreeMetadata) -> tuple[Any, list[str], list[int]]:
-        """Returns the description of the tree and, in flatten order, the paths of its leaves and their numbers among `_records`."""
+        """Returns the description of the tree and, in flatten order, the paths of its leaves and
+        their numbers among `_records`.
+        """
         numbers = itertools.count()
         values: dict[Any, Any] = {
             leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
@@ -325,7 +330,9 @@ def kvstore_of(folder: StorePath) -> dict[str, Any]:
 
 
 def context_of(folder: StorePath, **limits: Any) -> Any:
-    """Returns a context that limits what tensorstore does at once, with the connections (and memory) of the folder's store."""
+    """Returns a context that limits what tensorstore does at once, with the connections (and
+    memory) of the folder's store.
+    """
     storage, spec = _behind(folder.storage), _CONTEXT | limits
     return (
         ts.Context(spec, parent=storage.context)

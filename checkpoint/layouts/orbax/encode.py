@@ -1,4 +1,6 @@
-"""Trees and leaves as Orbax's layout has them: names, kinds, chunks and its JSON files, as pure functions."""
+"""Trees and leaves as Orbax's layout has them: names, kinds, chunks and its JSON files, as pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ Keys: TypeAlias = tuple[tuple[str, bool], ...]
 
 
 def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
-    """Yields (keys, leaf index or Orbax's word for an empty container) of a tree's description, in leaf order."""
+    """Yields (keys, leaf index or Orbax's word for an empty container) of a tree's description, in
+    leaf order.
+    """
     if node is None:
         yield keys, "None"
     elif isinstance(node, int):
@@ -91,7 +95,9 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
-    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises UnsupportedLeaf."""
+    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises
+    UnsupportedLeaf.
+    """
     if leaf.kind not in VALUE_TYPES:
         message = (
             f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an"

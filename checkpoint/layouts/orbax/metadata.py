@@ -1,4 +1,6 @@
-"""Orbax's JSON files and names, parsed: pure functions from bytes to values. docs/from-orbax.md describes the layout."""
+"""Orbax's JSON files and names, parsed: pure functions from bytes to values. docs/from-orbax.md
+describes the layout.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
 
 
 class StoredLeaf(NamedTuple):
-    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its kind; an `empty` one has no data."""
+    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its
+    kind; an `empty` one has no data.
+    """
 
     keys: tuple[tuple[str, bool], ...]
     value_type: str
@@ -105,7 +109,9 @@ def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
 
 
 def build_tree(leaves: Mapping[tuple[tuple[str, bool], ...], Any]) -> Any:
-    """Returns the nested dicts and lists that `leaves`, by their keys, make up; one without keys is the tree itself."""
+    """Returns the nested dicts and lists that `leaves`, by their keys, make up; one without keys is
+    the tree itself.
+    """
     if list(leaves) == [()]:
         return leaves[()]
     root: dict[tuple[str, bool], Any] = {}
@@ -134,7 +140,9 @@ def empty_value(value_type: str) -> Any:
 
 
 def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:
-    """Returns the PRNG implementation of each typed key, by the leaf's name, from one file of `array_metadatas`."""
+    """Returns the PRNG implementation of each typed key, by the leaf's name, from one file of
+    `array_metadatas`.
+    """
     found: dict[str, str] = {}
     if (
         b'"random_key_impl"' not in data
@@ -155,7 +163,9 @@ def prng_name(implementation: str) -> str:
 
 
 def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
-    """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it cannot be read for are left out."""
+    """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it
+    cannot be read for are left out.
+    """
     value = parse_json(data, file)
     found: dict[str, Any] = {}
     known: dict[str, Any] = {}  # most leaves have the sharding of another one
@@ -199,7 +209,9 @@ def read_sharding(about: Any) -> Any:
 
 
 def sharding_json(description: Any) -> dict[str, Any] | None:
-    """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a device's name."""
+    """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a
+    device's name.
+    """
     if not description or "spec" not in description:
         return None
     mesh: Any = [{"id": number} for number in description["devices"]]
@@ -226,6 +238,8 @@ def _flat(mesh: Any) -> list[int]:
 
 
 def step_of(name: str) -> int | None:
-    """Returns the step in a folder's name, `[prefix_]step` with or without leading zeros; None where there is none."""
+    """Returns the step in a folder's name, `[prefix_]step` with or without leading zeros; None
+    where there is none.
+    """
     match = _STEP.match(name)
     return int(match.group(1)) if match and TEMPORARY not in name else None

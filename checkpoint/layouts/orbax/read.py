@@ -1,4 +1,6 @@
-"""Recognises and opens checkpoints that Orbax wrote, v0 and v1: their folders, items and metadata."""
+"""Recognises and opens checkpoints that Orbax wrote, v0 and v1: their folders, items and
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ class OrbaxCheckpoint:
     def files(
         self, name: str, selection: PerProcessSelection | None = None
     ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-        """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums of them."""
+        """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums
+        of them.
+        """
         folder, _ = self._item_folder(name)
         for entry in folder.storage.list(folder.name, recursive=True):
             own = entry.name.removeprefix(f"{folder.name}/")

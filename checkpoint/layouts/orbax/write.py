@@ -1,7 +1,8 @@
 """Writes checkpoints in Orbax's layout: what its v0 manager and its v1 free functions both restore.
 
-The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets its own name when all is there. One
-process writes an OCDBT database; several write plain zarr files, each the chunks that it owns, since a database has one writer.
+The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets
+its own name when all is there. One process writes an OCDBT database; several write plain zarr
+files, each the chunks that it owns, since a database has one writer.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ _MARK = (  # in files that only have to be there: not every store keeps empty ob
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region that this process owns, then `finish`.
+    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region
+    that this process owns, then `finish`.
 
-    In a group every process makes the same calls, and what one of them runs into is raised on all: none waits for one that has given up.
-    `abandon` removes what was written so far. For one thread at a time.
+    In a group every process makes the same calls, and what one of them runs into is raised on all:
+    none waits for one that has given up. `abandon` removes what was written so far. For one thread
+    at a time.
     """
 
     def __init__(
@@ -105,9 +108,11 @@ class OrbaxWriter:
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Runs a block, flushes, and waits for the other processes; raises on all of them what any ran into.
+        """Runs a block, flushes, and waits for the other processes; raises on all of them what any
+        ran into.
 
-        Blocks may stand in each other. A process that fails meets the others at the end of the block that they are in.
+        Blocks may stand in each other. A process that fails meets the others at the end of the
+        block that they are in.
         """
         error: Exception | None = None
         try:
@@ -133,7 +138,9 @@ class OrbaxWriter:
         return SaveFailed(message, path=str(self._final), process=process)
 
     def _raise_of_any(self, own: HoldfastError | None) -> None:
-        """Raises this process's failure, or the first of another; returns where there is none on any process."""
+        """Raises this process's failure, or the first of another; returns where there is none on
+        any process.
+        """
         self._agreements += 1
         place = hashlib.sha256(str(self._final).encode()).hexdigest()[:16]
         name = f"orbax/{place}/{self._agreements}"
@@ -156,7 +163,9 @@ class OrbaxWriter:
         self._put(f"{item}/{orbax.COMMITTED}", _MARK)
 
     def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
-        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in Orbax's layout."""
+        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in
+        Orbax's layout.
+        """
         description, paths = describe(tree)
         leaves = [
             live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)
@@ -171,7 +180,9 @@ class OrbaxWriter:
         }
 
     def add_record(self, item: ItemRecord) -> list[str]:
-        """Adds an item as a record describes it, its arrays still empty; returns the leaves' names in Orbax's layout, in their order."""
+        """Adds an item as a record describes it, its arrays still empty; returns the leaves' names
+        in Orbax's layout, in their order.
+        """
         self._handlers[item.name] = TREE_HANDLER
         entries = list(walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
         names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
@@ -318,7 +329,9 @@ class OrbaxWriter:
             sync_folder(os.path.dirname(str(self._final)))
 
     def abandon(self) -> None:
-        """Removes what an unfinished save has written, once what is on its way has arrived: it would come back after the deletion."""
+        """Removes what an unfinished save has written, once what is on its way has arrived: it
+        would come back after the deletion.
+        """
         self._drain()
         self._stores = {}
         if self._group.index == 0 and self._local:
@@ -351,9 +364,11 @@ def save_orbax(
     group: Group | None = None,
     timeout_s: float = 600,
 ) -> None:
-    """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it holds. Blocks until all is durable.
+    """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it
+    holds. Blocks until all is durable.
 
-    Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes), SaveFailed.
+    Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes),
+    SaveFailed.
     """
     writer = OrbaxWriter(folder, group=group, timeout_s=timeout_s)
     try:

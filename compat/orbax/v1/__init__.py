@@ -1,4 +1,6 @@
-"""`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood; imports no Orbax."""
+"""`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood; imports
+no Orbax.
+"""
 
 from holdfast import multihost
 

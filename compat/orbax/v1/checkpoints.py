@@ -44,7 +44,9 @@ def save_checkpointables(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> None:
-    """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where one is there."""
+    """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where
+    one is there.
+    """
     with orbax_errors():
         native_save(
             path,
@@ -95,7 +97,9 @@ def _opened(path: Any) -> Structure:
 
 
 def pick(found: Structure, name: str | None) -> str:
-    """Returns the name of the tree that is meant: itself, a usual one, or the only one. Raises KeyError."""
+    """Returns the name of the tree that is meant: itself, a usual one, or the only one. Raises
+    KeyError.
+    """
     if name not in (None, AUTO):
         return str(name)
     trees = [each for each, item in found.items.items() if item.kind == "tree"]
@@ -134,7 +138,9 @@ def load_item(
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
-    """Loads a tree. Raises InvalidLayoutError (a ValueError) where there is no checkpoint, ValueError where the target does not fit."""
+    """Loads a tree. Raises InvalidLayoutError (a ValueError) where there is no checkpoint,
+    ValueError where the target does not fit.
+    """
     found = _opened(path)
     with orbax_errors():
         return load_item(
@@ -172,7 +178,9 @@ def load_all(
 
 
 def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dict[str, Any]:
-    """Loads several items by name; None: all. Raises as `load` does, KeyError for an item that is not there."""
+    """Loads several items by name; None: all. Raises as `load` does, KeyError for an item that is
+    not there.
+    """
     found = _opened(path)
     with orbax_errors():
         return load_all(
@@ -215,7 +223,9 @@ def is_orbax_checkpoint(path: Any) -> bool:
 
 
 def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
-    """Deletes a checkpoint in a folder of the file system; True if one was there. Every process calls it. Raises FileNotFoundError."""
+    """Deletes a checkpoint in a folder of the file system; True if one was there. Every process
+    calls it. Raises FileNotFoundError.
+    """
     if checkpointable_name is not None or "://" in os.fspath(path):
         raise not_covered(
             "delete of an item, or in an object store",

@@ -1,4 +1,6 @@
-"""`orbax.checkpoint.v1.options`, and the Context that carries them. What only tunes how bytes lie or travel has no effect here."""
+"""`orbax.checkpoint.v1.options`, and the Context that carries them. What only tunes how bytes lie
+or travel has no effect here.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("conte
 
 
 class Context:
-    """Options that hold inside `with Context(...):`, and for the objects that are given it. Another one's may be inherited."""
+    """Options that hold inside `with Context(...):`, and for the objects that are given it. Another
+    one's may be inherited.
+    """
 
     def __init__(self, context: Context | None = None, **options: Any) -> None:
         inherited = {} if context is None else context.options
@@ -176,5 +180,7 @@ _KNOWN = {
 
 
 def current(context: Context | None = None) -> Context:
-    """Returns the context that holds: the one given, the one of the `with` block, or one of defaults."""
+    """Returns the context that holds: the one given, the one of the `with` block, or one of
+    defaults.
+    """
     return context or _current.get() or Context()

@@ -29,7 +29,9 @@ class AsyncResponse(Generic[T]):
 
 
 class CheckpointMetadata(Generic[T]):
-    """What is known of a checkpoint: `metadata` of its tree or trees. Times are Unix nanoseconds."""
+    """What is known of a checkpoint: `metadata` of its tree or trees. Times are Unix
+    nanoseconds.
+    """
 
     def __init__(
         self,
@@ -101,7 +103,9 @@ def describe(
 
 
 def tree_of(item: ItemStructure) -> Any:
-    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists; a number stands for itself by the zero of its type."""
+    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists; a number stands for
+    itself by the zero of its type.
+    """
     return plain(
         jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else type(leaf)(), item.tree)
     )

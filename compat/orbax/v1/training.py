@@ -30,7 +30,9 @@ class StepNotFoundError(FileNotFoundError):
 
 
 class Checkpointer:
-    """Saves, keeps and loads the steps of one root. Every process of a job makes one and calls the same."""
+    """Saves, keeps and loads the steps of one root. Every process of a job makes one and calls the
+    same.
+    """
 
     def __init__(
         self,
@@ -91,7 +93,9 @@ class Checkpointer:
         checkpointable_name: str = checkpoints_lib.STATE,
         **options: Any,
     ) -> bool:
-        """Saves a tree as a step and blocks until it is durable; False where no save is wanted. Raises StepAlreadyExistsError."""
+        """Saves a tree as a step and blocks until it is durable; False where no save is wanted.
+        Raises StepAlreadyExistsError.
+        """
         return self.save_checkpointables(step, {checkpointable_name: state}, **options)
 
     def save_async(
@@ -158,7 +162,9 @@ class Checkpointer:
         *,
         checkpointable_name: str = checkpoints_lib.STATE,
     ) -> Any:
-        """Loads a tree of a step (None: the latest). Raises StepNotFoundError, ValueError, KeyError."""
+        """Loads a tree of a step (None: the latest). Raises StepNotFoundError, ValueError,
+        KeyError.
+        """
         return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
             checkpointable_name
         ]

@@ -14,7 +14,9 @@ SLICE_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
 
 
 def load_ray() -> Any:
-    """Imports Ray, which only this engine needs; untyped, since its own types cannot be relied on."""
+    """Imports Ray, which only this engine needs; untyped, since its own types cannot be relied
+    on.
+    """
     try:
         ray: Any = importlib.import_module("ray")
         importlib.import_module("ray.cloudpickle")
@@ -25,7 +27,9 @@ def load_ray() -> Any:
 
 
 def cluster_nodes() -> list[Node]:
-    """Returns the living nodes of the cluster, with what is free on them and whether they are draining."""
+    """Returns the living nodes of the cluster, with what is free on them and whether they are
+    draining.
+    """
     ray = load_ray()
     free = ray._private.state.available_resources_per_node()
     draining = ray._private.state.state.get_draining_nodes()

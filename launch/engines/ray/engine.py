@@ -1,7 +1,8 @@
-"""The engine of Ray: one placement group an attempt, one actor a process, one more for the coordinator.
+"""The engine of Ray: one placement group an attempt, one actor a process, one more for the
+coordinator.
 
-`holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command` does the same for a command. Needs
-the extra holdfast[ray].
+`holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command`
+does the same for a command. Needs the extra holdfast[ray].
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ _READY_S = 10.0  # for what is free to become ours
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a job needs. `resources` are of one process; `num_slices` above 1 makes the job of that many TPU slices of equal size.
+    """What a job needs. `resources` are of one process; `num_slices` above 1 makes the job of that
+    many TPU slices of equal size.
 
-    With `min_processes` below `num_processes` the job goes on with fewer when machines are lost, and grows again when they return: in
-    whole slices where there are slices. A process that is silent for `heartbeat_timeout_s` is lost. The job has a token and certificates of
-    its own, which its actors get by Ray's channel, unless `insecure`.
+    With `min_processes` below `num_processes` the job goes on with fewer when machines are lost,
+    and grows again when they return: in whole slices where there are slices. A process that is
+    silent for `heartbeat_timeout_s` is lost. The job has a token and certificates of its own, which
+    its actors get by Ray's channel, unless `insecure`.
     """
 
     num_processes: int
@@ -87,7 +90,9 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RayResult:
-    """How the job ended; `values` are what the calls of the last attempt returned, by rank (None where none did)."""
+    """How the job ended; `values` are what the calls of the last attempt returned, by rank (None
+    where none did).
+    """
 
     job: JobResult
     values: tuple[Any, ...]
@@ -106,14 +111,16 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     address: str = "auto",
 ) -> RayResult:
-    """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the Ray cluster, to the end of the job. Blocks.
+    """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the Ray cluster, to the end
+    of the job. Blocks.
 
     The cluster is the one that this process is connected to, else the one at `address`.
 
-    `fn` is pickled by value where it must be, runs in a process of its own with its ProcessSpec in the environment, and calls
-    `multihost.initialize()`. A return means done, unless a notice of preemption came before: then the job is started again. It raises
-    Preempted (or exits with 75) when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that
-    fails: see `result.job.error`.
+    `fn` is pickled by value where it must be, runs in a process of its own with its ProcessSpec in
+    the environment, and calls `multihost.initialize()`. A return means done, unless a notice of
+    preemption came before: then the job is started again. It raises Preempted (or exits with 75)
+    when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that fails:
+    see `result.job.error`.
     """
     return _run(
         spec,
@@ -126,7 +133,9 @@ def run(
 def run_command(
     command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto"
 ) -> RayResult:
-    """Runs `command` as the processes of a job on a Ray cluster, as `holdfast run --ray ADDRESS` does. Blocks."""
+    """Runs `command` as the processes of a job on a Ray cluster, as `holdfast run --ray ADDRESS`
+    does. Blocks.
+    """
     return _run(spec, command=list(command), output=output, address=address)
 
 
@@ -256,7 +265,8 @@ class RayEngine(BaseEngine):
     ) -> list[tuple[str, str | None]]:
         """Starts a relay on each machine, in the actor of its first process.
 
-        Returns where each process reaches the coordinator, and the address of its machine behind a relay.
+        Returns where each process reaches the coordinator, and the address of its machine behind a
+        relay.
         """
         nodes = [node.node_id for node in self._placement.nodes]
         if secrets is None:
@@ -296,7 +306,9 @@ class RayEngine(BaseEngine):
         self._pending[self._actors[rank].poll.remote(_UPDATE_S)] = rank
 
     def _release(self, *, keep: bool = False) -> None:
-        """Ends the attempt. With `keep` a whole gang keeps its actors, whose start costs seconds: see `_take_kept`."""
+        """Ends the attempt. With `keep` a whole gang keeps its actors, whose start costs seconds:
+        see `_take_kept`.
+        """
         ray = load_ray()
         self._close_watch()
         if self._folder is not None:
@@ -322,7 +334,9 @@ class RayEngine(BaseEngine):
             ray.util.remove_placement_group(group)
 
     def _take_kept(self, reserve: Reserve) -> bool:
-        """Takes over the gang of the attempt before where all of it still stands and is as large as is wanted; else gives it back."""
+        """Takes over the gang of the attempt before where all of it still stands and is as large as
+        is wanted; else gives it back.
+        """
         if self._kept is None:
             return False
         ray, (placement, group, actors) = load_ray(), self._kept
@@ -352,7 +366,9 @@ class RayEngine(BaseEngine):
     # ---- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened to actors, cluster, coordinator and launcher; polls each of them at least twice a second."""
+        """Returns what has happened to actors, cluster, coordinator and launcher; polls each of
+        them at least twice a second.
+        """
         found: list[Event] = []
         if time.monotonic() >= self._poll_at:
             found += self._poll_cluster()
@@ -421,7 +437,9 @@ class RayEngine(BaseEngine):
         return found or self._growth(nodes)
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:
-        """Returns how large a gang would fit if ours gave its machines back, where that is larger."""
+        """Returns how large a gang would fit if ours gave its machines back, where that is
+        larger.
+        """
         spec, num_processes = self._spec, len(self._placement.nodes)
         if num_processes == spec.num_processes:
             return []
@@ -468,7 +486,9 @@ class RayEngine(BaseEngine):
         )
 
     def close(self) -> None:
-        """Ends whatever still runs: what was asked to end has the grace time, then its actor is killed, and its process with it."""
+        """Ends whatever still runs: what was asked to end has the grace time, then its actor is
+        killed, and its process with it.
+        """
         deadline = time.monotonic() + self._spec.restart.grace_s
         while self._pending and time.monotonic() < deadline:
             self._poll_actors(0.1)
@@ -512,7 +532,9 @@ def _actor(
 
 
 def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
-    """Returns ("value", what a call returned) or ("error", what it raised); what only its process can read is an error that says so."""
+    """Returns ("value", what a call returned) or ("error", what it raised); what only its process
+    can read is an error that says so.
+    """
     if not outcome:
         return "", None
     try:

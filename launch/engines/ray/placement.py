@@ -1,4 +1,6 @@
-"""Decides which machines a gang of processes gets: pure, from what is free on each, what is leaving, and which slices are whole."""
+"""Decides which machines a gang of processes gets: pure, from what is free on each, what is
+leaving, and which slices are whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Node:
-    """One machine: what is free on it now, whether it is draining, and which slice it belongs to ("": none)."""
+    """One machine: what is free on it now, whether it is draining, and which slice it belongs to
+    ("": none).
+    """
 
     node_id: str
     address: str
@@ -32,7 +36,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """The machine of each process of a gang, by rank: ranks of a slice, and of a machine in it, are contiguous."""
+    """The machine of each process of a gang, by rank: ranks of a slice, and of a machine in it, are
+    contiguous.
+    """
 
     nodes: tuple[Node, ...] = ()
     num_slices: int = 1
@@ -52,10 +58,12 @@ def place_gang(
     max_processes: int,
     num_slices: int = 1,
 ) -> Placement:
-    """Returns the largest gang between `min_processes` and `max_processes` that fits now; where none fits, an empty one with the reason.
+    """Returns the largest gang between `min_processes` and `max_processes` that fits now; where
+    none fits, an empty one with the reason.
 
-    With `num_slices` above 1, a gang is made of whole slices of max_processes / num_slices processes each, on machines of one slice name.
-    A machine that is draining is no capacity, and neither is its slice.
+    With `num_slices` above 1, a gang is made of whole slices of max_processes / num_slices
+    processes each, on machines of one slice name. A machine that is draining is no capacity, and
+    neither is its slice.
     """
     nodes = sorted(nodes, key=_order)
     if num_slices > 1:
@@ -131,7 +139,9 @@ def _place_slices(
 
 
 def _deal(members: list[Node], resources: Mapping[str, float], count: int) -> list[Node]:
-    """Deals `count` processes over a slice's machines as evenly as they fit: each machine's chips must all be used."""
+    """Deals `count` processes over a slice's machines as evenly as they fit: each machine's chips
+    must all be used.
+    """
     share = {node.node_id: 0 for node in members}
     while sum(share.values()) < count:
         free = [node for node in members if share[node.node_id] < node.room(resources)]

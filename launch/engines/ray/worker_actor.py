@@ -1,7 +1,9 @@
-"""What runs inside Ray's actors: a WorkerActor holds one process of the job, as a child; a CoordinatorActor holds the coordinator.
+"""What runs inside Ray's actors: a WorkerActor holds one process of the job, as a child; a
+CoordinatorActor holds the coordinator.
 
-The process is a child of the actor, not the actor itself: its environment is complete before it imports jax, its signals are its
-own (Ray's worker handles SIGTERM by leaving), and on Linux the kernel ends it when the actor dies.
+The process is a child of the actor, not the actor itself: its environment is complete before it
+imports jax, its signals are its own (Ray's worker handles SIGTERM by leaving), and on Linux the
+kernel ends it when the actor dies.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _END_S = 10.0  # for a process that was killed
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """What an actor reports of its process: lines of output and, at the end, the exit code and the pickled outcome of a call."""
+    """What an actor reports of its process: lines of output and, at the end, the exit code and the
+    pickled outcome of a call.
+    """
 
     lines: tuple[str, ...]
     code: int | None = None
@@ -38,9 +42,11 @@ class WorkerUpdate:
 
 
 class WorkerActor:
-    """Holds one process of the job, in each of the attempts that run in the same place. Its methods are called one after the other.
+    """Holds one process of the job, in each of the attempts that run in the same place. Its methods
+    are called one after the other.
 
-    None blocks for longer than its timeout, or a few seconds for what an earlier attempt has left to end.
+    None blocks for longer than its timeout, or a few seconds for what an earlier attempt has left
+    to end.
     """
 
     def __init__(self) -> None:
@@ -58,7 +64,9 @@ class WorkerActor:
     def start_relay(
         self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]
     ) -> tuple[str, str]:
-        """Starts the relay of this machine, which ends with this actor; returns its address, and the machine's for its peers."""
+        """Starts the relay of this machine, which ends with this actor; returns its address, and
+        the machine's for its peers.
+        """
         self._close_relay()
         self._relay = spawn_relay(coordinator, secrets, process_ids)
         return self._relay.address, address_towards(coordinator)
@@ -70,7 +78,9 @@ class WorkerActor:
         spec: ProcessSpec,
         extra: Mapping[str, str],
     ) -> list[str]:
-        """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_* value that was replaced."""
+        """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_*
+        value that was replaced.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_S)
@@ -104,7 +114,9 @@ class WorkerActor:
         return Path(self._folder.name) / "result"
 
     def poll(self, timeout_s: float) -> WorkerUpdate:
-        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the first of it."""
+        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the
+        first of it.
+        """
         lines: list[str] = []
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,7 +1,8 @@
-"""Calls a pickled function in a process of its own. Run as a script by its path: `python call_runner.py CALL RESULT`.
+"""Calls a pickled function in a process of its own. Run as a script by its path: `python
+call_runner.py CALL RESULT`.
 
-CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what it returned) or ("error", what it raised), pickled. The
-exit code is one that every engine understands.
+CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what it returned) or
+("error", what it raised), pickled. The exit code is one that every engine understands.
 """
 
 import importlib

@@ -1,10 +1,14 @@
-"""Imports what a program needs, waits, and becomes the program. Run as a script by its path: `python standby.py FD MODULES COMMAND...`.
+"""Imports what a program needs, waits, and becomes the program. Run as a script by its path:
+`python standby.py FD MODULES COMMAND...`.
 
-COMMAND is `python [-u] SCRIPT ...` or `python [-u] -m MODULE ...`; MODULES are separated by commas. At FD is a socket to the launcher: it
-gets one JSON line, {"ready": ""} or {"failed": why}, and later {"cold": why} where the program had to be started anew after all. It sends
-one, {"set": {...}, "unset": [...]}: the changes of the environment with which the program begins; its end is the end of this process.
+COMMAND is `python [-u] SCRIPT ...` or `python [-u] -m MODULE ...`; MODULES are separated by commas.
+At FD is a socket to the launcher: it gets one JSON line, {"ready": ""} or {"failed": why}, and
+later {"cold": why} where the program had to be started anew after all. It sends one, {"set": {...},
+"unset": [...]}: the changes of the environment with which the program begins; its end is the end of
+this process.
 
-The program is the real `__main__`, so this file loads itself once more under a name of its own, and leaves `__main__` empty.
+The program is the real `__main__`, so this file loads itself once more under a name of its own, and
+leaves `__main__` empty.
 """
 
 import builtins
@@ -110,8 +114,9 @@ class Program:
 class ImportGuard:
     """Stands in for `__import__` until the program has imported jax itself.
 
-    What the program does before an import that has already happened here came too late: a change of the environment, or of sys.path where
-    another module would be found now. It is then started cold, which repeats no more than that: no backend is up yet.
+    What the program does before an import that has already happened here came too late: a change of
+    the environment, or of sys.path where another module would be found now. It is then started
+    cold, which repeats no more than that: no backend is up yet.
     """
 
     def __init__(self, program: Program) -> None:
@@ -164,7 +169,9 @@ def backend_is_up() -> bool:
 
 
 def preload(modules: list[str], launcher: Launcher) -> None:
-    """Imports the modules; ends the process where it cannot, or where one of them starts a backend."""
+    """Imports the modules; ends the process where it cannot, or where one of them starts a
+    backend.
+    """
     for name in modules:
         try:
             importlib.import_module(name)

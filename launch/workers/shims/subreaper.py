@@ -1,9 +1,12 @@
-"""Runs a command and leaves nothing of it behind. Run as a script by its path: `python -I -S subreaper.py PARENT_PID COMMAND...`.
+"""Runs a command and leaves nothing of it behind. Run as a script by its path: `python -I -S
+subreaper.py PARENT_PID COMMAND...`.
 
-It is the command's parent, and the subreaper (prctl(2)) of all that the command starts: who loses its parent, in a session of its own or
-not, becomes a child of this process instead of init's. When the command has ended, or the process that started this one is gone, whatever
-is left gets SIGKILL. Its input takes lines, `signal NUMBER` for the command and `kill` for all; the end of its input is the end of the
-starter. At last it ends as the command did, with the same exit code or by the same signal. It imports nothing of holdfast.
+It is the command's parent, and the subreaper (prctl(2)) of all that the command starts: who loses
+its parent, in a session of its own or not, becomes a child of this process instead of init's. When
+the command has ended, or the process that started this one is gone, whatever is left gets SIGKILL.
+Its input takes lines, `signal NUMBER` for the command and `kill` for all; the end of its input is
+the end of the starter. At last it ends as the command did, with the same exit code or by the same
+signal. It imports nothing of holdfast.
 """
 
 import contextlib
@@ -77,11 +80,15 @@ class Subreaper:
         self.status: int | None = None
 
     def hang_up(self, *_: object) -> None:
-        """Takes the kernel's word that the process that started this one is gone; from anybody else it is none."""
+        """Takes the kernel's word that the process that started this one is gone; from anybody else
+        it is none.
+        """
         self._over = self._over or os.getppid() != self._parent
 
     def reap(self) -> bool:
-        """Takes the exit status of every child that has ended; returns whether any child is left."""
+        """Takes the exit status of every child that has ended; returns whether any child is
+        left.
+        """
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._pid:

@@ -56,7 +56,9 @@ def test_what_cannot_be_stored(dtype: str) -> None:
 
 @given(st.sampled_from(sorted(_BY_NAME)), st.lists(st.integers(0, 7), max_size=4).map(tuple))
 def test_a_chunk_keeps_its_bytes(name: str, shape: tuple[int, ...]) -> None:
-    """The stored dtype and shape have as many bytes as the array; a dtype that safetensors lacks is U8."""
+    """The stored dtype and shape have as many bytes as the array; a dtype that safetensors lacks is
+    U8.
+    """
     dtype = _BY_NAME[name]
     stored, stored_shape = stored_as(dtype, shape)
     itemsize = {

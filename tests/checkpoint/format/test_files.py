@@ -74,7 +74,9 @@ def test_other_folders_are_no_steps(name: str) -> None:
 
 
 def test_a_step_is_there_if_its_record_is(tmp_path: Path) -> None:
-    """Folders named like steps are listed in order; only those with a record are steps, and a file named so is none."""
+    """Folders named like steps are listed in order; only those with a record are steps, and a file
+    named so is none.
+    """
     for name in ("10", "9", "2", "02", "other"):
         (tmp_path / name).mkdir()
     for name in ("10", "2", "02"):
@@ -101,7 +103,9 @@ def test_other_texts_are_no_values(kind: str, text: str) -> None:
 
 
 def test_a_record_is_there_also_where_it_cannot_be_read(tmp_path: Path) -> None:
-    """A pipe or a link in circles in its place is a step, whose opening says what is wrong; a folder, or a link to nothing, is none."""
+    """A pipe or a link in circles in its place is a step, whose opening says what is wrong; a
+    folder, or a link to nothing, is none.
+    """
     places = [tmp_path / str(step) / "checkpoint.json" for step in range(5)]
     for place in places:
         place.parent.mkdir()

@@ -28,7 +28,9 @@ def grids(draw: st.DrawFn) -> Grid:
 
 @given(grids())
 def test_chunks_cover_an_array_once(grid: Grid) -> None:
-    """Every element lies in exactly one chunk, no chunk crosses a shard, and sizes are those of the regions."""
+    """Every element lies in exactly one chunk, no chunk crosses a shard, and sizes are those of the
+    regions.
+    """
     seen = np.zeros(grid.shape, int)
     for index in range(grid.num_chunks):
         region = grid.region(index)
@@ -54,7 +56,9 @@ def corners(region: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
 
 @given(grids())
 def test_starts_and_shards_agree_with_regions(grid: Grid) -> None:
-    """`starts` lists where the regions begin along an axis, then its end; `shards` numbers the shards in C order."""
+    """`starts` lists where the regions begin along an axis, then its end; `shards` numbers the
+    shards in C order.
+    """
     regions = [grid.region(index) for index in range(grid.num_chunks)]
     for axis in range(len(grid.shape)):
         assert grid.starts(axis).tolist() == [

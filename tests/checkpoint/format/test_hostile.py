@@ -37,7 +37,9 @@ def rewrite(
     change: Callable[[Header], Any],
     record: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> None:
-    """Changes the header of the one pack, and makes sizes and checksums fit, as an attacker would."""
+    """Changes the header of the one pack, and makes sizes and checksums fit, as an attacker
+    would.
+    """
     (pack,) = folder.glob("state/*.safetensors")
     data = pack.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -91,7 +93,9 @@ HEADERS: dict[str, Callable[[Header], Any]] = {
 
 @pytest.mark.parametrize("kind", HEADERS)
 def test_hostile_headers(tmp_path: Path, kind: str) -> None:
-    """A pack whose header lies is a typed error naming it, for load and for verify, whatever its checksums say."""
+    """A pack whose header lies is a typed error naming it, for load and for verify, whatever its
+    checksums say.
+    """
     save(tmp_path / "c", {"a": np.arange(4), "b": np.arange(4)})
     rewrite(tmp_path / "c", HEADERS[kind])
     for read in (load, verify):
@@ -101,7 +105,9 @@ def test_hostile_headers(tmp_path: Path, kind: str) -> None:
 
 
 def test_memory_is_bounded_by_what_is_there(tmp_path: Path) -> None:
-    """A record of a terabyte over a pack of a few bytes is refused before memory is taken for it."""
+    """A record of a terabyte over a pack of a few bytes is refused before memory is taken for
+    it.
+    """
     save(tmp_path / "c", {"a": np.arange(4), "b": np.arange(4)})
     big = 1 << 37
 
@@ -134,9 +140,11 @@ def test_memory_is_bounded_by_what_is_there(tmp_path: Path) -> None:
     "head", [None, 100_000_000], ids=["the real header", "a header as long as may be"]
 )
 def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | None) -> None:
-    """A record of a few KB whose leaves claim 2^24 chunks each is refused by what the headers of its files could hold, with no work done.
+    """A record of a few KB whose leaves claim 2^24 chunks each is refused by what the headers of
+    its files could hold, with no work done.
 
-    One whose claimed headers could hold them is refused by the headers that are there, before anything is made for each chunk.
+    One whose claimed headers could hold them is refused by the headers that are there, before
+    anything is made for each chunk.
     """
     save(tmp_path / "c", {name: np.arange(4) for name in "abcd"})
     claimed = 1 << 24 if head is None else 1 << 18
@@ -162,8 +170,9 @@ def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | Non
 
 
 def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> None:
-    """Packs that are 137 GB of hole, with headers that fit, are an error that names one: for verify at its first step, for load at the
-    latest where memory is asked for."""
+    """Packs that are 137 GB of hole, with headers that fit, are an error that names one: for verify
+    at its first step, for load at the latest where memory is asked for.
+    """
     plan = make_plan(0, [Leaf("w", "array", "float64", (1 << 34,), 8)])
     (tmp_path / "state").mkdir()
     files = []
@@ -192,7 +201,9 @@ def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> N
 
 
 def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
-    """Names that lead out of the step's folder, absolute, by dots, or through another item, are refused before anything is opened."""
+    """Names that lead out of the step's folder, absolute, by dots, or through another item, are
+    refused before anything is opened.
+    """
     save(tmp_path / "c", {"a": np.arange(4)})
     (pack,) = (tmp_path / "c").glob("state/*.safetensors")
     outside = tmp_path / pack.name
@@ -214,7 +225,9 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
 
 
 def test_no_pickle_and_no_imports_by_name() -> None:
-    """No module of the room imports pickle or marshal, and none evaluates or imports by a name from a file."""
+    """No module of the room imports pickle or marshal, and none evaluates or imports by a name from
+    a file.
+    """
     for path in Path(holdfast.checkpoint.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = (

@@ -1,4 +1,6 @@
-"""Items that are no trees: what a data iterator's state may hold, and what is taken for an iterator."""
+"""Items that are no trees: what a data iterator's state may hold, and what is taken for an
+iterator.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ STATES = st.recursive(
 
 @given(STATES)
 def test_states_come_back_as_they_were(state: object) -> None:
-    """Any nesting of JSON types, bytes, tuples and dicts with any keys, through JSON text, type by type."""
+    """Any nesting of JSON types, bytes, tuples and dicts with any keys, through JSON text, type by
+    type.
+    """
     back = decode(json.loads(json.dumps(encode(state, "data"))))
     assert back == state and repr(back) == repr(state)
 
@@ -52,7 +56,9 @@ def test_arrays_in_a_state() -> None:
 
 
 def test_what_cannot_be_saved_is_named() -> None:
-    """The path and the type of what JSON cannot hold; never a pickle. A state that nobody wrote is an error of the tree."""
+    """The path and the type of what JSON cannot hold; never a pickle. A state that nobody wrote is
+    an error of the tree.
+    """
     with pytest.raises(UnsupportedLeaf, match=r"data\.a\[1\] is a set"):
         encode({"a": [1, {2}]}, "data")
     with pytest.raises(UnsupportedLeaf, match="data is a ndarray"):
@@ -63,7 +69,9 @@ def test_what_cannot_be_saved_is_named() -> None:
 
 
 def test_what_is_an_iterator() -> None:
-    """An object with get_state and set_state, or state_dict and load_state_dict; not its class, not a dict, not a Json."""
+    """An object with get_state and set_state, or state_dict and load_state_dict; not its class, not
+    a dict, not a Json.
+    """
 
     class Loader:
         state = 1

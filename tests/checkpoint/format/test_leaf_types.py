@@ -1,4 +1,6 @@
-"""Leaf types of one's own: saved as their fields, made again where they are registered, Nodes where not."""
+"""Leaf types of one's own: saved as their fields, made again where they are registered, Nodes where
+not.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def tree(scale: float = 0.5) -> dict[str, Any]:
 
 
 def test_values_come_back_as_what_they_were(tmp_path: Path) -> None:
-    """With a `like` of values, and without one, plain or not; renamed leaves and other items do not mind."""
+    """With a `like` of values, and without one, plain or not; renamed leaves and other items do not
+    mind.
+    """
     register()
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
@@ -93,7 +97,9 @@ def test_values_come_back_as_what_they_were(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_does_not_know_the_type_sees_its_fields(tmp_path: Path) -> None:
-    """A Node, or a dict; a `like` that has such a value is told how to register; and no reader imports a thing."""
+    """A Node, or a dict; a `like` that has such a value is told how to register; and no reader
+    imports a thing.
+    """
     register()
     save(tmp_path, tree())
     leaf_types._by_class.clear()

@@ -1,4 +1,6 @@
-"""What a reader refuses is refused before a byte is written, in the caller's thread: nothing is acknowledged that no reader takes."""
+"""What a reader refuses is refused before a byte is written, in the caller's thread: nothing is
+acknowledged that no reader takes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _files(folder: Path) -> list[str]:
 def test_a_name_that_no_reader_takes_is_refused_and_the_last_step_stays(
     name: Any, tmp_path: Path
 ) -> None:
-    """An item's name is held against the reader's rule before anything is written: the step before it is not deleted for it."""
+    """An item's name is held against the reader's rule before anything is written: the step before
+    it is not deleted for it.
+    """
     root = tmp_path / "deep" / "root"
     with CheckpointManager(root, keep_policy=KeepLast(1)) as manager:
         manager.save(1, STATE)
@@ -89,7 +93,9 @@ def test_json_that_no_reader_takes_is_refused(value: Any, sentence: str, tmp_pat
 
 
 def test_a_metric_that_is_no_number_is_valid_json(tmp_path: Path) -> None:
-    """A loss that is NaN or infinite is saved and comes back, and the record stays JSON for every parser."""
+    """A loss that is NaN or infinite is saved and comes back, and the record stays JSON for every
+    parser.
+    """
 
     def refused(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -138,7 +144,9 @@ def _child(manager: CheckpointManager, how: str) -> None:
 @pytest.mark.parametrize("how", ["ends", "closes", "saves"])
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_forked_child_takes_nothing_away(how: str, tmp_path: Path) -> None:
-    """A child that was forked (a DataLoader's worker) has no manager: its end changes nothing for the parent, whose saves go on."""
+    """A child that was forked (a DataLoader's worker) has no manager: its end changes nothing for
+    the parent, whose saves go on.
+    """
     with CheckpointManager(tmp_path / "root") as manager:
         manager.save(1, STATE)
         manager.wait_until_finished()
@@ -186,7 +194,9 @@ TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_tree_that_no_reader_takes_is_refused(kind: str, tmp_path: Path) -> None:
-    """Values and names beyond what a reader takes are refused in the caller's thread, before a byte is written; the next save goes on."""
+    """Values and names beyond what a reader takes are refused in the caller's thread, before a byte
+    is written; the next save goes on.
+    """
     make, sentence = TOO_LARGE[kind]
     items = make()
     with CheckpointManager(tmp_path / "root") as manager:
@@ -204,7 +214,9 @@ def test_a_tree_that_no_reader_takes_is_refused(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", [90_000_000, 45_000_000], ids=["letters", "letters of two bytes"])
 def test_what_is_just_below_a_limit_comes_back(size: int, tmp_path: Path) -> None:
-    """Metadata of 90 MB is in the record as it was measured, whatever its letters are, beside values of 60 MB."""
+    """Metadata of 90 MB is in the record as it was measured, whatever its letters are, beside
+    values of 60 MB.
+    """
     text = ("x" if size == 90_000_000 else "д") * size
     with CheckpointManager(tmp_path / "root") as manager:
         manager.save(1, {"blob": bytes(45_000_000)}, metadata=text)

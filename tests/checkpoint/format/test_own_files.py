@@ -66,7 +66,9 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_a_handler_writes_its_reader_gets(tmp_path: Path, scratch: Path) -> None:
-    """With a manager and alone, beside trees and JSON; without a reader as a dict; verified, replaced, deleted; scratch is left empty."""
+    """With a manager and alone, beside trees and JSON; without a reader as a dict; verified,
+    replaced, deleted; scratch is left empty.
+    """
     items = {"model": {"w": jnp.ones(3)}, "tokenizer": Files(write), "config": Json(1)}
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, items=items).wait()
@@ -143,7 +145,9 @@ def fails(folder: Path) -> None:
 def test_a_handler_that_fails_makes_no_step(
     tmp_path: Path, scratch: Path, handler: Any, message: str
 ) -> None:
-    """Item and process are named, nothing is written, scratch is empty, and the next save succeeds."""
+    """Item and process are named, nothing is written, scratch is empty, and the next save
+    succeeds.
+    """
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(
             SaveFailed,
@@ -179,7 +183,9 @@ def _saves(
 
 
 def test_each_process_keeps_its_own_files_or_the_primary_all(tmp_path: Path) -> None:
-    """With `per_process` each gets back what it wrote; on another number of processes one must be chosen; else the primary alone writes."""
+    """With `per_process` each gets back what it wrote; on another number of processes one must be
+    chosen; else the primary alone writes.
+    """
     with groups(3) as three:
         own = at_once(
             [lambda group=group: _saves(group, tmp_path / "a", per_process=True) for group in three]
@@ -203,7 +209,9 @@ def test_each_process_keeps_its_own_files_or_the_primary_all(tmp_path: Path) -> 
 
 
 def test_processes_write_files_together(tmp_path: Path) -> None:
-    """With `shared` each gets the files of all, on any number of processes; two that write one name, or below it, fail the save."""
+    """With `shared` each gets the files of all, on any number of processes; two that write one
+    name, or below it, fail the save.
+    """
 
     def saves(group: Any, root: Path, names: list[str]) -> Any:
         def write(folder: Path) -> None:
@@ -325,7 +333,9 @@ def test_names_that_cannot_be_beside_each_other(names: list[str], tmp_path: Path
 
 
 def test_conversions_carry_files_and_orbaxs_handlers_files_are_read(tmp_path: Path) -> None:
-    """A conversion to holdfast keeps files; an item of Orbax's whose handler is its writer's own is one of files."""
+    """A conversion to holdfast keeps files; an item of Orbax's whose handler is its writer's own is
+    one of files.
+    """
     save(
         tmp_path / "a" / "3", items={"tokenizer": Files(write), "model": {"w": np.ones(3)}}, step=3
     )

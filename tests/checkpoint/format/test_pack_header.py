@@ -41,7 +41,9 @@ def header_of(chunks: Drawn) -> tuple[bytes, int]:
 
 @given(CHUNKS)
 def test_a_header_is_parsed_as_it_was_written(chunks: Drawn) -> None:
-    """Names, dtypes, shapes, offsets and checksums come back; the data begins at a multiple of 64 and the length is in front."""
+    """Names, dtypes, shapes, offsets and checksums come back; the data begins at a multiple of 64
+    and the length is in front.
+    """
     data, size = header_of(chunks)
     assert len(data) % ALIGN_BYTES == 0 and int.from_bytes(data[:8], "little") == len(data) - 8
     found = parse_header(data, size, "p")
@@ -86,7 +88,9 @@ def test_a_damaged_header_is_a_typed_error(chunks: Drawn, drawn: st.DataObject) 
 
 @given(st.lists(st.integers(0, 3 * LARGE_BYTES), min_size=1, max_size=4))
 def test_checksums_of_prefixes_come_back(sizes: list[int]) -> None:
-    """Each chunk has those of its own prefixes, at every PREFIX_BYTES below its size, and one below LARGE_BYTES has none."""
+    """Each chunk has those of its own prefixes, at every PREFIX_BYTES below its size, and one below
+    LARGE_BYTES has none.
+    """
     frame = HeaderFrame.around(
         [(f"c{index}", "U8", (size,), size) for index, size in enumerate(sizes)]
     )

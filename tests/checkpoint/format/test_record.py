@@ -141,7 +141,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_records_are_refused(tmp_path: Path, kind: str) -> None:
-    """A record whose checksum fits but which no writer of ours makes is a typed error that names the file."""
+    """A record whose checksum fits but which no writer of ours makes is a typed error that names
+    the file.
+    """
     record = json.loads(record_of(tmp_path))
     HOSTILE[kind](record)
     with pytest.raises((HostileCheckpoint, Corrupt)) as caught:

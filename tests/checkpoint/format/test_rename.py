@@ -12,7 +12,9 @@ from holdfast.checkpoint.format.rename import parse_names, rename_all, renamer
 
 
 def test_rules_of_renaming() -> None:
-    """The first rule that matches the whole name decides; a mapping and its JSON form do the same; nonsense is refused."""
+    """The first rule that matches the whole name decides; a mapping and its JSON form do the same;
+    nonsense is refused.
+    """
     rename = renamer([(r"a\.(\d)", r"b.\1"), (r"a.*", "c")])
     assert [rename(name) for name in ("a.1", "a.x", "z.a.1")] == ["b.1", "c", "z.a.1"]
     assert parse_names('{"a": "b"}') == {"a": "b"} and parse_names('[["a", "b"]]') == [("a", "b")]

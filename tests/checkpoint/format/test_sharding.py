@@ -20,7 +20,9 @@ from holdfast.checkpoint.format.sharding import (
 
 @pytest.mark.parametrize("spec", [(), ("x",), (None, "x"), (("x", "y"), None)])
 def test_a_sharding_survives_json(spec: tuple[Any, ...]) -> None:
-    """A NamedSharding's description is JSON, is parsed as itself, and has axes, sizes, devices and spec."""
+    """A NamedSharding's description is JSON, is parsed as itself, and has axes, sizes, devices and
+    spec.
+    """
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
     description = describe_sharding(NamedSharding(mesh, PartitionSpec(*spec)))
     assert parse_sharding(json.loads(json.dumps(description))) == description
@@ -33,7 +35,9 @@ def test_a_sharding_survives_json(spec: tuple[Any, ...]) -> None:
 
 
 def test_other_shardings_are_described_too() -> None:
-    """One device is its id; what is neither has a text, which is shown as it is; an array without sharding is local."""
+    """One device is its id; what is neither has a text, which is shown as it is; an array without
+    sharding is local.
+    """
     device = jax.devices()[0]
     assert (
         describe_sharding(SingleDeviceSharding(device))

@@ -1,4 +1,6 @@
-"""What a reader of this version takes beside what a writer of it makes: the page of tolerances in docs/format.md, line by line."""
+"""What a reader of this version takes beside what a writer of it makes: the page of tolerances in
+docs/format.md, line by line.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def link_incrementally(root: Path) -> Path:
-    """Makes of the steps `old` and `new` what an incremental save would: the pack of the old is linked, and one chunk of it lives on."""
+    """Makes of the steps `old` and `new` what an incremental save would: the pack of the old is
+    linked, and one chunk of it lives on.
+    """
     save(root / "old", OLD)
     save(root / "new", {"moving": NEW["moving"]})
     (old,), (new,) = root.glob("old/state/*"), root.glob("new/state/*")
@@ -63,7 +67,9 @@ def link_incrementally(root: Path) -> Path:
 
 
 def test_chunks_that_no_record_names_are_passed_over(tmp_path: Path) -> None:
-    """A pack, one inode with another step's, holds a chunk that the step has elsewhere: load and verify go by the record alone."""
+    """A pack, one inode with another step's, holds a chunk that the step has elsewhere: load and
+    verify go by the record alone.
+    """
     linked = link_incrementally(tmp_path)
     assert linked.stat().st_nlink == 2
     found = load(tmp_path / "new")
@@ -84,7 +90,9 @@ def test_chunks_that_no_record_names_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_record_may_say_which_opening_wrote_it(tmp_path: Path) -> None:
-    """`opening` is read where it is there; members that this version does not know are passed over."""
+    """`opening` is read where it is there; members that this version does not know are passed
+    over.
+    """
     save(tmp_path, OLD)
     assert read_record(LocalStorage(tmp_path), "").opening is None
     change(tmp_path, lambda record: record.update(opening=7, other={"of": "a later version"}))
@@ -113,7 +121,9 @@ def add_files(folder: Path, names: Any = None) -> None:
 
 
 def test_an_item_may_be_of_files_with_names_of_their_own(tmp_path: Path) -> None:
-    """Such files are called as ours are, and their own names stand in the record: they are restored, verified, kept by sweeps, deleted."""
+    """Such files are called as ours are, and their own names stand in the record: they are
+    restored, verified, kept by sweeps, deleted.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, OLD)
         manager.wait_until_finished()
@@ -154,7 +164,9 @@ def test_own_names_that_could_lead_astray_are_refused(names: Any, tmp_path: Path
 
 
 def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
-    """Where .holdfast/steps.json says how, steps are listed, restored and loaded under these names, and saved too."""
+    """Where .holdfast/steps.json says how, steps are listed, restored and loaded under these names,
+    and saved too.
+    """
     names = StepNames("step_", 8)
     for step in (5, 12):
         save(tmp_path / names.name_of(step), {"x": np.full(3, step)}, step=step)
@@ -210,7 +222,9 @@ def test_names_of_steps_are_exact() -> None:
 
 
 def test_other_files_beside_the_claims_are_left_alone(tmp_path: Path) -> None:
-    """What a later version keeps in .holdfast/ is no claim: opening, saving and sweeping go past it."""
+    """What a later version keeps in .holdfast/ is no claim: opening, saving and sweeping go past
+    it.
+    """
     others = [
         tmp_path / ".holdfast" / "openings" / "1.json",
         tmp_path / ".holdfast" / "openings" / "1.base.json",

@@ -129,13 +129,17 @@ def test_a_tree_comes_back_with_a_like(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(TREES) - {"dataclass", "flax.struct", "namedtuple"}))
 def test_plain_trees_come_back_without_a_like(tmp_path: Path, kind: str) -> None:
-    """Dicts (int keys too), lists, tuples, None and empty containers need no `like`; arrays are numpy."""
+    """Dicts (int keys too), lists, tuples, None and empty containers need no `like`; arrays are
+    numpy.
+    """
     save(tmp_path, TREES[kind])
     same(load(tmp_path), TREES[kind])
 
 
 def test_classes_without_a_like(tmp_path: Path) -> None:
-    """A namedtuple is made on the spot, another class is a Node, and `types` names those that may be rebuilt."""
+    """A namedtuple is made on the spot, another class is a Node, and `types` names those that may
+    be rebuilt.
+    """
     save(tmp_path, {"n": Point(1, 2), "d": Pair(3, None)})
     found = load(tmp_path)
     assert (
@@ -228,7 +232,9 @@ trees = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(trees)
 def test_paths_are_distinct_and_trees_rebuild(tree: Any) -> None:
-    """However keys are chosen, no two leaves share a path, and the description rebuilds the tree."""
+    """However keys are chosen, no two leaves share a path, and the description rebuilds the
+    tree.
+    """
     leaves, _ = flatten(tree)
     description, paths = describe(tree)
     assert len(paths) == len(set(paths)) == len(leaves) and "__metadata__" not in paths
@@ -236,7 +242,9 @@ def test_paths_are_distinct_and_trees_rebuild(tree: Any) -> None:
 
 
 def test_plain_trees_have_dicts_and_lists_for_classes(tmp_path: Path) -> None:
-    """With `plain=True` namedtuples and objects are dicts, numbered ones lists; classes that are known are made as before."""
+    """With `plain=True` namedtuples and objects are dicts, numbered ones lists; classes that are
+    known are made as before.
+    """
     tree = {
         "p": Point(np.ones(1), (2, [3])),
         "t": Train(4, {"w": 5}),

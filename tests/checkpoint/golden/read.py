@@ -1,4 +1,6 @@
-"""Reads a checkpoint as the first version of holdfast/1 did, headers and checksums. What is written today has to pass. It stays."""
+"""Reads a checkpoint as the first version of holdfast/1 did, headers and checksums. What is written
+today has to pass. It stays.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from crc32c import crc32c
 
 
 def parse_header(data: bytes, size: int) -> dict[str, tuple[str, tuple[int, ...], int, int, int]]:
-    """Returns {name: (dtype, shape, start, bytes, crc)} of a pack from its first bytes and its size."""
+    """Returns {name: (dtype, shape, start, bytes, crc)} of a pack from its first bytes and its
+    size.
+    """
     header = json.loads(data[8:])
     crcs = header.pop("__metadata__")["crc32c"]
     entries = sorted(

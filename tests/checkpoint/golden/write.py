@@ -1,6 +1,8 @@
-"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot` and `two` there. What is committed stays as it is.
+"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot` and `two` there.
+What is committed stays as it is.
 
-Every value is a pure function of its name and step, so a reader makes it again and compares bit by bit.
+Every value is a pure function of its name and step, so a reader makes it again and compares bit by
+bit.
 """
 
 from __future__ import annotations
@@ -63,13 +65,16 @@ class Net:
     scale: Any
 
 
-# A record names classes by module; the name must not change with the place from which this file is run or imported.
+# A record names classes by module; the name must not change with the place from which this file is
+# run or imported.
 Pair.__module__ = Net.__module__ = "golden"
 
 
 @dataclass(frozen=True)
 class Put:
-    """A leaf that is saved from devices: its value on the host (of typed PRNG keys their data) and the axes of the mesh that divide it."""
+    """A leaf that is saved from devices: its value on the host (of typed PRNG keys their data) and
+    the axes of the mesh that divide it.
+    """
 
     value: np.ndarray[Any, Any]
     spec: tuple[Any, ...] = ()
@@ -92,7 +97,9 @@ def numbers(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, An
 
 
 def state(step: int) -> dict[str, Any]:
-    """Returns the item "state" of a step of `root`: Put where it is saved from devices, other leaves as they are."""
+    """Returns the item "state" of a step of `root`: Put where it is saved from devices, other
+    leaves as they are.
+    """
 
     def put(
         name: str, dtype: str, shape: tuple[int, ...], *spec: Any, impl: str | None = None

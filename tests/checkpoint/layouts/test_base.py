@@ -32,7 +32,9 @@ ARRAYS = {
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 20))
 def test_batches_are_bounded(sizes: list[int], batch_bytes: int) -> None:
-    """Every leaf comes once, in order; a batch is of at most `batch_bytes`, or of one leaf that is larger (and empty ones)."""
+    """Every leaf comes once, in order; a batch is of at most `batch_bytes`, or of one leaf that is
+    larger (and empty ones).
+    """
     arrays = {f"w{index}": np.full(size, index, np.uint8) for index, size in enumerate(sizes)}
     reader = MemoryReader(arrays)
     found = [
@@ -72,7 +74,9 @@ def test_records_of_arrays_of_other_layouts() -> None:
 
 
 def test_verifying_by_reading_counts_what_it_read(tmp_path: Path) -> None:
-    """All leaves are read once, and the report has their number and bytes; a missing item names those that are there."""
+    """All leaves are read once, and the report has their number and bytes; a missing item names
+    those that are there.
+    """
     checkpoint = open_checkpoint(write("safetensors", str(tmp_path)))
     report = verify_by_reading(checkpoint, 1)
     assert (report.files, report.leaves, report.bytes) == (

@@ -55,7 +55,9 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
 
 
 def test_the_item_that_is_meant() -> None:
-    """The usual name finds the one tree of another layout, or another usual name; nothing is guessed among several, nor in ours."""
+    """The usual name finds the one tree of another layout, or another usual name; nothing is
+    guessed among several, nor in ours.
+    """
     assert (
         pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state")
         == "default"
@@ -67,7 +69,9 @@ def test_the_item_that_is_meant() -> None:
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
-    """load and verify on a folder of steps take the newest that has a record; an empty folder named like a step is no step."""
+    """load and verify on a folder of steps take the newest that has a record; an empty folder named
+    like a step is no step.
+    """
     for step in (2, 10, 9):
         save(tmp_path / "root" / str(step), {"step": step}, step=step)
     (tmp_path / "root" / "11").mkdir()
@@ -75,7 +79,9 @@ def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
 
 
 def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """load, verify and open_checkpoint agree: the highest number that is finished, whosever layout it is in; the log says which."""
+    """load, verify and open_checkpoint agree: the highest number that is finished, whosever layout
+    it is in; the log says which.
+    """
     for number, layout in ((7, "holdfast"), (9, "orbax"), (8, "safetensors")):
         Path(write(layout, str(tmp_path / layout))).rename(tmp_path / str(number))
         shutil.rmtree(tmp_path / layout)
@@ -93,7 +99,9 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("looked_at", ["root", "step"])
 def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_at: str) -> None:
-    """A root whose only step is replaced whenever the root, or that step, was listed, is a root with steps."""
+    """A root whose only step is replaced whenever the root, or that step, was listed, is a root
+    with steps.
+    """
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
 
         class Replacing(LocalStorage):
@@ -158,7 +166,9 @@ def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_not_taken_for_nothing(tmp_path: Path) -> None:
-    """A folder whose record is damaged is a checkpoint, and Corrupt; it is not passed over for an older step."""
+    """A folder whose record is damaged is a checkpoint, and Corrupt; it is not passed over for an
+    older step.
+    """
     for step in (1, 2):
         save(tmp_path / str(step), {"n": step}, step=step)
     (tmp_path / "2/checkpoint.json").write_text("{}")
@@ -168,7 +178,9 @@ def test_a_damaged_record_is_not_taken_for_nothing(tmp_path: Path) -> None:
 
 
 def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
-    """A step that was there when the root was opened is StepGone once deleted; another number is StepNotFound."""
+    """A step that was there when the root was opened is StepGone once deleted; another number is
+    StepNotFound.
+    """
     Path(write("orbax", str(tmp_path / "made"))).rename(tmp_path / "3")
     storage = LocalStorage(tmp_path)
     steps = ForeignSteps(storage, find_foreign_steps(storage))
@@ -186,7 +198,9 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
 
 
 def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
-    """Missing, empty, a file, another program's folder, an unfinished save of Orbax's: each has its own sentence."""
+    """Missing, empty, a file, another program's folder, an unfinished save of Orbax's: each has its
+    own sentence.
+    """
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()
@@ -207,7 +221,9 @@ def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
 
 
 def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
-    """Their handler's file of this process is the state; of another number of processes it says which file is missing."""
+    """Their handler's file of this process is the state; of another number of processes it says
+    which file is missing.
+    """
     grain = pytest.importorskip("grain")
     handler = pytest.importorskip("grain.checkpoint")
 

@@ -50,7 +50,9 @@ def test_a_step_describes_itself(folder: StorePath) -> None:
 
 
 def test_a_listing_shows_missing_and_cut_files(folder: StorePath) -> None:
-    """What is whole has no misfits; a file that is cut off, grown or gone is named with its sizes."""
+    """What is whole has no misfits; a file that is cut off, grown or gone is named with its
+    sizes.
+    """
     checkpoint = HoldfastLayout().open(folder)
     assert checkpoint.misfits() == []
     (pack,) = Path(str(folder / "state")).iterdir()

@@ -32,7 +32,9 @@ Moments = namedtuple("Moments", "mu nu")
 
 
 def test_a_tree_has_shapes_dtypes_and_shardings(tmp_path: Path) -> None:
-    """Arrays are ShapeDtypeStructs with their saved shardings, values are themselves, and the containers are those saved."""
+    """Arrays are ShapeDtypeStructs with their saved shardings, values are themselves, and the
+    containers are those saved.
+    """
     sharding = jax.NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), "d"), jax.P("d"))
     sharded = jax.device_put(jnp.zeros((jax.device_count() * 2, 3), jnp.bfloat16), sharding)
     state = {
@@ -62,7 +64,9 @@ def test_a_tree_has_shapes_dtypes_and_shardings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax"])
 def test_an_items_tree_is_a_like(layout: Any, tmp_path: Path) -> None:
-    """Restoring like the structure gives every leaf back as it was saved: bits, kinds and shardings."""
+    """Restoring like the structure gives every leaf back as it was saved: bits, kinds and
+    shardings.
+    """
     tree = rich_tree() | (
         {"bytes": b"\0x", "complex": 2j, "scalar": np.float32(2), "nothing": jnp.zeros((0, 3))}
         if layout == "holdfast"
@@ -83,7 +87,9 @@ def test_an_items_tree_is_a_like(layout: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_a_structure_and_no_array_is_read(layout: str, tmp_path: Path) -> None:
-    """Shapes and dtypes of holdfast's, Orbax's and safetensors checkpoints; the reads are those of the records alone."""
+    """Shapes and dtypes of holdfast's, Orbax's and safetensors checkpoints; the reads are those of
+    the records alone.
+    """
     state = {"w": jnp.zeros((256, 1024)), "n": jnp.int8(3)}
     save(tmp_path / "h", state)
     path = tmp_path / "h"
@@ -105,7 +111,9 @@ def test_every_layout_has_a_structure_and_no_array_is_read(layout: str, tmp_path
 
 
 def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
-    """Items of each kind by name, with metrics and metadata; of steps of another library too; a step that is not there is StepNotFound."""
+    """Items of each kind by name, with metrics and metadata; of steps of another library too; a
+    step that is not there is StepNotFound.
+    """
     save(tmp_path / "4", {"x": jnp.ones(3)}, layout="orbax")
     with CheckpointManager(tmp_path) as manager:
         manager.save(
@@ -135,7 +143,9 @@ def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
 
 
 def test_a_sharding_that_does_not_fit_here_is_left_out(tmp_path: Path) -> None:
-    """A record of more devices than there are gives shapes without shardings: where jax puts them."""
+    """A record of more devices than there are gives shapes without shardings: where jax puts
+    them.
+    """
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "d")
     save(
         tmp_path / "c", {"w": jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("d")))}

@@ -108,7 +108,9 @@ def s3() -> Iterator[str]:
 
 
 def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
-    """cp to s3:// and back, ls, show, verify, diff and convert there, against a real server over HTTP."""
+    """cp to s3:// and back, ls, show, verify, diff and convert there, against a real server over
+    HTTP.
+    """
 
     def run(*arguments: object, code: int = 0) -> Any:
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
@@ -147,7 +149,9 @@ def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
 
 
 def test_damage_is_told_alike(layout: str, tmp_path: Path) -> None:
-    """A file cut off in the middle is Corrupt in every layout, naming a file, never other numbers."""
+    """A file cut off in the middle is Corrupt in every layout, naming a file, never other
+    numbers.
+    """
     path = Path(write(layout, str(tmp_path)))
     files = [
         file

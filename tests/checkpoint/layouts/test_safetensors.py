@@ -45,7 +45,9 @@ def numbers(dtype: str, shape: tuple[int, ...] = (8, 16)) -> np.ndarray:
 
 
 def write_folder(folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes a sharded folder as Hugging Face lays it out: two files and an index, by the safetensors library."""
+    """Writes a sharded folder as Hugging Face lays it out: two files and an index, by the
+    safetensors library.
+    """
     names = list(tensors)
     files = {
         "model-00001-of-00002.safetensors": names[::2],
@@ -83,7 +85,9 @@ def nested(tensors: dict[str, Any]) -> dict[str, Any]:
 def test_a_sharded_folder_loads_flat_or_onto_a_tree(
     model: tuple[Path, dict[str, np.ndarray]],
 ) -> None:
-    """All dtypes come back bit-exact: without a `like` under the file's names, with one as a flat or as a nested tree."""
+    """All dtypes come back bit-exact: without a `like` under the file's names, with one as a flat
+    or as a nested tree.
+    """
     folder, tensors = model
     flat = load(folder)
     assert flat.keys() == tensors.keys()
@@ -132,7 +136,9 @@ def test_runs_cover_a_region_exactly(data: st.DataObject) -> None:
     ],
 )
 def test_damaged_files_are_typed_errors(tmp_path: Path, damage: Any, message: str) -> None:
-    """A file that is cut off, lies about its sizes or is no safetensors file at all is an error that names it."""
+    """A file that is cut off, lies about its sizes or is no safetensors file at all is an error
+    that names it.
+    """
     save_file({"w": np.arange(16, dtype=np.float32)}, tmp_path / "model.safetensors")
     data = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(damage(data))
@@ -156,7 +162,9 @@ def test_an_index_cannot_lead_outside_and_must_be_complete(
 
 
 def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> None:
-    """Rules and mappings lead from a file's names to a model's own tree; two leaves never get one name."""
+    """Rules and mappings lead from a file's names to a model's own tree; two leaves never get one
+    name.
+    """
     folder, tensors = model
     rules = [(r"model\.layers\.(\d+)\.(\w+)\.weight", r"blocks.\1.kernel")]
     like = {"blocks": {str(i): {"kernel": value} for i, value in enumerate(tensors.values())}}
@@ -172,7 +180,9 @@ def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> Non
 
 
 def test_export_opens_with_the_library(tmp_path: Path) -> None:
-    """A step exported as one file, and as indexed shards, holds what was saved, under names that people know."""
+    """A step exported as one file, and as indexed shards, holds what was saved, under names that
+    people know.
+    """
     tree = {
         "params": {
             "w": jnp.ones((64, 8)),
@@ -226,7 +236,9 @@ def all_bytes(dtype: str) -> np.ndarray:
 
 
 def test_fp8_there_and_back(tmp_path: Path) -> None:
-    """All 256 values of each 8-bit float: from the library's file to us, into our own layout, and out again as the library takes it."""
+    """All 256 values of each 8-bit float: from the library's file to us, into our own layout, and
+    out again as the library takes it.
+    """
     tensors = {f"w.{dtype}": all_bytes(dtype) for dtype in FP8}
     (tmp_path / "hf").mkdir()
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
@@ -281,7 +293,9 @@ def test_fp8_between_torch_and_jax(tmp_path: Path) -> None:
 
 
 def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
-    """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's name."""
+    """A dtype that safetensors lacks, or two leaves of one name, are refused with the leaf's
+    name.
+    """
     save(tmp_path / "c", {"w": {"x": jnp.ones(3, jnp.int4)}})
     with pytest.raises(UnsupportedLeaf, match=r"'w\.x' of dtype int4"):
         convert(
@@ -300,6 +314,8 @@ def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
 
 
 def test_names_and_shards() -> None:
-    """Escapes leave a path as people write it; shards fill up in order and a large tensor has its own."""
+    """Escapes leave a path as people write it; shards fill up in order and a large tensor has its
+    own.
+    """
     assert plain_name(r"a\.b.c\[0\]") == "a.b.c[0]"
     assert split_shards({"a": 4, "b": 4, "c": 20, "d": 1}, 8) == [["a", "b"], ["c"], ["d"]]

@@ -1,4 +1,6 @@
-"""The folder of a run on one host: what is written over, what counts as there, and what is deleted."""
+"""The folder of a run on one host: what is written over, what counts as there, and what is
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_what_is_someone_elses_too_is_not_written_over(folder: HostFolder, tmp_p
 def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
     syncs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First its packs and their names, fresh and written over, then its own text, then its name; else no file is waited for."""
+    """First its packs and their names, fresh and written over, then its own text, then its name;
+    else no file is waited for.
+    """
     calls: list[str] = []
     fsync, replace_file = os.fsync, os.replace
 
@@ -149,7 +153,9 @@ def test_a_part_is_there_with_all_its_files_or_not(folder: HostFolder) -> None:
 
 
 def test_what_earlier_attempts_left_is_pruned(folder: HostFolder) -> None:
-    """All of it, whole or not, but what stays; nothing of this writer, nothing of a later opening, nothing that is not ours."""
+    """All of it, whole or not, but what stays; nothing of this writer, nothing of a later opening,
+    nothing that is not ours.
+    """
     mine, old, stays, later = (
         KEY,
         *(_next(number)._replace(save_id=f"0000000{number}00000001") for number in (2, 3, 4)),
@@ -190,7 +196,9 @@ def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_header_is_checked_in_pieces() -> None:
-    """However long it is, a piece is held at a time; a flipped byte, an early end and a header beyond all bounds are noticed."""
+    """However long it is, a piece is held at a time; a flipped byte, an early end and a header
+    beyond all bounds are noticed.
+    """
     data = bytes(range(256)) * (5 << 12)
     report, pieces = FileReport("f", len(data), 0, crc32c(data)), list[int]()
 

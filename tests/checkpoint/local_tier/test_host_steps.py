@@ -1,4 +1,6 @@
-"""What people see of local steps on one host: listed, verified, swept; by the library and by the commands."""
+"""What people see of local steps on one host: listed, verified, swept; by the library and by the
+commands.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.support.local_hosts import job
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[LocalStorage, Path]:
-    """Two lives on two hosts; host 1 was away in the second, so that it has a dead step, and host 0 a living one."""
+    """Two lives on two hosts; host 1 was away in the second, so that it has a dead step, and host 0
+    a living one.
+    """
     root, hosts = tmp_path / "root", [tmp_path / "host0", tmp_path / "host1", tmp_path / "host2"]
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
@@ -56,7 +60,9 @@ def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path
 
 
 def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStorage, Path]) -> None:
-    """With all parts it needs no other host; with some, only the job can say how many hosts may be lost."""
+    """With all parts it needs no other host; with some, only the job can say how many hosts may be
+    lost.
+    """
     root, folder = saved
     all_of_it = (
         "parts of processes 0, 1 of 2 are here: all, so that it survives the loss of every other"

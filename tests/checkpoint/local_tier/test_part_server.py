@@ -91,7 +91,9 @@ def test_a_peer_gets_parts_and_ranges_of_files(server: PartServer, tmp_path: Pat
 
 
 def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: Path) -> None:
-    """Who asks before it is there gets it the moment it comes; who asks for what was given up is told at once."""
+    """Who asks before it is there gets it the moment it comes; who asks for what was given up is
+    told at once.
+    """
     found: list[bytes] = []
 
     def ask() -> None:
@@ -156,7 +158,9 @@ def test_a_link_in_place_of_a_pack_is_not_followed(server: PartServer, tmp_path:
 
 
 def test_a_wrong_secret_gets_nothing(server: PartServer) -> None:
-    """A process of another attempt is refused; so is a server that does not know the secret, by its client."""
+    """A process of another attempt is refused; so is a server that does not know the secret, by its
+    client.
+    """
     with pytest.raises(PeerFailed, match="could not prove itself"):
         PeerConnection(server.address, b"t" * 32)
     assert server.statistics()["refused"] == 1

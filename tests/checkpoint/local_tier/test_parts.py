@@ -1,4 +1,6 @@
-"""Parts as bytes, and what inventories add up to: never a mixture, never a dead step, never older than what was acknowledged."""
+"""Parts as bytes, and what inventories add up to: never a mixture, never a dead step, never older
+than what was acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _inventory(*parts: Part) -> bytes:
 
 
 def test_a_part_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Text and back is the identity, NaN among the metrics too; its files are named with their sizes."""
+    """Text and back is the identity, NaN among the metrics too; its files are named with their
+    sizes.
+    """
     for part in _saved(tmp_path):
         found = Part.from_bytes(part.to_bytes(), "p")
         assert repr(found) == repr(part)
@@ -173,7 +177,9 @@ def _with_report(found: FoundStep, process: int, **changes: Any) -> FoundStep:
 
 
 def test_reports_that_do_not_fit_together_are_no_step(tmp_path: Path) -> None:
-    """Another plan, another value of a local leaf, other items, too many files or values: an error, never a record."""
+    """Another plan, another value of a local leaf, other items, too many files or values: an error,
+    never a record.
+    """
     parts = _saved(tmp_path)
     (found,) = find_whole([_inventory(*parts)])
     head = parts[0].head
@@ -199,7 +205,9 @@ def test_reports_that_do_not_fit_together_are_no_step(tmp_path: Path) -> None:
 
 
 def test_json_that_is_one_for_all_has_to_be_equal(tmp_path: Path) -> None:
-    """Of a JSON item that process 0 alone has written, all report one checksum; of one that each has written, their own."""
+    """Of a JSON item that process 0 alone has written, all report one checksum; of one that each
+    has written, their own.
+    """
     parts = _saved(tmp_path)
     head = parts[0].head
     assert head is not None
@@ -273,7 +281,9 @@ def test_a_local_step_above_the_base_of_a_later_opening_is_dead(
 
 @dataclass
 class Job:
-    """A model of a root and its hosts. A state is the tuple of all local saves and durable steps that it has come from."""
+    """A model of a root and its hosts. A state is the tuple of all local saves and durable steps
+    that it has come from.
+    """
 
     hosts: int
     replicas: int
@@ -294,7 +304,9 @@ class Job:
     saves: int = 0
 
     def begin(self, present: list[int]) -> FoundStep | None:
-        """Opens the root on some hosts and goes on from the best step; returns the local one that was chosen."""
+        """Opens the root on some hosts and goes on from the best step; returns the local one that
+        was chosen.
+        """
         inventories = [self._listed(host) for host in present]
         found = next(iter(living_steps(inventories, self.openings)), None)
         newest = max(self.durable, default=NOTHING)
@@ -340,7 +352,9 @@ class Job:
     def begin_locally(
         self, steps: int, present: list[int]
     ) -> tuple[LocalKey, list[tuple[int, int]]]:
-        """Begins a save; returns its key, and what it is to write: pairs of a process and a host that is to have its part."""
+        """Begins a save; returns its key, and what it is to write: pairs of a process and a host
+        that is to have its part.
+        """
         self.step += steps
         opening = self._open()
         self.saves += 1
@@ -362,7 +376,9 @@ class Job:
             self.folders.setdefault(host, {}).setdefault(key, set()).add(process)
 
     def acknowledge(self, key: LocalKey, present: list[int], *, cleans: bool) -> None:
-        """Ends a save of which all is written; what is older than it goes, unless it could not be deleted."""
+        """Ends a save of which all is written; what is older than it goes, unless it could not be
+        deleted.
+        """
         self.acknowledged = key
         self.of_this_life = [*self.of_this_life, key][-self.keep :]
         for host in present if cleans else []:
@@ -374,9 +390,11 @@ class Job:
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
-    """In any history of lives on changing hosts, with saves that fail or are cut off, rollbacks and folders that were away, the decision
+    """In any history of lives on changing hosts, with saves that fail or are cut off, rollbacks and
+    folders that were away, the decision
 
-    takes whole saves alone, never one that the newest life had not come from, and none below the last acknowledged one while it is covered.
+    takes whole saves alone, never one that the newest life had not come from, and none below the
+    last acknowledged one while it is covered.
     """
     job = Job(
         data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2)), data.draw(st.integers(1, 2))
@@ -424,7 +442,9 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
 def test_an_acknowledged_step_is_there_while_a_host_of_each_part_is(
     hosts: int, replicas: int, data: st.DataObject
 ) -> None:
-    """Lose any `replicas` hosts, and the step is found; a part without a host left makes it none."""
+    """Lose any `replicas` hosts, and the step is found; a part without a host left makes it
+    none.
+    """
     job = Job(hosts, replicas)
     key, pairs = job.begin_locally(5, list(range(hosts)))
     job.write(key, pairs)

@@ -1,4 +1,6 @@
-"""TLS between part servers and peers over real sockets: who gets in, who does not, and that nobody else waits for them."""
+"""TLS between part servers and peers over real sockets: who gets in, who does not, and that nobody
+else waits for them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def reads(server: PartServer, own: PeerTls) -> bool:
 
 
 def is_ended(connection: socket.socket) -> bool:
-    """Says whether the other side ends the connection without a word of a part server's; a record of TLS that says why may come."""
+    """Says whether the other side ends the connection without a word of a part server's; a record
+    of TLS that says why may come.
+    """
     said = b""
     try:
         while piece := connection.recv(4096):
@@ -76,7 +80,9 @@ def test_parts_and_ranges_come_over_tls(server: PartServer, own: PeerTls, tmp_pa
 
 
 class Wire:
-    """Forwards a connection to a server, and keeps what went over; with `tls` it stands in the middle with a certificate of its own."""
+    """Forwards a connection to a server, and keeps what went over; with `tls` it stands in the
+    middle with a certificate of its own.
+    """
 
     def __init__(self, address: str, tls: PeerTls | None = None) -> None:
         self._address, self._tls = address, tls
@@ -126,7 +132,9 @@ def test_nothing_goes_in_the_clear(server: PartServer, own: PeerTls) -> None:
 def test_another_certificate_of_the_authority_in_the_middle(
     server: PartServer, own: PeerTls, authority: Authority
 ) -> None:
-    """A process of another job under the same authority passes all on, and learns nothing: the proof is over the server's certificate."""
+    """A process of another job under the same authority passes all on, and learns nothing: the
+    proof is over the server's certificate.
+    """
     with closing(Wire(server.address, tls_of(authority.issue("middle")))) as wire:
         with pytest.raises(PeerFailed, match="could not prove itself"):
             PeerConnection(wire.address, SECRET, own)
@@ -138,7 +146,9 @@ def test_another_certificate_of_the_authority_in_the_middle(
 def test_strangers_are_refused(
     stranger: Stranger, server: PartServer, own: PeerTls, tmp_path: Path
 ) -> None:
-    """Who shows no certificate of the authority hears not even the greeting, and others are served."""
+    """Who shows no certificate of the authority hears not even the greeting, and others are
+    served.
+    """
     with stranger(server.address, tmp_path) as connection:
         assert is_ended(connection)
     assert reads(server, own)
@@ -168,7 +178,9 @@ def test_a_peer_refuses_a_server_that_shows_nothing_or_another_authority(
 def test_who_stalls_in_the_handshake_holds_nobody_up(
     said: bytes, server: PartServer, own: PeerTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are served meanwhile; its own time is bounded, and the end of the server does not wait for it."""
+    """Others are served meanwhile; its own time is bounded, and the end of the server does not wait
+    for it.
+    """
     monkeypatch.setattr(part_server, "GREETING_S", 600.0)
     with dial(server.address) as stalled:
         stalled.sendall(said)
@@ -248,7 +260,9 @@ def test_files_that_peers_would_refuse_are_found_at_the_beginning(
 
 
 def test_files_that_are_right_pass(authority: Authority) -> None:
-    """Also those for servers and clients by name, and a chain that the authority's own certificate is in."""
+    """Also those for servers and clients by name, and a chain that the authority's own certificate
+    is in.
+    """
     tls_of(authority.issue("a")).check()
     both = authority.issue(
         "b", usages=[ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]

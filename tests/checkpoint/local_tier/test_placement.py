@@ -22,7 +22,9 @@ SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.i
 @given(SHAPES)
 @settings(deadline=None)
 def test_each_part_has_its_copies_on_other_hosts(shape: tuple[int, int, int, int]) -> None:
-    """Each rank has `replicas` keepers on as many hosts, none of them its own, fewer only where the job has too few hosts."""
+    """Each rank has `replicas` keepers on as many hosts, none of them its own, fewer only where the
+    job has too few hosts.
+    """
     *job, replicas = shape
     members = _members(*job)
     copies = place_copies(members, replicas)
@@ -35,7 +37,9 @@ def test_each_part_has_its_copies_on_other_hosts(shape: tuple[int, int, int, int
 @given(SHAPES)
 @settings(deadline=None)
 def test_any_replicas_hosts_of_each_group_may_die(shape: tuple[int, int, int, int]) -> None:
-    """Whichever `replicas` hosts of every group are lost together, a copy of every part is left; groups share no host."""
+    """Whichever `replicas` hosts of every group are lost together, a copy of every part is left;
+    groups share no host.
+    """
     *job, replicas = shape
     members = _members(*job)
     copies, groups = place_copies(members, replicas), group_hosts(members, replicas)

@@ -1,4 +1,6 @@
-"""The local tier over real sockets and a real coordinator; a rank is a thread, a host a folder and a name."""
+"""The local tier over real sockets and a real coordinator; a rank is a thread, a host a folder and
+a name.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def flip(path: Path, at: int = -100) -> None:
 
 
 def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Path]) -> None:
-    """Each step is saved on the hosts alone, listed on all ranks, and restored without a byte from a peer."""
+    """Each step is saved on the hosts alone, listed on all ranks, and restored without a byte from
+    a peer.
+    """
     with job(root, hosts[:2]) as first:
         first.save(0)
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.5})
@@ -87,7 +91,9 @@ def test_a_local_step_comes_back_from_the_own_folder(root: Path, hosts: list[Pat
 def test_the_structure_of_a_local_step_is_that_of_a_durable_one(
     root: Path, hosts: list[Path]
 ) -> None:
-    """Alike on all ranks, at once and in a later life without one of the hosts; a restore after it is in step."""
+    """Alike on all ranks, at once and in a later life without one of the hosts; a restore after it
+    is in step.
+    """
     with job(root, hosts[:2], every=4) as first:
         first.save(4, metadata={"at": 4}, metrics={"loss": 0.5})
         first.save(7, metadata={"at": 7}, metrics={"loss": 0.25})
@@ -143,7 +149,9 @@ def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> No
 def test_a_flipped_bit_in_one_copy_is_read_from_another(
     fallback: bool, root: Path, hosts: list[Path]
 ) -> None:
-    """Whichever copy is damaged, all get what was saved; damaged in all copies, all get the next older step alike."""
+    """Whichever copy is damaged, all get what was saved; damaged in all copies, all get the next
+    older step alike.
+    """
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
         first.save(5)
@@ -187,7 +195,9 @@ def test_fewer_and_more_processes_read_what_there_is(root: Path, hosts: list[Pat
 
 
 def test_several_processes_of_one_host_are_one_to_lose(root: Path, hosts: list[Path]) -> None:
-    """Two ranks share a host and its folder: the copies are on the other, and each folder is listed once."""
+    """Two ranks share a host and its folder: the copies are on the other, and each folder is listed
+    once.
+    """
     folders, names = [hosts[0], hosts[0], hosts[1], hosts[1]], ["a", "a", "b", "b"]
     with job(root, folders, hosts=names) as first:
         first.save(5)
@@ -213,7 +223,9 @@ def test_rank_zero_with_its_head_may_be_lost(root: Path, hosts: list[Path]) -> N
 def test_a_folder_that_was_away_does_not_bring_its_branch_back(
     root: Path, hosts: list[Path], tmp_path: Path
 ) -> None:
-    """An opening committed only locally and its hosts were lost; the next went on from the store: nothing of the first returns."""
+    """An opening committed only locally and its hosts were lost; the next went on from the store:
+    nothing of the first returns.
+    """
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
         first.save(7)
@@ -261,7 +273,9 @@ def test_a_run_without_a_local_tier_in_between_counts(root: Path, hosts: list[Pa
 
 
 def test_the_restore_of_an_older_step_is_a_rollback(root: Path, hosts: list[Path]) -> None:
-    """Once something is saved after it, the step that was left does not come back, in this life or the next."""
+    """Once something is saved after it, the step that was left does not come back, in this life or
+    the next.
+    """
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
         first.save(7)
@@ -276,7 +290,9 @@ def test_the_restore_of_an_older_step_is_a_rollback(root: Path, hosts: list[Path
 def test_the_deletion_of_the_newest_step_is_a_rollback(
     deleted: int, root: Path, hosts: list[Path]
 ) -> None:
-    """Deleting the newest durable step, or a local one, takes the local steps from there on away, for good."""
+    """Deleting the newest durable step, or a local one, takes the local steps from there on away,
+    for good.
+    """
     with job(root, hosts[:2], every=2) as first:
         first.save(2)
         first.save(4)
@@ -315,7 +331,9 @@ def test_another_root_of_the_same_hosts_is_another_run(root: Path, hosts: list[P
 
 
 def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -> None:
-    """What a power cut leaves: cut packs, empty parts, noise. Nothing of it is offered, and the next save cleans up."""
+    """What a power cut leaves: cut packs, empty parts, noise. Nothing of it is offered, and the
+    next save cleans up.
+    """
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
         first.save(5)
@@ -347,7 +365,9 @@ def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -
 def test_local_saves_go_on_while_a_durable_one_takes_its_time(
     root: Path, hosts: list[Path]
 ) -> None:
-    """Two lanes: a durable save that stands still holds no local one up, nor its own end the other way round."""
+    """Two lanes: a durable save that stands still holds no local one up, nor its own end the other
+    way round.
+    """
     begun, goes_on = threading.Event(), threading.Event()
 
     def stand_still(_: object) -> None:
@@ -388,7 +408,9 @@ def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Pat
 
 
 def test_whether_to_save_locally_is_asked_without_the_store(root: Path, hosts: list[Path]) -> None:
-    """At every step it would cost each of them a look; a step that was saved durably is known without, here and in a later life."""
+    """At every step it would cost each of them a look; a step that was saved durably is known
+    without, here and in a later life.
+    """
     local = Local(hosts[0], save_policy=EveryNSteps(5))
     for life in range(2):
         with CheckpointManager(root, save_policy=EveryNSteps(1000), local=local) as manager:
@@ -400,7 +422,9 @@ def test_whether_to_save_locally_is_asked_without_the_store(root: Path, hosts: l
 
 
 def test_steps_come_and_go_and_leave_nothing_behind(root: Path, hosts: list[Path]) -> None:
-    """However many are saved, a host has the files of `keep` + 1 steps, and those of the one before are written over."""
+    """However many are saved, a host has the files of `keep` + 1 steps, and those of the one before
+    are written over.
+    """
     with job(root, hosts[:2], keep=2) as first:
         for step in range(1, 4):
             first.save(step)
@@ -440,7 +464,9 @@ def test_what_one_process_cannot_save_is_a_failed_save_of_all(
 
 
 def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
-    """A leaf that is one for all, and is not equal on all, fails the local save as it fails a durable one; strict says so."""
+    """A leaf that is one for all, and is not equal on all, fails the local save as it fails a
+    durable one; strict says so.
+    """
     with job(root, hosts[:2], strict=True) as first:
         first.save(5)
 
@@ -459,7 +485,9 @@ def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:
 def test_a_peer_that_is_gone_fails_the_save_in_time(
     root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays. The sentence says whose, where and why."""
+    """Its part cannot be pulled: the save fails on all, is counted, and the one before stays. The
+    sentence says whose, where and why.
+    """
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
         tier = first.managers[1]._tier
@@ -500,7 +528,9 @@ LIES = {
 def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
     kind: str, root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its ward gives is held against its checksums and against what was asked for, before any copy exists."""
+    """What its ward gives is held against its checksums and against what was asked for, before any
+    copy exists.
+    """
     publish = PartServer.publish
 
     def lie(server: PartServer, folder: Path, found: Part) -> None:
@@ -521,7 +551,9 @@ def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
 
 
 def test_a_host_without_room_says_so(root: Path, hosts: list[Path], tmp_path: Path) -> None:
-    """What is needed, what is free, who else holds some, and what to do; the step before stays, and strict raises it."""
+    """What is needed, what is free, who else holds some, and what to do; the step before stays, and
+    strict raises it.
+    """
     small = tmp_path / "small"
     small.mkdir()
     if (
@@ -579,7 +611,9 @@ def test_a_strict_tier_that_ends_is_one_error_and_no_more(root: Path, hosts: lis
 def test_copies_go_at_the_rate_that_is_given(
     root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte of a copy is counted; at a rate that takes longer than there is time, nothing is begun, and a sentence says so."""
+    """Each byte of a copy is counted; at a rate that takes longer than there is time, nothing is
+    begun, and a sentence says so.
+    """
     taken: list[int] = []
     take = Pace.take
 
@@ -654,7 +688,9 @@ BAD_FOLDERS = {
 def test_a_folder_that_cannot_be_used_turns_the_tier_off(
     kind: str, root: Path, hosts: list[Path], tmp_path: Path
 ) -> None:
-    """On all ranks alike, with the process and the reason; durable saves go on. Strict raises it, and leaves nothing behind."""
+    """On all ranks alike, with the process and the reason; durable saves go on. Strict raises it,
+    and leaves nothing behind.
+    """
     make, sentence = BAD_FOLDERS[kind]
     folder = tmp_path / "other" / "folder"
     if kind != "in a file":
@@ -694,7 +730,9 @@ def test_an_address_that_is_not_this_hosts_turns_the_tier_off(
 def test_certificates_that_do_not_serve_turn_the_tier_off(
     root: Path, hosts: list[Path], tmp_path: Path
 ) -> None:
-    """Where jax was told to reach its coordinator by TLS, parts go by the same files; those that peers would refuse are named."""
+    """Where jax was told to reach its coordinator by TLS, parts go by the same files; those that
+    peers would refuse are named.
+    """
     pems = Authority(tmp_path, "ours").issue("own", is_over=True)
     settings = {f"jax_mtls_{name}_file": getattr(pems, name) for name in ("cert", "key", "ca")}
     try:
@@ -755,7 +793,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_p
 
 
 def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) -> None:
-    """Files of the primary and of each process come back from a copy; what is cast at a durable save is at a local one."""
+    """Files of the primary and of each process come back from a copy; what is cast at a durable
+    save is at a local one.
+    """
 
     def save(rank: int, manager: CheckpointManager) -> None:
         own = Files(lambda folder: (folder / "own").write_text(f"of {rank}"), per_process=True)

@@ -1,4 +1,6 @@
-"""The agreement of a restore: who failed, and which error each process raises. (In jobs: tests/system/test_group_restores.py.)"""
+"""The agreement of a restore: who failed, and which error each process raises. (In jobs:
+tests/system/test_group_restores.py.)
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_one_error_is_all_processes_error() -> None:
 
 
 def test_a_mistake_comes_before_damage_whoever_made_it() -> None:
-    """Of several errors a mistaken caller's is the verdict, else that of the lowest process; whoever has one of that kind raises it."""
+    """Of several errors a mistaken caller's is the verdict, else that of the lowest process;
+    whoever has one of that kind raises it.
+    """
     damaged, mismatch = Corrupt("damaged"), TreeMismatch("not so", leaf="w")
     verdicts = agreed([damaged, None, mismatch])
     assert [type(verdict.error) for verdict in verdicts] == [TreeMismatch] * 3 and all(
@@ -85,7 +89,9 @@ def test_a_mistake_comes_before_damage_whoever_made_it() -> None:
 
 
 def test_errors_of_other_trees_and_of_the_system() -> None:
-    """An error that is not ours becomes a CheckpointError elsewhere, a mistake; one of the store is named and is no mistake."""
+    """An error that is not ours becomes a CheckpointError elsewhere, a mistake; one of the store is
+    named and is no mistake.
+    """
     own = ZeroDivisionError("by zero")
     verdicts = agreed([None, own])
     assert verdicts[1].error is own and type(verdicts[0].error) is CheckpointError
@@ -102,7 +108,9 @@ def test_errors_of_other_trees_and_of_the_system() -> None:
 
 
 def test_different_calls_and_different_saves() -> None:
-    """Another step than the primary's is a mistake of that process; the same step read before and after an overwrite is StepGone."""
+    """Another step than the primary's is a mistake of that process; the same step read before and
+    after an overwrite is StepGone.
+    """
     for verdict in agreed([None, None], calls=("step 1", "step 2")):
         assert (
             type(verdict.error) is CheckpointError
@@ -126,7 +134,9 @@ def test_different_calls_and_different_saves() -> None:
 
 
 def test_an_item_that_is_not_there_is_a_mistake_once_the_step_was_opened() -> None:
-    """StepNotFound of a step that could not be opened is not the caller's: it may have been deleted since it was listed."""
+    """StepNotFound of a step that could not be opened is not the caller's: it may have been deleted
+    since it was listed.
+    """
     for is_open in (False, True):
         agreement = RestoreAgreement(Solo(), "restore", "step 1", 30)
         if is_open:
@@ -135,7 +145,9 @@ def test_an_item_that_is_not_there_is_a_mistake_once_the_step_was_opened() -> No
 
 
 def test_before_a_collective() -> None:
-    """All raise there if one has failed, and nobody asks the others again at the end; a process that has none is told apart."""
+    """All raise there if one has failed, and nobody asks the others again at the end; a process
+    that has none is told apart.
+    """
 
     def one(group: Group, script: str) -> Any:
         agreement = RestoreAgreement(group, "restore", "step 1", 30)
@@ -162,7 +174,9 @@ def test_before_a_collective() -> None:
 
 
 def test_who_does_not_come_is_named_once() -> None:
-    """The wait ends after the time given, before a collective and at the end; an own error is raised all the same."""
+    """The wait ends after the time given, before a collective and at the end; an own error is
+    raised all the same.
+    """
     with groups(2) as (primary, _):
         agreement = RestoreAgreement(primary, "restore", "step 1", 0.3)
 
@@ -207,7 +221,9 @@ def test_the_primary_is_asked() -> None:
 
 @pytest.mark.parametrize("count", [1, 4096])
 def test_the_cost_at_scale(count: int) -> None:
-    """4,096 reports without an error have less than 500 KB together, and one verdict answers them all."""
+    """4,096 reports without an error have less than 500 KB together, and one verdict answers them
+    all.
+    """
     reports = [
         RestoreReport("the item 'state' of step 1000000, at its end", "0123456789abcdef")
         for _ in range(count)

@@ -1,4 +1,6 @@
-"""The collective read's pure parts: who reads what, and bits that a collective must not change. tests/system runs it in a job."""
+"""The collective read's pure parts: who reads what, and bits that a collective must not change.
+tests/system runs it in a job.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ DTYPES = (
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 9))
 def test_bytes_are_shared_in_order(sizes: list[int], count: int) -> None:
-    """Rows take leaves in order and do not overlap; none is longer than an even share and the two leaves at its ends."""
+    """Rows take leaves in order and do not overlap; none is longer than an even share and the two
+    leaves at its ends.
+    """
     aligned = np.array(sizes, np.int64) * ALIGN_BYTES
     rows, starts, width = _share_bytes(aligned, count)
     assert (np.diff(rows) >= 0).all() and rows.min() >= 0 and rows.max() < count
@@ -64,7 +68,9 @@ def test_bytes_are_shared_in_order(sizes: list[int], count: int) -> None:
     st.integers(1, 8),
 )
 def test_chunks_are_shared_evenly(leaves: list[tuple[int, int]], count: int) -> None:
-    """A leaf's chunks go to different rows as far as there are some, begun at the least loaded; the loads are the bytes."""
+    """A leaf's chunks go to different rows as far as there are some, begun at the least loaded; the
+    loads are the bytes.
+    """
     load = np.zeros(count, np.int64)
     for length, chunk in leaves:
         leaf = record_of("w", np.zeros(length, np.uint8), (min(chunk, length),))
@@ -78,7 +84,9 @@ def test_chunks_are_shared_evenly(leaves: list[tuple[int, int]], count: int) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_come_back(dtype: str) -> None:
-    """Every bit pattern, signalling NaNs among them, survives the disguise as whole numbers and a sum with zeros."""
+    """Every bit pattern, signalling NaNs among them, survives the disguise as whole numbers and a
+    sum with zeros.
+    """
     kind = dtype_named(dtype)
     assert kind is not None
     if dtype in ("bool", "int4", "uint2"):
@@ -94,7 +102,9 @@ def test_bits_come_back(dtype: str) -> None:
 
 
 def test_one_process_needs_no_collective() -> None:
-    """Leaves that are all on this process's devices, and values, are in no bundle and keep their request as their route."""
+    """Leaves that are all on this process's devices, and values, are in no bundle and keep their
+    request as their route.
+    """
     sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec())
     requests = [
         LeafRequest(record_of("w", np.zeros(5)), "jax", None, sharding),

@@ -63,7 +63,9 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_error(folder: Path) -> Exception | None:
-    """Returns the error of a load, or None after one that gave the saved numbers: there is nothing between."""
+    """Returns the error of a load, or None after one that gave the saved numbers: there is nothing
+    between.
+    """
     try:
         found = load(folder)
     except (Corrupt, HostileCheckpoint) as error:
@@ -73,7 +75,9 @@ def read_error(folder: Path) -> Exception | None:
 
 
 def flip_many(folder: Path, count: int, seed: int) -> tuple[int, int]:
-    """Flips one byte at each of `count` random positions, small files as likely as large ones; returns (errors, unaffected)."""
+    """Flips one byte at each of `count` random positions, small files as likely as large ones;
+    returns (errors, unaffected).
+    """
     rng, errors, unaffected = random.Random(seed), 0, 0
     for _ in range(count):
         path = rng.choice(files_of(folder))
@@ -98,7 +102,9 @@ def flip_many(folder: Path, count: int, seed: int) -> tuple[int, int]:
 
 
 def test_a_flipped_byte_is_an_error(whole: Path, tmp_path: Path) -> None:
-    """Each of 300 flipped bytes is found, in the record, the headers and the data; the error names file and leaf."""
+    """Each of 300 flipped bytes is found, in the record, the headers and the data; the error names
+    file and leaf.
+    """
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     errors, unaffected = flip_many(folder, 300, 1)
@@ -108,7 +114,9 @@ def test_a_flipped_byte_is_an_error(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_five_thousand_flipped_bytes(whole: Path, tmp_path: Path, seed: int) -> None:
-    """5,000 flipped bytes, 1,000 a seed: each read raises, or its bytes are those that were saved."""
+    """5,000 flipped bytes, 1,000 a seed: each read raises, or its bytes are those that were
+    saved.
+    """
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     errors, unaffected = flip_many(folder, 1000, 100 + seed)
@@ -144,7 +152,9 @@ def to_folder(path: Path) -> None:
 def test_every_damaged_file_is_an_error(
     whole: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """Each file cut by a byte, halved, emptied, grown by a byte, deleted or replaced: an error for load and for verify, never silence."""
+    """Each file cut by a byte, halved, emptied, grown by a byte, deleted or replaced: an error for
+    load and for verify, never silence.
+    """
     for number, path in enumerate(files_of(whole)):
         folder = tmp_path / str(number) / "c"
         shutil.copytree(whole, folder)
@@ -158,7 +168,9 @@ def test_every_damaged_file_is_an_error(
 
 
 def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:
-    """A missing pack is Corrupt, a missing record StepNotFound, and a record that goes while packs are read StepGone."""
+    """A missing pack is Corrupt, a missing record StepNotFound, and a record that goes while packs
+    are read StepGone.
+    """
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     storage = LocalStorage(folder)
@@ -175,7 +187,9 @@ def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:
 
 
 def test_empty_chunks_do_not_hide_others(tmp_path: Path) -> None:
-    """An array without elements shares its place in the file with the next one: both are verified."""
+    """An array without elements shares its place in the file with the next one: both are
+    verified.
+    """
     for number, names in enumerate(("ab", "ba")):
         save(tmp_path / str(number), {names[0]: np.zeros((0, 3)), names[1]: np.arange(3)})
         verify(tmp_path / str(number))

@@ -35,7 +35,9 @@ def test_a_region_is_what_an_index_selects(axes: list[tuple[int, bool, int, int]
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_an_array_is_made_of_its_regions(dtype: str) -> None:
-    """What is put comes back with its sharding, values and dtype, on a mesh and on one device; every region is asked for once."""
+    """What is put comes back with its sharding, values and dtype, on a mesh and on one device;
+    every region is asked for once.
+    """
     device = jax.devices()[0]
     mesh = Mesh(np.array([device]).reshape(1, 1), ("x", "y"))
     array = np.arange(24).reshape(4, 6).astype(jnp.dtype(dtype))
@@ -51,7 +53,9 @@ def test_an_array_is_made_of_its_regions(dtype: str) -> None:
 
 
 def test_the_call_that_skips_checks_is_there() -> None:
-    """The jax that is installed has the inner call; without it `make_array_from_callback` would do, more slowly."""
+    """The jax that is installed has the inner call; without it `make_array_from_callback` would do,
+    more slowly.
+    """
     device = jax.devices()[0]
     assert (
         _batched_put(SingleDeviceSharding(device), (2,), np.dtype(np.float32), [device]) is not None

@@ -1,4 +1,6 @@
-"""The record of a step travels from the primary: the store is asked once, and all processes restore the same save."""
+"""The record of a step travels from the primary: the store is asked once, and all processes restore
+the same save.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ COUNT = 3
 
 
 class Fetches(LocalStorage):
-    """A local store that counts the records that are fetched, and calls `before` ahead of the first."""
+    """A local store that counts the records that are fetched, and calls `before` ahead of the
+    first.
+    """
 
     def __init__(self, root: Path, before: Any = None) -> None:
         super().__init__(root)
@@ -83,7 +87,9 @@ def test_a_large_record_is_read_by_each(tmp_path: Path) -> None:
 
 
 def test_what_the_primary_cannot_read_each_finds_out(tmp_path: Path) -> None:
-    """A record that is missing or damaged is the same typed error on every process, and nobody waits."""
+    """A record that is missing or damaged is the same typed error on every process, and nobody
+    waits.
+    """
     assert {type(error) for error in read_all([Fetches(tmp_path) for _ in range(COUNT)])} == {
         StepNotFound
     }

@@ -34,7 +34,9 @@ def leaf(
 
 
 def test_forms_of_requests() -> None:
-    """numpy for numpy, a scalar for a scalar, jax for jax and for a description, a value for a value; a cast is noted, sameness is not."""
+    """numpy for numpy, a scalar for a scalar, jax for jax and for a description, a value for a
+    value; a cast is noted, sameness is not.
+    """
     like = jax.ShapeDtypeStruct((4, 2), jnp.float32)
     found = match_leaf(leaf(), np.zeros((4, 2), np.float32), False)
     assert (found.form, found.dtype, found.sharding) == ("numpy", None, None)
@@ -96,7 +98,9 @@ def test_complex_numbers_are_not_cast_to_real_ones() -> None:
 def test_paths_agree_or_the_error_lists_both_sides(
     saved: set[str], wanted: set[str], strict: bool
 ) -> None:
-    """Every wanted leaf has to be saved and, if strict, every saved one wanted; the message has each that is not."""
+    """Every wanted leaf has to be saved and, if strict, every saved one wanted; the message has
+    each that is not.
+    """
     item = ItemRecord(
         "state", "tree", (), None, tuple(LeafRecord(path, "int", value=1) for path in sorted(saved))
     )
@@ -137,7 +141,9 @@ def test_shown_for_people() -> None:
 
 
 def test_what_lies_on_one_process_does_not_span_several() -> None:
-    """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (In jobs: tests/system/test_group_restores.py.)"""
+    """Neither numpy nor arrays of this process's devices do, nor SAVED in a job of one. (In jobs:
+    tests/system/test_group_restores.py.)
+    """
     here = SingleDeviceSharding(jax.devices()[0])
     for like in (
         {"a": np.zeros(3), "b": 1, "c": jnp.zeros(3)},

@@ -16,7 +16,9 @@ from holdfast.checkpoint.restoring.memory_pool import ALIGN_BYTES, POOL, MemoryP
 
 
 def test_memory_is_used_again() -> None:
-    """A large block goes back to the pool when the last array that looks into it dies, and not before."""
+    """A large block goes back to the pool when the last array that looks into it dies, and not
+    before.
+    """
     pool = MemoryPool()
     memory = pool.take(3 << 20)
     assert memory.ctypes.data % 64 == 0 and memory.nbytes == 3 << 20
@@ -33,7 +35,9 @@ def test_memory_is_used_again() -> None:
 
 
 def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
-    """Arrays of two restores are independent, also when the first has died and been overwritten meanwhile."""
+    """Arrays of two restores are independent, also when the first has died and been overwritten
+    meanwhile.
+    """
     save(tmp_path, {"w": jnp.arange(1 << 20, dtype=jnp.float32)})
     like = {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)}
     first, second = load(tmp_path, like)["w"], load(tmp_path, like)["w"]
@@ -53,7 +57,9 @@ def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
 @given(st.integers(0, 5 << 20))
 @settings(max_examples=30, deadline=None)
 def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
-    """Small and large requests are 64-aligned, writable, and have as many bytes as were asked for."""
+    """Small and large requests are 64-aligned, writable, and have as many bytes as were asked
+    for.
+    """
     memory = MemoryPool().take(nbytes)
     assert (
         memory.nbytes == nbytes

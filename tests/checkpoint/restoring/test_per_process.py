@@ -31,7 +31,9 @@ ITEM = ItemRecord(
 
 @pytest.mark.parametrize("process", [0, 1, 2])
 def test_a_process_sees_its_own_copies(process: int) -> None:
-    """A value is that process's, an array loses its first axis, and other leaves stay as they are."""
+    """A value is that process's, an array loses its first axis, and other leaves stay as they
+    are.
+    """
     seed, rng, w = leaves_of_process(ITEM, PerProcessSelection(process, 3)).leaves
     assert (
         (seed.value, seed.refusal) == (5 + process, "")

@@ -56,7 +56,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reads, ItemRecord]:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_regions_are_read_exactly(saved: tuple[Reads, ItemRecord], data: st.DataObject) -> None:
-    """Whatever regions of whatever leaves are asked for together, overlapping ones and empty ones too, each is numpy's slice."""
+    """Whatever regions of whatever leaves are asked for together, overlapping ones and empty ones
+    too, each is numpy's slice.
+    """
     storage, item = saved
     leaves = data.draw(st.lists(st.sampled_from(item.leaves), min_size=1, max_size=6))
     reads = [ReadRequest(leaf, data.draw(regions(leaf.shape))) for leaf in leaves]
@@ -73,7 +75,9 @@ def test_any_regions_are_read_exactly(saved: tuple[Reads, ItemRecord], data: st.
 
 
 def test_small_chunks_are_read_together(saved: tuple[Reads, ItemRecord]) -> None:
-    """Forty small leaves, which lie side by side, cost two reads besides the checks of the header."""
+    """Forty small leaves, which lie side by side, cost two reads besides the checks of the
+    header.
+    """
     storage, item = saved
     reader = ItemReader(storage, "", item)
     reader.load_headers(range(len(item.files)))
@@ -128,7 +132,9 @@ BIG_ROW = ARRAYS["big"][0].nbytes
 def test_bytes_read_follow_bytes_needed(
     saved: tuple[Reads, ItemRecord], region: tuple[tuple[int, int], ...], most: int
 ) -> None:
-    """Of a large chunk the rows that are needed are read, out to the nearest blocks, and no byte twice."""
+    """Of a large chunk the rows that are needed are read, out to the nearest blocks, and no byte
+    twice.
+    """
     storage, item = saved
     reader = ItemReader(storage, "", item)
     reader.load_headers(range(len(item.files)))
@@ -147,7 +153,9 @@ def test_bytes_read_follow_bytes_needed(
 def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(
     saved: tuple[Reads, ItemRecord],
 ) -> None:
-    """The first and the last row of a chunk, for two devices, cost two rows; two that lie close together are one stretch."""
+    """The first and the last row of a chunk, for two devices, cost two rows; two that lie close
+    together are one stretch.
+    """
     storage, item = saved
     reader = ItemReader(storage, "", item)
     reader.load_headers(range(len(item.files)))
@@ -166,7 +174,9 @@ def test_two_stretches_of_a_chunk_are_read_without_what_lies_between(
 
 
 def test_a_flipped_byte_in_a_needed_block_is_corrupt(tmp_path: Path) -> None:
-    """Whatever block is read is checked, and one that is not read is not: each block of a chunk is flipped in turn."""
+    """Whatever block is read is checked, and one that is not read is not: each block of a chunk is
+    flipped in turn.
+    """
     array = np.arange(5 * 100_003, dtype=np.float32).reshape(
         100_003, 5
     )  # 2 MB, no multiple of a block

@@ -1,4 +1,6 @@
-"""Restoring: what comes back is what the caller asked for, or an error that names the leaf and both sides."""
+"""Restoring: what comes back is what the caller asked for, or an error that names the leaf and both
+sides.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_leaf_comes_back_as_its_like(saved: Path) -> None:
-    """numpy for numpy (64 bits stay), jax for jax or ShapeDtypeStruct, a scalar for one; values are equal."""
+    """numpy for numpy (64 bits stay), jax for jax or ShapeDtypeStruct, a scalar for one; values are
+    equal.
+    """
     like = {
         "params": {"w": jax.ShapeDtypeStruct((3, 4), jnp.float32), "b": np.zeros(4)},
         "step": jnp.int32(0),
@@ -101,7 +105,9 @@ def test_a_misfit_names_the_leaf_and_both_sides(
 
 
 def test_strict_in_both_directions(saved: Path) -> None:
-    """Missing and unexpected leaves are listed together; partial=True leaves the unexpected out, and still wants the rest."""
+    """Missing and unexpected leaves are listed together; partial=True leaves the unexpected out,
+    and still wants the rest.
+    """
     like = {"params": {"w": np.zeros((3, 4), np.float32), "x": 1}}
     with pytest.raises(
         TreeMismatch,
@@ -155,7 +161,9 @@ def test_cast(saved: Path) -> None:
 
 
 def test_64_bits_are_never_lost_in_silence(saved: Path) -> None:
-    """jax without x64 has no float64: asked for as a jax.Array it is an error, and as SAVED it stays numpy, as it was."""
+    """jax without x64 has no float64: asked for as a jax.Array it is an error, and as SAVED it
+    stays numpy, as it was.
+    """
     like = {"params": {"b": jax.ShapeDtypeStruct((4,), np.float64)}}
     with pytest.raises(TreeMismatch, match="jax_enable_x64"):
         load(saved, like, partial=True)
@@ -196,7 +204,9 @@ def test_what_is_not_there(saved: Path) -> None:
 
 
 def test_waves_count_what_this_process_reads() -> None:
-    """Of leaves that are divided over 4,096 processes, a wave has as many as one process's shares of them fill, not one alone."""
+    """Of leaves that are divided over 4,096 processes, a wave has as many as one process's shares
+    of them fill, not one alone.
+    """
     shape = (4096, 1 << 19)  # 4 GiB
     leaf = LeafRecord(
         "w", "array", "uint16", shape, grid=Grid(shape, (1, 1 << 19), (1, 1 << 19), 2)

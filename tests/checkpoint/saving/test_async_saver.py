@@ -75,7 +75,9 @@ def staged(context: SaveContext, step: int) -> SaveRequest:
 
 
 def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> None:
-    """`busy` and `join` follow the save in flight; a join that ends in time changes nothing; the next save runs on the same thread."""
+    """`busy` and `join` follow the save in flight; a join that ends in time changes nothing; the
+    next save runs on the same thread.
+    """
     saver = AsyncSaver(context)
     assert not saver.busy() and saver.take_error() is None
     saver.join(0)
@@ -99,7 +101,9 @@ def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> 
 def test_a_store_that_hangs_ends_the_wait(
     context: SaveContext, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a time of its own a join ends after the save's time and what its result may take, and names step and store."""
+    """Without a time of its own a join ends after the save's time and what its result may take, and
+    names step and store.
+    """
     monkeypatch.setattr(async_saver, "RESULT_WAIT_S", -7.499)  # in all: 30 s - 4 * 7.499 s
     saver = AsyncSaver(context)
     saver.start(staged(context, 1))
@@ -115,7 +119,9 @@ def test_a_store_that_hangs_ends_the_wait(
 
 
 def test_an_error_is_given_out_once(context: SaveContext, gate: Gate) -> None:
-    """The error of a save is the next call's, and nobody's after it; that of a broken request was raised by whoever broke it."""
+    """The error of a save is the next call's, and nobody's after it; that of a broken request was
+    raised by whoever broke it.
+    """
     gate.opened.set()
     saver = AsyncSaver(context)
     (Path(context.storage.root) / "1").write_text("in the way")
@@ -135,7 +141,9 @@ def tree(step: int) -> dict[str, object]:
 
 
 def test_a_failed_save_is_raised_at_the_next_call_and_blocks_nothing(tmp_path: Path) -> None:
-    """Its step is never listed, the next save begins and succeeds, and nothing of the failed one stays."""
+    """Its step is never listed, the next save begins and succeeds, and nothing of the failed one
+    stays.
+    """
     with CheckpointManager(tmp_path) as manager:
         (tmp_path / "1").write_text("in the way")
         manager.save(1, tree(1))
@@ -153,7 +161,9 @@ def test_a_failed_save_is_raised_at_the_next_call_and_blocks_nothing(tmp_path: P
 
 
 def test_close_raises_what_failed_but_not_over_another_error(tmp_path: Path) -> None:
-    """`close()` raises the failure of a save in flight; leaving the block by an exception carries it as a note."""
+    """`close()` raises the failure of a save in flight; leaving the block by an exception carries
+    it as a note.
+    """
     (tmp_path / "1").write_text("in the way")
     manager = CheckpointManager(tmp_path)
     manager.save(1, tree(1))
@@ -172,7 +182,9 @@ def test_close_raises_what_failed_but_not_over_another_error(tmp_path: Path) -> 
 
 
 def test_the_handle_of_a_save_is_true_and_waits_for_the_step(tmp_path: Path) -> None:
-    """It is done when the step is there; one that the policy skipped is false, done, and has nothing to wait for or to cancel."""
+    """It is done when the step is there; one that the policy skipped is false, done, and has
+    nothing to wait for or to cancel.
+    """
     with CheckpointManager(tmp_path, save_policy=EveryNSteps(2)) as manager:
         handle, skipped = manager.save(2, tree(2)), manager.save(3, tree(3))
         handle.wait()
@@ -226,7 +238,9 @@ def test_a_handle_that_waits_too_long_says_so(tmp_path: Path, gate: Gate) -> Non
 def test_callbacks_are_called_once_the_step_is_there(
     tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In order, with the step, before `wait` returns; one given later at once; never for a save that failed; what one raises is logged."""
+    """In order, with the step, before `wait` returns; one given later at once; never for a save
+    that failed; what one raises is logged.
+    """
     called: list[object] = []
 
     def look(step: int) -> None:
@@ -259,7 +273,9 @@ def test_callbacks_are_called_once_the_step_is_there(
 def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(
     tmp_path: Path, gate: Gate
 ) -> None:
-    """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled, later calls of the manager do not."""
+    """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled,
+    later calls of the manager do not.
+    """
     with CheckpointManager(tmp_path, options=Options(progress=gate)) as manager:
         handle = manager.save(1, tree(1))
         assert gate.entered.wait(60) and handle.cancel() and handle.cancel()
@@ -279,7 +295,9 @@ def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(
 def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last moment is that before the commit: a record that is built and parsed is not given its name any more."""
+    """The last moment is that before the commit: a record that is built and parsed is not given its
+    name any more.
+    """
     with CheckpointManager(tmp_path) as manager:
         parse, handles, in_time = SnapshotWork.check, [], []
         started = threading.Event()
@@ -300,7 +318,9 @@ def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(
 def _cancels(
     tmp_path: Path, group: ClusterGroup, gate: Gate, *, late: bool
 ) -> tuple[bool, BaseException | None, list[int]]:
-    """Saves as one of two processes, of which the second calls the save off; returns what came of it there."""
+    """Saves as one of two processes, of which the second calls the save off; returns what came of
+    it there.
+    """
     options = Options(progress=gate, per_process=lambda path: True, save_timeout_s=30)
     reported = threading.Event()
     gather = group.gather

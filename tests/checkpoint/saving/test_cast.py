@@ -33,7 +33,9 @@ def state() -> dict[str, Any]:
 
 
 def test_params_in_half_take_half_and_restore_with_a_cast(tmp_path: Path) -> None:
-    """A predicate on paths says which: half as many bytes on disk, the optimizer whole; without `cast` the difference is an error."""
+    """A predicate on paths says which: half as many bytes on disk, the optimizer whole; without
+    `cast` the difference is an error.
+    """
     tree = state()
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree).wait()
@@ -64,7 +66,9 @@ def test_params_in_half_take_half_and_restore_with_a_cast(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.float16, np.dtype(np.float16)])
 def test_a_dtype_is_for_all_floating_point_arrays(dtype: Any) -> None:
-    """Integers, keys, Python's numbers and what has the dtype already stay the objects that they were."""
+    """Integers, keys, Python's numbers and what has the dtype already stay the objects that they
+    were.
+    """
     tree = state() | {
         "key": jax.random.key(0),
         "scalar": np.float32(1.5),

@@ -1,4 +1,6 @@
-"""What an unclear answer to a commit may mean: a record that has its name is never robbed of its packs, nor is the one before it lost."""
+"""What an unclear answer to a commit may mean: a record that has its name is never robbed of its
+packs, nor is the one before it lost.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ OLD, NEW = {"x": np.arange(3.0)}, {"x": np.arange(3.0) + 10}
 
 @contextmanager
 def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
-    """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its name."""
+    """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its
+    name.
+    """
     real, spared = local.sync_folder, [times]
 
     def sync(folder: Path) -> None:
@@ -49,7 +53,9 @@ def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]
 
 @contextmanager
 def _done_and_answered(monkeypatch: pytest.MonkeyPatch, call: str, answer: int) -> Iterator[None]:
-    """Lets link() or rename() do its work and then fail, as an NFS client does whose first answer was lost: with EEXIST, or with ENOENT."""
+    """Lets link() or rename() do its work and then fail, as an NFS client does whose first answer
+    was lost: with EEXIST, or with ENOENT.
+    """
     real = getattr(os, call)
 
     def answered(source: Any, target: Any, **more: Any) -> None:
@@ -87,7 +93,9 @@ WRITERS = [_one_shot, _managed, _converted]
 def test_an_error_after_the_record_has_its_name_deletes_nothing(
     write: Callable[..., None], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EIO of the folder's fsync: the save is not known to be durable, and what is there is whole."""
+    """EIO of the folder's fsync: the save is not known to be durable, and what is there is
+    whole.
+    """
     path = tmp_path / "root" / "7"
     path.parent.mkdir()
     if write is _converted:
@@ -161,7 +169,9 @@ def test_eexist_for_anothers_link_is_step_exists(
 
 
 def test_the_first_of_cancel_and_close_decides() -> None:
-    """A cancel before the close is in time, however often it is called, and the close raises; one after it is not."""
+    """A cancel before the close is in time, however often it is called, and the close raises; one
+    after it is not.
+    """
     early, late = Cancellation(), Cancellation()
     early.check(3, 1)
     assert early.cancel() and early.cancel()

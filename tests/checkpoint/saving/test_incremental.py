@@ -1,4 +1,6 @@
-"""Incremental saves: what has not changed is linked, every step is whole by itself, and no pattern of changes and deletions breaks one."""
+"""Incremental saves: what has not changed is linked, every step is whole by itself, and no pattern
+of changes and deletions breaks one.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def history(sizes: list[int], where: list[int]) -> PackHistory:
 
 
 def test_files_that_are_half_alive_are_linked() -> None:
-    """Half of a file's bytes is enough, less is not, and a file without a living chunk is none of it."""
+    """Half of a file's bytes is enough, less is not, and a file without a living chunk is none of
+    it.
+    """
     known = history([100, 100, 100], [0, 0, 1, 1, 2])
     assert choose_links(known, [True, False, True, False, False], [50, 50, 49, 51, 100]) == [0]
     assert choose_links(known, [True] * 5, [50, 50, 49, 51, 100]) == [0, 1, 2]
@@ -76,7 +80,9 @@ def test_at_most_so_many_files_are_linked() -> None:
 
 
 def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
-    """The files of the last committed save of one plan are known; a failed save, or `forget`, ends that."""
+    """The files of the last committed save of one plan are known; a failed save, or `forget`, ends
+    that.
+    """
 
     class Plan:
         hash = "a"
@@ -119,7 +125,9 @@ def bytes_in(root: Path) -> int:
 
 
 def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
-    """A save writes its 64 KiB and not the 4 MiB beside them; each step restores bit-exact, also when the older ones are gone."""
+    """A save writes its 64 KiB and not the 4 MiB beside them; each step restores bit-exact, also
+    when the older ones are gone.
+    """
     with CheckpointManager(tmp_path, keep_policy=KeepLast(3), options=FAST) as manager:
         for step in range(8):
             manager.save(step, state(7, step))
@@ -143,7 +151,9 @@ def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
 def test_a_change_anywhere_is_seen_and_what_was_written_is_known(
     size: int, changed: int, tmp_path: Path
 ) -> None:
-    """A byte at either end of a chunk is written anew; the digests made while writing are those that the next save compares."""
+    """A byte at either end of a chunk is written anew; the digests made while writing are those
+    that the next save compares.
+    """
     values, written = np.random.default_rng(0).integers(0, 255, size, np.uint8), list[int]()
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
@@ -158,7 +168,9 @@ def test_a_change_anywhere_is_seen_and_what_was_written_is_known(
 
 
 def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
-    """Whoever loads all packs of a step in the order of their names, by safetensors alone, gets the living values: the last one wins."""
+    """Whoever loads all packs of a step in the order of their names, by safetensors alone, gets the
+    living values: the last one wins.
+    """
     safetensors = pytest.importorskip("safetensors.numpy")
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
@@ -238,7 +250,9 @@ def test_the_older_step_may_go_at_any_time(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_not_called_whole(tmp_path: Path) -> None:
-    """A shared file that was cut short meanwhile is not linked; one that rotted is Corrupt in every step that has it."""
+    """A shared file that was cut short meanwhile is not linked; one that rotted is Corrupt in every
+    step that has it.
+    """
     with CheckpointManager(tmp_path, options=FAST) as manager:
         manager.save(1, state(7, 1))
         manager.wait_until_finished()
@@ -260,7 +274,9 @@ def test_a_store_without_links_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
-    """Writing to a name that is there gives it another file: whoever has the first one under another name keeps it."""
+    """Writing to a name that is there gives it another file: whoever has the first one under
+    another name keeps it.
+    """
     storage = LocalStorage(tmp_path)
     storage.write("1/a", 3, [(0, [memoryview(b"one")])])
     storage.link("1/a", "2/a", 3)
@@ -286,7 +302,9 @@ def test_any_pattern_of_changes_and_deletions(
     full_every: int | None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Every step that is listed restores bit-exact, and the folder has at most twice what lives and what came last."""
+    """Every step that is listed restores bit-exact, and the folder has at most twice what lives and
+    what came last.
+    """
     root = tmp_path_factory.mktemp("root")
     values, states = {f"l{leaf}": np.arange(100.0 * (leaf + 1)) for leaf in range(LEAVES)}, {}
     with CheckpointManager(
@@ -330,7 +348,9 @@ def test_one_shot_saves_and_other_managers_know_nothing_of_it(tmp_path: Path) ->
 
 
 def test_the_tools_take_such_steps(tmp_path: Path) -> None:
-    """`ls` tells a step's size from what deleting it frees; `cp`, `convert`, `diff`, `verify`, `prune` and `sweep` take it as any other."""
+    """`ls` tells a step's size from what deleting it frees; `cp`, `convert`, `diff`, `verify`,
+    `prune` and `sweep` take it as any other.
+    """
     root = str(tmp_path / "root")
     with CheckpointManager(root, options=FAST) as manager:
         for step in range(4):
@@ -359,7 +379,9 @@ def test_the_tools_take_such_steps(tmp_path: Path) -> None:
 
 
 def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
-    """A group saves incrementally: each process links what it wrote, and one whose history is gone writes everything."""
+    """A group saves incrementally: each process links what it wrote, and one whose history is gone
+    writes everything.
+    """
     run_together(
         """
         with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
@@ -385,13 +407,17 @@ def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets arrays on the CPU pass for such whose memory is nobody else's; they are made by jit here, so that this is true."""
+    """Lets arrays on the CPU pass for such whose memory is nobody else's; they are made by jit
+    here, so that this is true.
+    """
     monkeypatch.setattr(incremental, "never_changes", lambda leaf: isinstance(leaf, jax.Array))
 
 
 @pytest.mark.usefixtures("on_an_accelerator")
 def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves that are the objects of the last save are linked before `save` returns: no chunk of theirs is taken or hashed."""
+    """Leaves that are the objects of the last save are linked before `save` returns: no chunk of
+    theirs is taken or hashed.
+    """
     frozen = [jax.jit(lambda n=n: jnp.full((1 << 18,), n, jnp.float32))() for n in range(4)]
     hashed: list[int] = []
 
@@ -436,7 +462,9 @@ def test_the_same_array_is_not_even_copied(tmp_path: Path, monkeypatch: pytest.M
 def test_what_cannot_be_linked_at_once_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file of an unmoved leaf is gone: its bytes are taken there and then, and the caller may donate it afterwards."""
+    """The file of an unmoved leaf is gone: its bytes are taken there and then, and the caller may
+    donate it afterwards.
+    """
     frozen = jax.jit(lambda: jnp.arange(1 << 18, dtype=jnp.float32))()
     with CheckpointManager(tmp_path, options=FAST) as manager:
         manager.save(1, {"frozen": frozen})
@@ -452,7 +480,9 @@ def test_what_cannot_be_linked_at_once_is_copied(
 
 
 def test_memory_that_numpy_may_change_is_hashed(tmp_path: Path) -> None:
-    """A jax.Array on the CPU may be a view of a numpy array: the same object with other values is saved as it is then."""
+    """A jax.Array on the CPU may be a view of a numpy array: the same object with other values is
+    saved as it is then.
+    """
     values = np.zeros(1 << 18, np.float32)
     array = jnp.asarray(values)
     with CheckpointManager(tmp_path, options=FAST) as manager:

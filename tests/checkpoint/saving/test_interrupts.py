@@ -1,4 +1,6 @@
-"""Ctrl-C at any line of a save: the manager goes on, and no later call waits for a save that was never begun."""
+"""Ctrl-C at any line of a save: the manager goes on, and no later call waits for a save that was
+never begun.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FILES = ("manager.py", "async_saver.py", "stager.py")
 
 
 class _Interrupt:
-    """Raises KeyboardInterrupt in the main thread, at the nth line that it runs in the files of a save's beginning."""
+    """Raises KeyboardInterrupt in the main thread, at the nth line that it runs in the files of a
+    save's beginning.
+    """
 
     def __init__(self, line: int) -> None:
         self._remaining = line
@@ -39,7 +43,9 @@ class _Interrupt:
 
 @pytest.mark.timeout(100)
 def test_an_interrupt_at_any_line_of_save_leaves_a_manager_that_goes_on(tmp_path: Path) -> None:
-    """Each line that the calling thread runs in `save` is interrupted once; the next save is there in time, and every step is whole."""
+    """Each line that the calling thread runs in `save` is interrupted once; the next save is there
+    in time, and every step is whole.
+    """
     for line in itertools.count():
         root = tmp_path / str(line)
         interrupt = _Interrupt(line)

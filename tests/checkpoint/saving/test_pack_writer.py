@@ -46,7 +46,9 @@ def random_array(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
 
 
 def can_show(opened: Any) -> bool:
-    """Says whether safetensors' numpy front end has this dtype; torch alone shows fp8 in older ones."""
+    """Says whether safetensors' numpy front end has this dtype; torch alone shows fp8 in older
+    ones.
+    """
     try:
         opened.get_tensor("a")
     except (TypeError, KeyError, AttributeError):
@@ -56,7 +58,9 @@ def can_show(opened: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", sorted(SAFETENSORS_NAMES))
 def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
-    """safe_open(pack, "np") gives back the same bits for every dtype that safetensors has, bf16 and fp8 included where it can."""
+    """safe_open(pack, "np") gives back the same bits for every dtype that safetensors has, bf16 and
+    fp8 included where it can.
+    """
     tree = {
         name: random_array(_BY_NAME[dtype], shape)
         for name, shape in (("a", (3, 5)), ("b.c", (64,)), ("d", ()), ("e", (0, 2)))
@@ -79,7 +83,9 @@ def test_safetensors_shows_the_very_arrays(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", sorted(set(_AS_BYTES) & set(_BY_NAME)))
 def test_other_dtypes_travel_as_bytes(tmp_path: Path, dtype: str) -> None:
-    """A dtype that safetensors lacks is U8 in the file, its last axis in bytes, and comes back as itself."""
+    """A dtype that safetensors lacks is U8 in the file, its last axis in bytes, and comes back as
+    itself.
+    """
     array = random_array(_BY_NAME[dtype], (3, 5))
     save(tmp_path, {"a": array, "zero": array[0, 0]})
     with safe_open(packs(tmp_path)[0], "np") as opened:
@@ -118,7 +124,9 @@ def test_every_jax_dtype_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
-    """Data begins at a multiple of 64, has no holes, and `__metadata__` holds each chunk's CRC32C in data order."""
+    """Data begins at a multiple of 64, has no holes, and `__metadata__` holds each chunk's CRC32C
+    in data order.
+    """
     sharding = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
     tree = {
         "odd": np.arange(3, dtype=np.int8),
@@ -151,7 +159,9 @@ def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
 
 
 def test_large_chunks_have_checksums_of_their_prefixes(tmp_path: Path) -> None:
-    """`crc32c_prefixes` is base64 of little-endian u32: CRC32Cs of the first 256 KiB, 512 KiB and so on of each chunk from 1 MiB on."""
+    """`crc32c_prefixes` is base64 of little-endian u32: CRC32Cs of the first 256 KiB, 512 KiB and
+    so on of each chunk from 1 MiB on.
+    """
     tree = {
         "a": random_array("uint8", (1 << 20,)),
         "b": random_array("uint8", ((5 << 20) + 3,), 1),

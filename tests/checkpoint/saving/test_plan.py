@@ -1,4 +1,6 @@
-"""The plan: each byte has one writer that holds it, all processes agree, and the load is even. Pure: no jax, no files."""
+"""The plan: each byte has one writer that holds it, all processes agree, and the load is even.
+Pure: no jax, no files.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def plans(
 def test_every_element_is_written_once_by_who_holds_it(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
 ) -> None:
-    """The chunks of all processes tile each leaf exactly; equal hashes, equal files; alignment in each pack."""
+    """The chunks of all processes tile each leaf exactly; equal hashes, equal files; alignment in
+    each pack.
+    """
     count, leaves = job
     made = plans(count, leaves)
     assert len({plan.hash for plan in made}) == 1 and len({plan.files for plan in made}) == 1
@@ -111,7 +115,9 @@ def test_who_leaves_writes_only_what_nobody_who_stays_holds(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
     leaving: set[int],
 ) -> None:
-    """Without the ranks that leave, each chunk is written once by a holder that stays, where there is one; what else is lost is named."""
+    """Without the ranks that leave, each chunk is written once by a holder that stays, where there
+    is one; what else is lost is named.
+    """
     count, leaves = job
     held = [
         None if ranks is None else placement(shards_per_axis, ranks, 0).without(leaving)
@@ -139,7 +145,9 @@ def test_who_leaves_writes_only_what_nobody_who_stays_holds(
 
 
 def test_large_chunks_are_cut_and_shared_evenly() -> None:
-    """A 1 GiB replicated array is shared by its four holders in chunks of at most 64 MiB; a sharded one stays where it lies."""
+    """A 1 GiB replicated array is shared by its four holders in chunks of at most 64 MiB; a sharded
+    one stays where it lies.
+    """
     ranks = np.arange(4)[None, :]
     made = plans(
         4, [((1 << 14, 1 << 14), 4, (1, 1), ranks), ((1 << 12, 1 << 10), 4, (4, 1), ranks.T)]
@@ -160,7 +168,9 @@ def test_large_chunks_are_cut_and_shared_evenly() -> None:
 
 
 def test_small_replicated_leaves_have_few_writers() -> None:
-    """A thousand biases on 64 processes lie in one pack, so that a restore opens one file for them."""
+    """A thousand biases on 64 processes lie in one pack, so that a restore opens one file for
+    them.
+    """
     ranks = np.arange(64)[None, :]
     shared = placement((1,), ranks, 0)
     plan = make_plan(
@@ -201,7 +211,9 @@ def test_another_tree_has_another_hash() -> None:
 
 
 def test_a_job_of_4096_processes() -> None:
-    """1,000 leaves over 4,096 processes are planned, recorded and read back; the record stays below 1 MB. (Times: benchmarks.)"""
+    """1,000 leaves over 4,096 processes are planned, recorded and read back; the record stays below
+    1 MB. (Times: benchmarks.)
+    """
     count, me = 4096, 7
     ranks = np.arange(count)
     placements = [

@@ -27,7 +27,9 @@ def plan_of(*leaves: Leaf, rank: int = 0, count: int = 2) -> Plan:
 
 
 def test_differences_between_processes_are_named() -> None:
-    """Another plan names the processes; another value of a host-local leaf names leaf and processes."""
+    """Another plan names the processes; another value of a host-local leaf names leaf and
+    processes.
+    """
     placement = ShardPlacement((2,), np.array([[0], [1]]), np.array([[0], [-1]]))
     plan = plan_of(
         Leaf("w", "array", "float32", (4,), 4, placement),
@@ -71,12 +73,16 @@ def test_differences_between_processes_are_named() -> None:
 def test_the_first_difference_is_named(
     ours: list[list[object]], theirs: list[list[object]], leaf: str, sentence: str
 ) -> None:
-    """The first leaf that another process has otherwise than process 0; shardings are spelt out where all else is equal."""
+    """The first leaf that another process has otherwise than process 0; shardings are spelt out
+    where all else is equal.
+    """
     assert first_difference(ours, theirs, 2) == (leaf, sentence)
 
 
 def test_one_is_asked_and_all_learn_the_leaf() -> None:
-    """The first process that differs sends its leaves, the others nothing, and all receive the result."""
+    """The first process that differs sends its leaves, the others nothing, and all receive the
+    result.
+    """
     plans = [
         plan_of(Leaf("n", "numpy", "int64", shape, 8), rank=rank)
         for rank, shape in enumerate([(3,), (4,), (5,)])
@@ -126,7 +132,9 @@ def test_a_result_without_a_question_comes_through() -> None:
 
 
 def test_where_nobody_answers_the_processes_are_still_named() -> None:
-    """A question that fails leaves the error without a leaf, and says that it could not be asked."""
+    """A question that fails leaves the error without a leaf, and says that it could not be
+    asked.
+    """
 
     class Deaf(Solo):
         def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:

@@ -15,7 +15,9 @@ from holdfast.checkpoint.saving.planner import CACHED_PLANS, Planner, placement_
 
 
 def test_plans_are_reused() -> None:
-    """The same structure gives the very plan, whatever the values; another shape, dtype or type of leaf gives another."""
+    """The same structure gives the very plan, whatever the values; another shape, dtype or type of
+    leaf gives another.
+    """
     planner = Planner()
     tree: dict[str, Any] = {"a": jnp.zeros(4), "n": 1, "h": np.zeros(3)}
     plan = planner.plan(tree)
@@ -32,7 +34,9 @@ def test_plans_are_reused() -> None:
 
 
 def test_old_plans_are_forgotten() -> None:
-    """A planner keeps the last few plans, the newest in front; one that is used no longer is made anew."""
+    """A planner keeps the last few plans, the newest in front; one that is used no longer is made
+    anew.
+    """
     planner = Planner()
     first = planner.plan({"a": np.zeros(1)})
     for size in range(2, CACHED_PLANS + 1):
@@ -67,7 +71,9 @@ def test_every_kind_of_leaf_is_described() -> None:
 
 
 def test_in_a_group_an_array_of_one_process_is_the_hosts() -> None:
-    """An array that this process alone can address has no placement: rank 0 writes it whole, as it does numpy arrays."""
+    """An array that this process alone can address has no placement: rank 0 writes it whole, as it
+    does numpy arrays.
+    """
     plan = Planner(1, 2).plan({"a": jnp.zeros(4), "n": np.zeros(3)})
     assert (
         all(leaf.placement is None for leaf in plan.leaves)
@@ -92,7 +98,9 @@ def test_leaves_of_each_process_have_a_row_each() -> None:
 
 
 def test_shardings_of_any_type_say_where_shards_lie() -> None:
-    """The general way, by the indices of devices, finds what the arithmetic on mesh and spec finds."""
+    """The general way, by the indices of devices, finds what the arithmetic on mesh and spec
+    finds.
+    """
     device = jax.devices()[0]
     named = jax.device_put(
         jnp.zeros((2, 3)), NamedSharding(jax.make_mesh((1, 1), ("x", "y")), PartitionSpec("x", "y"))

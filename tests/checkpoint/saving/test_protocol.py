@@ -1,4 +1,6 @@
-"""The agreement of a save: its messages, how the primary judges them, and each end that primary and followers can come to."""
+"""The agreement of a save: its messages, how the primary judges them, and each end that primary and
+followers can come to.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_only_those_who_write_are_needed() -> None:
 def test_what_the_primary_sends_is_what_the_others_raise(
     error: Exception, kind: type[HoldfastError], process: int | None
 ) -> None:
-    """Any error becomes one of the tree that names the process, and crosses the wire with its facts."""
+    """Any error becomes one of the tree that names the process, and crosses the wire with its
+    facts.
+    """
     sent = SaveResult.from_bytes(
         SaveResult(KEY, failure_of(error, 100, 0), deletable=True).to_bytes()
     )
@@ -142,7 +146,9 @@ BLIND = [p.RecordUnreadable()] * p.READ_TRIES
 
 
 def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]:
-    """Answers each effect with the next event, and a result that is told or a question for steps with None."""
+    """Answers each effect with the next event, and a result that is told or a question for steps
+    with None.
+    """
     answers, effects = iter(events), list[str]()
 
     def perform(effect: p.Effect) -> Event:
@@ -175,7 +181,9 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
 def test_each_end_of_the_primary(
     events: Sequence[Event], kind: type[Exception] | None, deletable: bool
 ) -> None:
-    """What is said, and whether packs may go; the others are told each time, and the keep policy is asked only after a commit."""
+    """What is said, and whether packs may go; the others are told each time, and the keep policy is
+    asked only after a commit.
+    """
     result, effects = run(lead(KEY, range(2)), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert effects[-1] == "Tell" and ("DecideSuperfluous" in effects) == (kind is None)
@@ -225,20 +233,26 @@ TOLD = SaveResult(KEY, superfluous=(90,))
 def test_each_end_of_the_others(
     events: Sequence[Event], kind: type[Exception] | None, deletable: bool
 ) -> None:
-    """They believe what is of this save, read the record where nothing is, and know by themselves that it failed where they failed."""
+    """They believe what is of this save, read the record where nothing is, and know by themselves
+    that it failed where they failed.
+    """
     result, _ = run(follow(KEY, 1, range(2)), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert result.key == KEY
 
 
 def test_a_failure_of_one_without_a_share_proves_nothing() -> None:
-    """A process that writes nothing cannot tell by its own failure that the others committed nothing."""
+    """A process that writes nothing cannot tell by its own failure that the others committed
+    nothing.
+    """
     result, _ = run(follow(KEY, 1, {0}), [FAILED, FAILED, FAILED, p.RecordAbsent()])
     assert isinstance(result.error, CommitUnknown) and not result.deletable
 
 
 def test_processes_that_know_other_steps_are_told_all() -> None:
-    """The primary is asked for its list where a report's CRC of steps differs from its own, and only there."""
+    """The primary is asked for its list where a report's CRC of steps differs from its own, and
+    only there.
+    """
     for steps, asked in ((7, False), (8, True)):
         saving = lead(KEY, range(2))
         events: list[Event] = [

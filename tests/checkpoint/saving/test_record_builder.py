@@ -51,7 +51,9 @@ def built(plan: Plan, **more: object) -> bytes:
 
 
 def test_it_reads_back_as_what_was_planned_and_reported() -> None:
-    """Leaves with their chunks' files, shared values once, values of each process in rank order, files by name, times, metrics."""
+    """Leaves with their chunks' files, shared values once, values of each process in rank order,
+    files by name, times, metrics.
+    """
     record: Record = parse_record(
         built(plan_of_two(), metrics={"loss": 0.5}, metadata={"run": [1]}), "p"
     )
@@ -74,7 +76,9 @@ def test_it_reads_back_as_what_was_planned_and_reported() -> None:
 
 
 def test_what_the_plan_says_is_written_once() -> None:
-    """The text of tree and leaves is made once for a plan; saves of one plan differ in files, values and times alone."""
+    """The text of tree and leaves is made once for a plan; saves of one plan differ in files,
+    values and times alone.
+    """
     plan = plan_of_two()
     first = built(plan)
     text = plan.cache["record"]

@@ -1,4 +1,6 @@
-"""One save, from a staged request to its result: what is on disk and in the index when it returns, and what a failure leaves."""
+"""One save, from a staged request to its result: what is on disk and in the index when it returns,
+and what a failure leaves.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def context(tmp_path: Path) -> Iterator[SaveContext]:
 
 
 def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
-    """The step is listed with its metrics, the superfluous one is not, and the statistics count them."""
+    """The step is listed with its metrics, the superfluous one is not, and the statistics count
+    them.
+    """
     for counter, step in enumerate((1, 2, 3), 1):
         result = run_save(staged(context, step, counter), context)
         assert (
@@ -90,7 +94,9 @@ def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
 
 
 def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_path: Path) -> None:
-    """The first commit wins: the second is StepExists, changes nothing, and leaves none of its files."""
+    """The first commit wins: the second is StepExists, changes nothing, and leaves none of its
+    files.
+    """
     with CheckpointManager(tmp_path) as other:
         other.save(1, {"w": np.zeros(3)})
     before = sorted(tmp_path.glob("1/**/*"))
@@ -148,7 +154,9 @@ class _ClaimsOfABusyStore(LocalClaims):
 
 
 def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -> None:
-    """The step is saved and listed, the superfluous one goes, and the next save works: the claim is renewed after a later one."""
+    """The step is saved and listed, the superfluous one goes, and the next save works: the claim is
+    renewed after a later one.
+    """
     first = made(tmp_path)
     context = SaveContext(**{**vars(first), "claims": _ClaimsOfABusyStore(first.storage)})
     for counter, step in enumerate((1, 2, 3), 1):
@@ -203,7 +211,9 @@ def test_files_that_cannot_be_deleted_yet_are_deleted_later(
 def test_who_receives_no_result_reads_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process whose primary is silent after the reports knows the step by its record; without one it cannot know."""
+    """A process whose primary is silent after the reports knows the step by its record; without one
+    it cannot know.
+    """
     monkeypatch.setattr(commit, "RESULT_WAIT_S", 0.1)
     with groups(2) as both:
         writer = this_writer()

@@ -1,4 +1,6 @@
-"""When a save is due: the policy's word, the clock, a save in flight, and the preemption notice; alone and in a group."""
+"""When a save is due: the policy's word, the clock, a save in flight, and the preemption notice;
+alone and in a group.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Clock:
 
 
 def test_alone_the_policy_and_the_clock_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a policy every step is saved; with one its reason is the answer; seconds count from the last save's start."""
+    """Without a policy every step is saved; with one its reason is the answer; seconds count from
+    the last save's start.
+    """
     clock = Clock()
     monkeypatch.setattr(scheduler_module, "time", clock)
     assert (
@@ -65,7 +69,9 @@ def test_a_step_of_an_earlier_manager_is_the_last(tmp_path: Path) -> None:
 
 
 def test_a_save_in_flight_is_a_reason_not_to_save() -> None:
-    """With on_busy="skip" no step is due while a save is in flight, and the next one is after it."""
+    """With on_busy="skip" no step is due while a save is in flight, and the next one is after
+    it.
+    """
     scheduler = SaveScheduler(EveryNSteps(1), Solo(), "s", skips=True)
     assert (
         scheduler.reason(1, busy=True) == ""
@@ -76,7 +82,9 @@ def test_a_save_in_flight_is_a_reason_not_to_save() -> None:
 def test_the_preemption_notice_is_asked_for_where_it_matters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A notice makes its step due, until it is saved: with OnPreemption, or once the caller has asked about preemption itself."""
+    """A notice makes its step due, until it is saved: with OnPreemption, or once the caller has
+    asked about preemption itself.
+    """
     monkeypatch.setattr(scheduler_module, "reached_preemption", lambda step: step == 9)
     for policy in (OnPreemption(), EveryNSteps(1000)):
         scheduler = SaveScheduler(policy, Solo(), "s", skips=False)
@@ -94,7 +102,9 @@ def tree(step: int) -> dict[str, object]:
 
 
 def test_save_returns_whether_the_policy_wanted_it(tmp_path: Path) -> None:
-    """`save` returns False and writes nothing for a step that the policy does not want; `force` saves it."""
+    """`save` returns False and writes nothing for a step that the policy does not want; `force`
+    saves it.
+    """
     with CheckpointManager(tmp_path, save_policy=EveryNSteps(10)) as manager:
         assert [step for step in range(25) if manager.save(step, tree(step))] == [0, 10, 20]
         assert not manager.should_save(25) and manager.save(25, tree(25), force=True)
@@ -107,7 +117,9 @@ def test_save_returns_whether_the_policy_wanted_it(tmp_path: Path) -> None:
 
 
 def test_on_busy_skip_never_blocks(tmp_path: Path) -> None:
-    """With on_busy="skip" a save that meets another in flight returns False; `force` waits for it."""
+    """With on_busy="skip" a save that meets another in flight returns False; `force` waits for
+    it.
+    """
     gate, entered = threading.Event(), threading.Event()
 
     def progress(seen: Progress) -> None:

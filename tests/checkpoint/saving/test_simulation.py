@@ -1,4 +1,6 @@
-"""The protocol of a save in a seeded simulator: what is acknowledged can be read back, and nobody deletes, believes or waits wrongly."""
+"""The protocol of a save in a seeded simulator: what is acknowledged can be read back, and nobody
+deletes, believes or waits wrongly.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_the_invariants_hold_in_the_first_seeds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("item", range(20))
 def test_the_invariants_hold_in_ten_thousand_seeds(item: int) -> None:
-    """Seeds 500 * item to 500 * item + 499; a failure names its seed, and `SIMULATION_SEED=n pytest -k replays` runs it alone."""
+    """Seeds 500 * item to 500 * item + 499; a failure names its seed, and `SIMULATION_SEED=n pytest
+    -k replays` runs it alone.
+    """
     for seed in range(item * SEEDS_AN_ITEM, (item + 1) * SEEDS_AN_ITEM):
         SaveSimulation(seed).run()
 
@@ -48,7 +52,9 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_everything_really_happens() -> None:
-    """Among 300 seeds there are all ends of a save, unclear commits, late ones that land, deaths, sweeps, rivals, deletions and cancels."""
+    """Among 300 seeds there are all ends of a save, unclear commits, late ones that land, deaths,
+    sweeps, rivals, deletions and cancels.
+    """
     lines = "\n".join(line for seed in range(300) for line in SaveSimulation(seed).run())
     for event in (
         *(

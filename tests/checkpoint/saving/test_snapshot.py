@@ -43,7 +43,9 @@ def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
 
 @pytest.mark.parametrize("views", [None, False])
 def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool | None) -> None:
-    """Arrays donated, and numpy leaves overwritten, right after the snapshot are saved as they were."""
+    """Arrays donated, and numpy leaves overwritten, right after the snapshot are saved as they
+    were.
+    """
     tree = {
         "device": jnp.arange(1 << 16, dtype=jnp.float32),
         "host": np.arange(1000),
@@ -66,7 +68,9 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool 
 
 
 def test_a_bound_on_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
-    """With room for one of four arrays, `wait` ends when the writer has fetched the others; what is written is right."""
+    """With room for one of four arrays, `wait` ends when the writer has fetched the others; what is
+    written is right.
+    """
     tree = {f"w{i}": jnp.full(1 << 18, i, jnp.float32) for i in range(4)}
     storage = LocalStorage(tmp_path)
     snapshot = take_snapshot(Planner().plan(tree), tree, host_memory_bytes=1 << 20, views=False)
@@ -94,7 +98,9 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
 def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pool that ends in the middle: what fitted is on its way, the rest is copied when its turn comes, and every value is right."""
+    """A pool that ends in the middle: what fitted is on its way, the rest is copied when its turn
+    comes, and every value is right.
+    """
     tree = {f"w{i}": jnp.full(1000, i) for i in range(6)}
     real, room = jax.device_put, [3]
 
@@ -141,7 +147,9 @@ class Device:
 
 
 def test_where_devices_stage_their_arrays() -> None:
-    """GPUs in pinned memory, 0.8 of XLA's pool of it; TPUs in ordinary memory, where they have it; others nowhere."""
+    """GPUs in pinned memory, 0.8 of XLA's pool of it; TPUs in ordinary memory, where they have it;
+    others nowhere.
+    """
     assert host_memory_kind(Device("gpu", "device", "pinned_host")) == "pinned_host"
     assert (
         host_memory_kind(Device("tpu", "device", "pinned_host", "unpinned_host")) == "unpinned_host"

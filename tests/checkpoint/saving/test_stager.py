@@ -32,7 +32,9 @@ def save_stager() -> SaveStager:
 
 
 def test_items_are_told_apart(save_stager: SaveStager) -> None:
-    """Trees are planned, JSON and the states of iterators are values, metrics are floats; the request itself is left as it was."""
+    """Trees are planned, JSON and the states of iterators are values, metrics are floats; the
+    request itself is left as it was.
+    """
     asked = SaveRequest(3, 10, "0a0b0c0d00000003", overwrite=True)
     items = {
         "state": {"w": jnp.zeros(4), "mine": np.arange(2)},
@@ -87,7 +89,9 @@ def test_what_fails_holds_nothing(
     metrics: dict[str, object] | None,
     kind: type[Exception],
 ) -> None:
-    """A leaf that cannot be saved, or a metric that is no number, is raised, and the snapshots taken before it are released."""
+    """A leaf that cannot be saved, or a metric that is no number, is raised, and the snapshots
+    taken before it are released.
+    """
     taken: list[Snapshot] = []
     take = stager.take_snapshot
 

@@ -73,7 +73,9 @@ def test_a_lower_attempt_must_stop() -> None:
 
 
 def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
-    """A killed writer's claim is free at once, even if a forked child of it lives on; a living one's is not."""
+    """A killed writer's claim is free at once, even if a forked child of it lives on; a living
+    one's is not.
+    """
     for kind in ("plain", "fork"):
         root = tmp_path / kind
         with subprocess.Popen(
@@ -107,7 +109,9 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempt 1 of a job fences attempt 0 though it lives; attempt 0 gets Fenced at its commit, and when it opens again."""
+    """Attempt 1 of a job fences attempt 0 though it lives; attempt 0 gets Fenced at its commit, and
+    when it opens again.
+    """
     spec = {
         "HOLDFAST_JOB_ID": "j",
         "HOLDFAST_PROCESS_ID": "0",
@@ -139,7 +143,9 @@ def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_links_that_do_not_hold_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where link() is refused, opening for writing fails unless a single writer is promised; then a commit is a rename."""
+    """Where link() is refused, opening for writing fails unless a single writer is promised; then a
+    commit is a rename.
+    """
 
     def refused(source: object, target: object) -> None:
         raise OSError(1, "Operation not permitted")
@@ -201,7 +207,9 @@ def test_a_mount_tells_whether_locks_hold_on_one_host(
 def test_a_free_lock_of_another_host_says_nothing_where_locks_are_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its writer is not fenced, and the log says why; a dead one of this host is fenced all the same."""
+    """Its writer is not fenced, and the log says why; a dead one of this host is fenced all the
+    same.
+    """
     for writer in (
         Writer("0a0b0c0d", host="elsewhere"),
         Writer("0a0b0c0e", host=socket.gethostname()),

@@ -44,7 +44,9 @@ def names_in(root: Path) -> list[str]:
 
 
 def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
-    """Named files go, and folders that are then empty; what else is there stays, with its folder."""
+    """Named files go, and folders that are then empty; what else is there stays, with its
+    folder.
+    """
     put(tmp_path, "3/state/a", "3/state/b", "3/ema/c", "4/state/a")
     delete_files(LocalStorage(tmp_path), "3", ["state/a", "ema/c"])
     assert names_in(tmp_path) == ["3/state/b", "4/state/a"] and not (tmp_path / "3/ema").exists()
@@ -56,7 +58,9 @@ def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
 def test_what_is_not_found_once_costs_no_step(
     missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack is deleted for that."""
+    """A client of a shared file system says ENOENT of a record, or of the folder of claims: no pack
+    is deleted for that.
+    """
     root = tmp_path / "root"
     with CheckpointManager(root) as manager:
         manager.save(1, {"x": np.arange(3.0)})
@@ -92,7 +96,9 @@ def test_what_is_not_found_once_costs_no_step(
 
 
 def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
-    """Packs of a writer with a claim stay; those without one go, unless the step's record names them; empty folders go too."""
+    """Packs of a writer with a claim stay; those without one go, unless the step's record names
+    them; empty folders go too.
+    """
     storage, writer = LocalStorage(tmp_path), this_writer()
     claims = LocalClaims(storage)
     claims.take(writer)
@@ -127,7 +133,9 @@ class _Watched(CountingStorage):
 
 
 def test_a_sweep_of_whole_steps_reads_no_record_and_looks_at_no_pack(tmp_path: Path) -> None:
-    """Names say enough where a step has packs of one save; a pack of another save has its record read, and goes."""
+    """Names say enough where a step has packs of one save; a pack of another save has its record
+    read, and goes.
+    """
     with CheckpointManager(tmp_path) as manager:
         for step in range(5):
             manager.save(step, {"w": np.ones(3)})
@@ -160,7 +168,9 @@ save(sys.argv[1], {"w": np.arange(4)}, overwrite=True)
 
 @pytest.mark.parametrize("how", ["save", "sweep"])
 def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> None:
-    """By the next save into that folder, or by `sweep`: its packs and its claim go, what is saved there stays."""
+    """By the next save into that folder, or by `sweep`: its packs and its claim go, what is saved
+    there stays.
+    """
     root = tmp_path / "here"
     save(root, {"w": np.arange(3)})
     with subprocess.Popen([sys.executable, "-c", KILLED, str(root)]) as killed:
@@ -179,7 +189,9 @@ def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> 
 
 
 def test_a_root_that_cannot_be_swept_is_a_typed_error(tmp_path: Path) -> None:
-    """The operating system's error becomes a CheckpointError that names the root and says what to do."""
+    """The operating system's error becomes a CheckpointError that names the root and says what to
+    do.
+    """
     root = tmp_path / ("x" * 300)
     with pytest.raises(
         CheckpointError, match=r"xx cannot be swept: .*File name too long.*sweep again"
@@ -189,7 +201,9 @@ def test_a_root_that_cannot_be_swept_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
-    """A living writer of no job stays, unless by force; each one that is fenced is named with the reason."""
+    """A living writer of no job stays, unless by force; each one that is fenced is named with the
+    reason.
+    """
     storage, living, me = LocalStorage(tmp_path), this_writer(), this_writer()
     claims = LocalClaims(storage)
     claims.take(living)
@@ -201,7 +215,9 @@ def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
 
 
 def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
-    """In the order they were put, off the caller's thread; `wait` says whether all are done; a new job starts a new thread."""
+    """In the order they were put, off the caller's thread; `wait` says whether all are done; a new
+    job starts a new thread.
+    """
     worker, gate, done = BackgroundWorker(), threading.Event(), list[int]()
     assert worker.wait(0)
     worker.put("first", lambda: gate.wait(60))
@@ -215,7 +231,9 @@ def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_job_that_fails_is_tried_again_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    """A failure is logged by the job's name and does not stop the others; the job comes again before the next one, once."""
+    """A failure is logged by the job's name and does not stop the others; the job comes again
+    before the next one, once.
+    """
     worker, ran = BackgroundWorker(), list[str]()
 
     def fail() -> None:
@@ -274,7 +292,9 @@ def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
 
 
 def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
-    """`sweep(force=True)` takes every claim; the writer learns of it at its next commit, and harms nothing."""
+    """`sweep(force=True)` takes every claim; the writer learns of it at its next commit, and harms
+    nothing.
+    """
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"w": np.ones(3)})
     manager.wait_until_finished()
@@ -291,7 +311,9 @@ def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
 
 
 def test_what_a_sweep_never_touches(tmp_path: Path) -> None:
-    """Steps with a record, whole or damaged; Orbax's files; foreign files; what is not named like ours."""
+    """Steps with a record, whole or damaged; Orbax's files; foreign files; what is not named like
+    ours.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": np.ones(3)})
         manager.save(2, {"w": np.ones(3)})

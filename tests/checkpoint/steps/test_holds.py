@@ -26,7 +26,9 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 def test_a_step_is_held_by_each_of_its_holds(storage: Storage) -> None:
-    """Several holds on a step are as good as one; it is free when the last is dropped. Dropping twice is no error."""
+    """Several holds on a step are as good as one; it is free when the last is dropped. Dropping
+    twice is no error.
+    """
     assert held_steps(storage) == set()
     first, second, other = (
         add_hold(storage, 7, 60),
@@ -56,7 +58,9 @@ def test_a_block_holds_while_it_runs(storage: Storage) -> None:
 
 
 def test_a_hold_whose_time_is_over_is_forgotten(storage: Storage) -> None:
-    """Where listings have times, a hold counts from the store's; else from the second in its name. Its file goes once it is over."""
+    """Where listings have times, a hold counts from the store's; else from the second in its name.
+    Its file goes once it is over.
+    """
     made = int(time.time()) - 100
     for name in (f"{HOLDS}/1-50-{made}-00c0ffee", f"{HOLDS}/2-500-{made}-00c0ffee"):
         storage.write(name, 1, [(0, [memoryview(b"\n")])])
@@ -74,7 +78,9 @@ def test_other_files_are_no_holds(storage: Storage) -> None:
 
 
 def test_a_store_that_cannot_hold_is_a_typed_error(tmp_path: Path) -> None:
-    """It names step and root and says how to do without; a hold that cannot be ended ends by itself."""
+    """It names step and root and says how to do without; a hold that cannot be ended ends by
+    itself.
+    """
     storage = LocalStorage(tmp_path)
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "holds").write_text("no folder")

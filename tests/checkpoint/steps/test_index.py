@@ -1,4 +1,6 @@
-"""The steps of a root: what is known of them, which the keep policy lets go, and that deleting them is safe."""
+"""The steps of a root: what is known of them, which the keep policy lets go, and that deleting them
+is safe.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 def test_metrics_come_from_the_records_once(storage: LocalStorage) -> None:
-    """The policy sees steps of an earlier manager with their metrics; a record that was read is not read again."""
+    """The policy sees steps of an earlier manager with their metrics; a record that was read is not
+    read again.
+    """
     index = index_of(storage, KeepBest(1, "loss"))
     assert index.steps() == [1, 2, 3, 4] and 3 in index and 5 not in index
     assert index.superfluous(StepFacts(5, {"loss": 9})) == [1, 3, 4]
@@ -79,7 +83,9 @@ def test_times_come_from_the_records(storage: LocalStorage) -> None:
 def test_a_record_that_does_not_go_keeps_its_packs(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """unlink() finds no record where there is one (a client of a shared file system may): the step stays, whole, to be deleted later."""
+    """unlink() finds no record where there is one (a client of a shared file system may): the step
+    stays, whole, to be deleted later.
+    """
     index = index_of(storage, KeepLast(1))
 
     def unlink(path: Any) -> None:
@@ -101,7 +107,9 @@ def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
 
 
 def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
-    """The record goes at once, the packs in the background; a process that does not delete forgets the step all the same."""
+    """The record goes at once, the packs in the background; a process that does not delete forgets
+    the step all the same.
+    """
     other = index_of(storage, KeepAll(), deletes=False)
     assert (
         other.remove([1, 2]) == {}
@@ -120,7 +128,9 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
 
 
 def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> None:
-    """A store that refuses leaves the step in the index, so that a later save tries again; other steps go."""
+    """A store that refuses leaves the step in the index, so that a later save tries again; other
+    steps go.
+    """
 
     class Refusing(LocalStorage):
         def delete(self, names: list[str]) -> None:  # type: ignore[override]
@@ -168,7 +178,9 @@ def files(root: Path) -> list[str]:
 
 
 def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
-    """KeepLast(2) leaves two steps, and no file of the others; KeepBest keeps the best and the newest."""
+    """KeepLast(2) leaves two steps, and no file of the others; KeepBest keeps the best and the
+    newest.
+    """
     with CheckpointManager(tmp_path / "last", keep_policy=KeepLast(2)) as manager:
         for step in range(6):
             manager.save(step, tree(step))
@@ -192,7 +204,9 @@ def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
-    """A record that does not read keeps its step where it is; foreign files and folders stay too."""
+    """A record that does not read keeps its step where it is; foreign files and folders stay
+    too.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree(1))
     (tmp_path / "1" / "checkpoint.json").write_text("{}")
@@ -238,7 +252,9 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
 def test_a_step_that_a_fallback_passed_over_can_be_saved_again(
     damaged: str, count: int, tmp_path: Path
 ) -> None:
-    """A job that goes on from an older step comes to the damaged one again; without a fallback it stays an error to save it."""
+    """A job that goes on from an older step comes to the damaged one again; without a fallback it
+    stays an error to save it.
+    """
     with CheckpointManager(tmp_path) as manager:
         for step in (1, 2):
             manager.save(step, {"w": np.full(3, step)})

@@ -1,4 +1,6 @@
-"""Openings: written before the first commit, one after the other, and none where no local tier was ever used."""
+"""Openings: written before the first commit, one after the other, and none where no local tier was
+ever used.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _lineage(storage: Storage, number: int = 1, *, begins: bool = True) -> Linea
 
 
 def test_an_opening_is_durable_before_it_is_named(storage: Storage) -> None:
-    """The first save begins one that goes on from what was restored; the next saves belong to it; the root keeps its id."""
+    """The first save begins one that goes on from what was restored; the next saves belong to it;
+    the root keeps its id.
+    """
     first = _lineage(storage)
     opening = first.current()
     assert opening is not None
@@ -86,7 +90,9 @@ def test_a_root_without_a_local_tier_has_no_openings(storage: Storage) -> None:
 
 
 def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
-    """An opening below it begins at once; a restore that has not been gone on from counts for the next save all the same."""
+    """An opening below it begins at once; a restore that has not been gone on from counts for the
+    next save all the same.
+    """
     lineage = _lineage(storage)
     lineage.restored(30)
     lineage.deleting_newest(50)
@@ -104,7 +110,9 @@ def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
     "data", [b"", b"{}", b'{"run":"x"', b"\xff" * 100], ids=["empty", "nothing", "torn", "noise"]
 )
 def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -> None:
-    """What it went on from is not known: nothing from before it comes back, and numbers go on above it."""
+    """What it went on from is not known: nothing from before it comes back, and numbers go on above
+    it.
+    """
     first = _lineage(storage).current()
     assert first is not None
     storage.write(f"{OPENINGS}/2.json", len(data), [(0, [memoryview(data)])])
@@ -137,7 +145,9 @@ def test_only_the_newest_openings_are_kept(storage: Storage) -> None:
 
 
 def test_records_say_of_which_opening_they_are(tmp_path: Path) -> None:
-    """A manager without a local tier goes on with the openings of its root, from what it restored; a fresh root gets none."""
+    """A manager without a local tier goes on with the openings of its root, from what it restored;
+    a fresh root gets none.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, STATE)
     storage = open_storage(tmp_path)

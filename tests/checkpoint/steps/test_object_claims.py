@@ -43,7 +43,9 @@ def test_the_kind_of_store_decides(storage: ObjectStorage, tmp_path: Path) -> No
 
 
 def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
-    """Taken, listed, read by others, and gone: to fence one that is gone is done. The probe of the store's conditions leaves nothing."""
+    """Taken, listed, read by others, and gone: to fence one that is gone is done. The probe of the
+    store's conditions leaves nothing.
+    """
     claims, mine, other = ObjectClaims(storage), this_writer("j", 1), this_writer()
     claims.take(mine)
     claims.take(other)
@@ -57,7 +59,9 @@ def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
 
 
 def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
-    """A claim older than its age is a dead writer's; one that is taken again in time is not, and a fenced one does not come back."""
+    """A claim older than its age is a dead writer's; one that is taken again in time is not, and a
+    fenced one does not come back.
+    """
     claims, mine = (
         ObjectClaims(storage, claim_age_s=100),
         replace(this_writer(), renewed_s=time.time() - 200),
@@ -78,7 +82,9 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
 
 
 def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage) -> None:
-    """An OSError of the store becomes a CheckpointError with its root, which says how to only read."""
+    """An OSError of the store becomes a CheckpointError with its root, which says how to only
+    read.
+    """
 
     class Forbidden(ObjectStorage):
         def put(self, *args: object, **options: object) -> object:  # type: ignore[override]
@@ -97,7 +103,8 @@ def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage)
     [("If-None-Match", "create-if-absent"), ("If-Match", "replace-if-unchanged")],
 )
 def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> None:
-    """Both conditions that commits rest on are tried by racing writes, before the claim; a store that ignores one is refused.
+    """Both conditions that commits rest on are tried by racing writes, before the claim; a store
+    that ignores one is refused.
 
     With the promise of a single writer nothing is tried. The races leave nothing behind.
     """
@@ -128,7 +135,9 @@ def test_a_store_that_honours_conditions_is_taken() -> None:
 
 
 def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
-    """A tombstone stands where a step has no record; a later writer may replace it, and it goes once it is old and nobody needs it."""
+    """A tombstone stands where a step has no record; a later writer may replace it, and it goes
+    once it is old and nobody needs it.
+    """
     claims = ObjectClaims(storage, claim_age_s=1e-9)
     packs = ["state/00000-00000-0a0b0c0d.safetensors"]
     assert (
@@ -161,7 +170,9 @@ def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage
 
 
 def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
-    """Where the step has a record it is written anew, so that an overwrite under way fails; what it names is not deleted."""
+    """Where the step has a record it is written anew, so that an overwrite under way fails; what it
+    names is not deleted.
+    """
     claims, living = ObjectClaims(storage), this_writer()
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")

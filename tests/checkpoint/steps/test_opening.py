@@ -49,7 +49,9 @@ def opened(
 
 
 def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
-    """One claim is taken, by the primary; writer, steps and other libraries' steps are alike on all; our step hides theirs."""
+    """One claim is taken, by the primary; writer, steps and other libraries' steps are alike on
+    all; our step hides theirs.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": np.ones(3)})
     with groups(3) as all_three:
@@ -74,7 +76,9 @@ def test_read_only_takes_no_claim(tmp_path: Path) -> None:
 
 
 def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
-    """A root that cannot be written is one CheckpointError with its path on all processes; so is an error that is not ours."""
+    """A root that cannot be written is one CheckpointError with its path on all processes; so is an
+    error that is not ours.
+    """
     (tmp_path / "file").write_text("")
 
     def failure(group: Group, *, broken: bool = False) -> HoldfastError:
@@ -103,7 +107,9 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
 
 
 def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever meets a higher attempt of its job gets Fenced, and its own claim is gone; a higher one takes the lower's away."""
+    """Whoever meets a higher attempt of its job gets Fenced, and its own claim is gone; a higher
+    one takes the lower's away.
+    """
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     claims = LocalClaims(LocalStorage(tmp_path))
@@ -150,7 +156,9 @@ def disk(
 def test_a_root_on_a_full_disk_opens(
     disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps are restored and deleted there; a save is an error on every process until there is room, and then one like any other."""
+    """Steps are restored and deleted there; a save is an error on every process until there is
+    room, and then one like any other.
+    """
     folder, fill = disk
     with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
         for step in range(3):
@@ -198,7 +206,9 @@ def test_a_root_on_a_full_disk_opens(
 def test_what_a_dead_writer_left_makes_room(
     disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the opening does without a claim it sweeps: a save that died fills a disk that would do."""
+    """Before the opening does without a claim it sweeps: a save that died fills a disk that would
+    do.
+    """
     folder, fill = disk
     dead = folder / "root" / ".holdfast" / "0a0b0c0d"
     dead.mkdir(parents=True)
@@ -217,7 +227,9 @@ def test_what_a_dead_writer_left_makes_room(
 
 
 def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None:
-    """Until they reload, processes know the steps of the opening; then all know those that the primary sees, other people's too."""
+    """Until they reload, processes know the steps of the opening; then all know those that the
+    primary sees, other people's too.
+    """
     with CheckpointManager(tmp_path) as writer, groups(2) as both:
         writer.save(1, {"w": np.ones(3)})
         writer.wait_until_finished()
@@ -244,7 +256,9 @@ def test_reload_shows_readers_of_a_group_what_others_did(tmp_path: Path) -> None
 
 
 def test_a_listing_that_fails_is_everybodys_error(tmp_path: Path) -> None:
-    """Where the primary cannot list the store, `reload` raises one error on every process; alone `all_steps` does."""
+    """Where the primary cannot list the store, `reload` raises one error on every process; alone
+    `all_steps` does.
+    """
     root = tmp_path / "root"
     with groups(2) as both:
         readers = at_once(
@@ -275,7 +289,9 @@ NAMED = Options(step_format="checkpoint_{:08d}")
 
 
 def test_a_root_calls_its_steps_by_one_format_for_good(tmp_path: Path) -> None:
-    """The first opening writes it; later ones need not name it, may, and are refused with another, readers too."""
+    """The first opening writes it; later ones need not name it, may, and are refused with another,
+    readers too.
+    """
     found, claims = opened(tmp_path, options=NAMED)
     claims.fence(found.writer.id)
     fact = tmp_path / ".holdfast" / "steps.json"
@@ -328,7 +344,9 @@ def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) 
 def test_of_two_that_begin_a_root_the_first_decides(
     tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose format is written a moment later takes the first one, if it is the same, and is refused else; its claim is given up."""
+    """Whose format is written a moment later takes the first one, if it is the same, and is refused
+    else; its claim is given up.
+    """
     commit = LocalStorage.commit
 
     def late(storage: LocalStorage, name: str, *given: Any, **more: Any) -> None:

@@ -1,4 +1,6 @@
-"""What the primary says of its root: sizes, what is local, incremental or damaged; and what of it reaches the coordinator."""
+"""What the primary says of its root: sizes, what is local, incremental or damaged; and what of it
+reaches the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_the_newest_steps_are_described() -> None:
 
 
 def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
-    """When it opens, after each save, and when a restore passes over a damaged step; what the keep policy deletes is gone from it."""
+    """When it opens, after each save, and when a restore passes over a damaged step; what the keep
+    policy deletes is gone from it.
+    """
     state = {"w": np.arange(1000.0), "b": np.ones(8)}
     group = Reported()
     with CheckpointManager(

@@ -1,6 +1,8 @@
-"""Azure's blobs as a store: what its primitives make of obstore's answers, over the store in memory that obstore has itself.
+"""Azure's blobs as a store: what its primitives make of obstore's answers, over the store in memory
+that obstore has itself.
 
-tests/checkpoint/storage/test_storage.py runs the whole contract on Azurite, where that is installed.
+tests/checkpoint/storage/test_storage.py runs the whole contract on Azurite, where that is
+installed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def storage() -> Any:
 
 
 def test_conditions_hold(storage: Any) -> None:
-    """A value is made once, and replaced only as it was seen last; of writes at once, one goes through."""
+    """A value is made once, and replaced only as it was seen last; of writes at once, one goes
+    through.
+    """
     assert storage.get("a") == (None, MISSING)
     assert storage.put("a", b"one", MISSING) and not storage.put("a", b"two", MISSING)
     value, generation = storage.get("a")
@@ -38,7 +42,9 @@ def test_conditions_hold(storage: Any) -> None:
 
 
 def test_ranges_sizes_and_names(storage: Any) -> None:
-    """A range may end behind the object, begin there, or be of an empty one; names are below the prefix; what is gone is gone."""
+    """A range may end behind the object, begin there, or be of an empty one; names are below the
+    prefix; what is gone is gone.
+    """
     for name, data in (("x/1", b"hello"), ("x/2", b""), ("xy", b"")):
         storage.put(name, data)
     assert (

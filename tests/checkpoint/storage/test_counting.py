@@ -12,7 +12,9 @@ from holdfast.checkpoint.storage.local import LocalStorage
 
 
 def test_bytes_are_reported_and_passed_on(tmp_path: Path) -> None:
-    """Reads report what was there, writes each part once it is written; what the other store says comes through."""
+    """Reads report what was there, writes each part once it is written; what the other store says
+    comes through.
+    """
     inner = LocalStorage(tmp_path)
     reported: list[int] = []
     storage: Storage = CountingStorage(inner, reported.append)

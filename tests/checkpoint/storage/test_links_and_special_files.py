@@ -1,4 +1,6 @@
-"""What else somebody put into a root: nothing is written or deleted behind a link, and pipes and sockets hang nobody."""
+"""What else somebody put into a root: nothing is written or deleted behind a link, and pipes and
+sockets hang nobody.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_a_link_in_a_root_is_not_followed_by_what_deletes(
 
 @pytest.mark.parametrize("name", ["9", "9/state"])
 def test_a_save_is_not_written_through_a_link(name: str, treasure: Path, tmp_path: Path) -> None:
-    """A step or item folder that is a link is an error that names it; nothing is written behind it."""
+    """A step or item folder that is a link is an error that names it; nothing is written behind
+    it.
+    """
     root = _saved(tmp_path / "root")
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).symlink_to(treasure, target_is_directory=True)
@@ -93,7 +97,9 @@ def test_a_save_is_not_written_through_a_link(name: str, treasure: Path, tmp_pat
 
 
 def test_claims_behind_a_link_are_nobodys(treasure: Path, tmp_path: Path) -> None:
-    """Where the folder of claims is a link, a sweep sees no claim, and neither fences nor removes anything behind it."""
+    """Where the folder of claims is a link, a sweep sees no claim, and neither fences nor removes
+    anything behind it.
+    """
     root = _saved(tmp_path / "root")
     for name in ("0123abcd", "fenced-0123abce", "new-0123abcf"):
         shutil.copytree(treasure, treasure / name, ignore=shutil.ignore_patterns("????????", "*-*"))
@@ -129,7 +135,9 @@ def test_a_folder_of_holds_that_is_none_stops_no_keep_policy(
 
 @pytest.mark.parametrize("single_writer", [False, True])
 def test_a_commit_replaces_no_link(single_writer: bool, tmp_path: Path) -> None:
-    """A record that is a link to nothing has the name: NameTaken, and it stays. A claim behind a link is none to commit from."""
+    """A record that is a link to nothing has the name: NameTaken, and it stays. A claim behind a
+    link is none to commit from.
+    """
     storage = LocalStorage(tmp_path / "root", single_writer=single_writer)
     (tmp_path / "root" / "claim").mkdir(parents=True)
     (tmp_path / "root" / "1").mkdir()
@@ -236,7 +244,9 @@ def test_a_claim_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
 def test_what_stands_at_the_name_of_a_fenced_claim_stops_no_fence(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """A dead writer's claim is taken away though something else has the name that it gets; so is that of a half-made one."""
+    """A dead writer's claim is taken away though something else has the name that it gets; so is
+    that of a half-made one.
+    """
     root = _saved(tmp_path / "root")
     dead = root / ".holdfast" / "0123abcd"
     dead.mkdir(parents=True)
@@ -273,7 +283,9 @@ def test_a_file_is_not_written_into_a_pipe(make: Callable[[Path], None], tmp_pat
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_fifo, _socket, _circle, _device])
 def test_a_root_whose_claims_have_no_folder(make: Callable[[Path], None], tmp_path: Path) -> None:
-    """Opening for writing is an error at once that says how to only read; reading and sweeping go."""
+    """Opening for writing is an error at once that says how to only read; reading and sweeping
+    go.
+    """
     root = _saved(tmp_path / "root")
     os.rmdir(root / ".holdfast")
     make(root / ".holdfast")

@@ -1,4 +1,6 @@
-"""What is particular to local folders: vectored I/O, commits by link or rename, folders that come and go."""
+"""What is particular to local folders: vectored I/O, commits by link or rename, folders that come
+and go.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from holdfast.coordination import Fenced
 
 
 def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
-    """Thousands of buffers of odd sizes, empty ones among them, are written and read as one stretch."""
+    """Thousands of buffers of odd sizes, empty ones among them, are written and read as one
+    stretch.
+    """
     storage = LocalStorage(tmp_path)
     lengths = [index % 7 for index in range(3 * IOV_MAX)]
     data = bytes(index % 251 for index in range(sum(lengths)))
@@ -31,7 +35,9 @@ def test_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("single_writer", [False, True])
 def test_a_commit_makes_whole_files_once(single_writer: bool, tmp_path: Path) -> None:
-    """By link or by rename: the second commit is refused, `replace` replaces, and the claim's folder is left empty."""
+    """By link or by rename: the second commit is refused, `replace` replaces, and the claim's
+    folder is left empty.
+    """
     storage = LocalStorage(tmp_path, single_writer=single_writer)
     (tmp_path / "claim").mkdir()
     storage.commit("1/record", b"one", "claim")
@@ -52,7 +58,9 @@ def test_a_commit_without_its_claim_is_fenced(tmp_path: Path) -> None:
 
 
 def test_sizes_are_of_files(tmp_path: Path) -> None:
-    """A file's size is returned, a folder is IsADirectoryError, and the root may be missing altogether."""
+    """A file's size is returned, a folder is IsADirectoryError, and the root may be missing
+    altogether.
+    """
     storage = LocalStorage(tmp_path / "root")
     assert storage.list("") == [] and storage.list("a", recursive=True) == []
     storage.write("a/b", 3, [(0, [memoryview(b"abc")])])
@@ -75,7 +83,9 @@ def test_a_file_that_is_deleted_while_listing_and_folders_that_are_not_empty(
 
 
 def test_a_folder_that_is_swept_away_is_made_again(tmp_path: Path) -> None:
-    """While a sweep removes the empty folder of a write, fewer times than are tried, no write fails."""
+    """While a sweep removes the empty folder of a write, fewer times than are tried, no write
+    fails.
+    """
     storage = LocalStorage(tmp_path)
 
     def sweep() -> None:

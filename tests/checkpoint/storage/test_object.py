@@ -1,4 +1,6 @@
-"""What is particular to object stores: conditions that must be honoured, claims that age, tombstones."""
+"""What is particular to object stores: conditions that must be honoured, claims that age,
+tombstones.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
-    """A writer silent for longer than the claim's age is fenced at the next opening, and its commit is Fenced."""
+    """A writer silent for longer than the claim's age is fenced at the next opening, and its commit
+    is Fenced.
+    """
     first = CheckpointManager(url)
     with CheckpointManager(url) as second:
         assert len(second._claims.standing()) == 2
@@ -79,7 +83,9 @@ def test_a_claim_is_renewed_while_it_stands(url: str) -> None:
 
 
 def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:
-    """A fenced writer that had already looked at its claim loses to the tombstone; the next writer of the step replaces it."""
+    """A fenced writer that had already looked at its claim loses to the tombstone; the next writer
+    of the step replaces it.
+    """
     storage = ObjectStorage(url)
     claims, old, new = ObjectClaims(storage), this_writer(), this_writer()
     claims.take(old)
@@ -100,7 +106,9 @@ def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:
 
 
 def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
-    """A fenced writer that had already looked at its claim and at the record loses: the record says the same, and is another."""
+    """A fenced writer that had already looked at its claim and at the record loses: the record says
+    the same, and is another.
+    """
     with CheckpointManager(url) as manager:
         manager.save(5, {"w": np.arange(3)})
     storage = ObjectStorage(url)
@@ -126,7 +134,9 @@ def test_an_overwrite_under_way_is_stopped_by_the_sweep(url: str) -> None:
 
 
 def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> None:
-    """A writer that stood still between its look and its commit for longer than a tombstone lives gets Fenced, and leaves no step."""
+    """A writer that stood still between its look and its commit for longer than a tombstone lives
+    gets Fenced, and leaves no step.
+    """
     url = f"memory://object/{next(_numbers)}"
     storage, still = ObjectStorage(url), []
 
@@ -183,7 +193,9 @@ def test_a_bucket_that_is_not_there(s3: str) -> None:
 
 
 def test_a_pack_is_copied_once(url: str) -> None:
-    """What is written is put together in memory one time: a second copy of every pack is gigabytes on a large host."""
+    """What is written is put together in memory one time: a second copy of every pack is gigabytes
+    on a large host.
+    """
     size = 16 << 20
     part = memoryview(bytes(size // 4))
     storage = ObjectStorage(url)
@@ -199,7 +211,8 @@ def test_a_pack_is_copied_once(url: str) -> None:
 
 
 def test_what_an_opening_asks_of_a_store() -> None:
-    """For N steps of ours: two listings, one small read a step, and twice how the root's steps are called.
+    """For N steps of ours: two listings, one small read a step, and twice how the root's steps are
+    called.
 
     A sweep reads no record, since each step has packs of one save.
     """
@@ -273,7 +286,9 @@ class _Flaky(http.server.BaseHTTPRequestHandler):
     "status", [429, *(pytest.param(status, marks=pytest.mark.slow) for status in (500, 503))]
 )
 def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
-    """Errors that pass are retried: a save and a restore succeed although the first requests of each kind fail."""
+    """Errors that pass are retried: a save and a restore succeed although the first requests of
+    each kind fail.
+    """
     upstream = s3.split("endpoint=")[1].split("&")[0]
     handler = type("Handler", (_Flaky,), {"upstream": upstream, "left": {}, "status": status})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -34,7 +34,9 @@ def test_a_relative_path_is_made_absolute() -> None:
 
 
 def test_a_path_means_a_store(tmp_path: Path) -> None:
-    """A folder, with or without file://, is a local store; gs://, s3:// and memory:// are object stores; another scheme is refused."""
+    """A folder, with or without file://, is a local store; gs://, s3:// and memory:// are object
+    stores; another scheme is refused.
+    """
     for path in (tmp_path, f"file://{tmp_path}"):
         storage = open_storage(path)
         assert isinstance(storage, LocalStorage) and storage.root == str(tmp_path)
@@ -51,7 +53,9 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
 
 
 def test_a_folder_lists_its_names_and_fetches_its_files(tmp_path: Path) -> None:
-    """Names are relative to the folder; a file that is missing, or too large to be metadata, is Corrupt and named."""
+    """Names are relative to the folder; a file that is missing, or too large to be metadata, is
+    Corrupt and named.
+    """
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/file").write_bytes(b"0123456789")
     folder = StorePath.of(tmp_path) / "a"

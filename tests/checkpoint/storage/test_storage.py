@@ -1,4 +1,6 @@
-"""The contract of a Storage: every store passes the same tests, over HTTP where it is a server's."""
+"""The contract of a Storage: every store passes the same tests, over HTTP where it is a
+server's.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def put(storage: Storage, name: str, data: bytes) -> None:
 
 
 def test_what_is_written_is_read(opened: tuple[Storage, Claims, Writer]) -> None:
-    """Parts in any order, many buffers, typed buffers and empty ones; ranges read back, fewer bytes only at the end."""
+    """Parts in any order, many buffers, typed buffers and empty ones; ranges read back, fewer bytes
+    only at the end.
+    """
     storage, _, _ = opened
     numbers = np.arange(1000, dtype="<u4")
     buffers = [memoryview(numbers[i : i + 1]) for i in range(1000)]
@@ -139,7 +143,9 @@ def test_an_error_while_writing_leaves_at_most_an_unnamed_file(
 
 
 def test_listing_and_deleting(opened: tuple[Storage, Claims, Writer]) -> None:
-    """Folders end in a slash, names are sorted and relative to the root; deleting what is missing is done."""
+    """Folders end in a slash, names are sorted and relative to the root; deleting what is missing
+    is done.
+    """
     storage, _, _ = opened
     assert storage.list("1") == [] and storage.list("1", recursive=True) == []
     for name in ("1/b/y", "1/b/x", "1/a", "10/z"):
@@ -240,7 +246,9 @@ def test_a_manager_runs_on_it(url: str) -> None:
 
 
 def test_what_a_dead_writer_left_goes(url: str) -> None:
-    """Packs of a save and of an overwrite that never came to their commit are swept, and all that told of them; the step stays."""
+    """Packs of a save and of an overwrite that never came to their commit are swept, and all that
+    told of them; the step stays.
+    """
     options = Options(single_writer=url.startswith(LOOSE))
     with CheckpointManager(url, options=options) as manager:
         manager.save(5, {"w": np.arange(9.0)}, metadata={"a": [1]})
@@ -286,7 +294,9 @@ def test_what_a_dead_writer_left_goes(url: str) -> None:
 
 
 def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> None:
-    """Opening for writing says what the store did and what to promise; with the promise it works."""
+    """Opening for writing says what the store did and what to promise; with the promise it
+    works.
+    """
     url = f"gs://{BUCKET}/refused"
     with pytest.raises(
         CheckpointError,
@@ -298,7 +308,9 @@ def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> 
 
 
 def test_side_by_side_keeps_the_order_and_raises_the_first_error_after_all_have_ended() -> None:
-    """Results in the order of the items, on so many threads at most; an error waits for what runs beside it."""
+    """Results in the order of the items, on so many threads at most; an error waits for what runs
+    beside it.
+    """
     ended, together, most = list[int](), list[int](), list[int]()
 
     def work(item: int) -> int:
@@ -318,7 +330,9 @@ def test_side_by_side_keeps_the_order_and_raises_the_first_error_after_all_have_
 
 
 def test_an_interrupt_of_work_side_by_side_waits_for_what_has_begun() -> None:
-    """Ctrl-C while threads work: what has begun ends, what has not never begins, and it comes out as itself."""
+    """Ctrl-C while threads work: what has begun ends, what has not never begins, and it comes out
+    as itself.
+    """
     begun, ended, interrupted = list[int](), list[int](), threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -355,7 +369,9 @@ def test_a_latch_lets_all_go_and_stays_open() -> None:
 
 
 def test_files_and_folders_have_the_modes_that_were_asked_for(tmp_path: Path) -> None:
-    """Under any umask: root, steps, items, packs, records and JSON; saves over a step, sweeps and deletions still work."""
+    """Under any umask: root, steps, items, packs, records and JSON; saves over a step, sweeps and
+    deletions still work.
+    """
     options = Options(file_mode=0o640, folder_mode=0o750)
     before = os.umask(0o077)
     try:

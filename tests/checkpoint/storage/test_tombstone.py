@@ -29,7 +29,9 @@ BODIES = st.dictionaries(
 
 @given(BODIES)
 def test_a_seal_is_taken_off_again(body: bytes) -> None:
-    """A sealed record is JSON whose last member is the checksum of the rest; its body comes back."""
+    """A sealed record is JSON whose last member is the checksum of the rest; its body comes
+    back.
+    """
     record = sealed(body)
     assert body_of(record) == body and list(json.loads(record))[-1] == "crc32c"
     assert body_of(b"no seal") == b""
@@ -39,7 +41,9 @@ def test_a_seal_is_taken_off_again(body: bytes) -> None:
 def test_a_marked_record_names_the_fenced_writers(
     body: bytes, first: set[str], second: set[str]
 ) -> None:
-    """A record that is marked says the same and names the writers; marked again it names the later ones alone."""
+    """A record that is marked says the same and names the writers; marked again it names the later
+    ones alone.
+    """
     record = sealed(body)
     assert fenced_writers(record) == set()
     marked = marked_record(record, first)

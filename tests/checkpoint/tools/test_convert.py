@@ -1,4 +1,6 @@
-"""Conversions: in bounded memory, with nothing left of one that failed, and with what a tree is kept as it was."""
+"""Conversions: in bounded memory, with nothing left of one that failed, and with what a tree is
+kept as it was.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,11 @@ def run(script: str, *arguments: object) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from Linux's /proc")
 def test_a_gibibyte_passes_through_little_memory(tmp_path: Path) -> None:
-    """1 GiB of holdfast's, sharded along its last axis, to each layout, and back from each, in less than 400 MiB of memory (Orbax: 500).
+    """1 GiB of holdfast's, sharded along its last axis, to each layout, and back from each, in less
+    than 400 MiB of memory (Orbax: 500).
 
-    With two heaps, so that what is measured is what is held: what tensorstore's threads free stays with the heap of each.
+    With two heaps, so that what is measured is what is held: what tensorstore's threads free stays
+    with the heap of each.
     """
     run(MAKE, tmp_path / "ours")
     extra = {}
@@ -134,7 +138,9 @@ def tree() -> dict[str, Any]:
 
 
 def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
-    """holdfast to holdfast: the tree with its types, values, dtypes, keys and shardings, bit for bit, and the folder has no traces."""
+    """holdfast to holdfast: the tree with its types, values, dtypes, keys and shardings, bit for
+    bit, and the folder has no traces.
+    """
     save(tmp_path / "a", tree(), step=3, metadata={"x": 1})
     convert(open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b")), "holdfast")
     assert sorted(os.listdir(tmp_path / "b")) == ["3"]
@@ -153,7 +159,9 @@ def test_a_step_of_ours_stays_what_it_was(tmp_path: Path) -> None:
 
 
 def test_large_leaves_are_read_in_pieces(tmp_path: Path) -> None:
-    """Leaves of several chunks, cut along either axis, of sizes that fit no power of two, come out bit for bit from every layout."""
+    """Leaves of several chunks, cut along either axis, of sizes that fit no power of two, come out
+    bit for bit from every layout.
+    """
     mesh = jax.make_mesh((1,), ("d",))
     big = np.random.default_rng(0).integers(
         0, 255, (5, 7, (3 << 20) + 1), dtype=np.uint8
@@ -219,7 +227,9 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
 
 @pytest.mark.parametrize("layout", ["orbax", "safetensors"])
 def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
-    """A folder of files that the other layout cannot hold is refused by name, unless the items to take are named."""
+    """A folder of files that the other layout cannot hold is refused by name, unless the items to
+    take are named.
+    """
     model, tokenizer = (
         {"w": np.ones(3)},
         Files(lambda folder: (folder / "vocabulary").write_text("a b")),
@@ -264,7 +274,9 @@ def save_of_each(path: Path, say: str = "I am") -> None:
 
 
 def test_what_each_process_keeps_is_converted(tmp_path: Path) -> None:
-    """JSON items and items of files come out with the copy of every process, or with the one that is asked for."""
+    """JSON items and items of files come out with the copy of every process, or with the one that
+    is asked for.
+    """
     save_of_each(tmp_path / "a")
     files = {"data": None, "files": None, "config": None}
     for whose, process in (("all", None), ("one", 2)):
@@ -316,7 +328,9 @@ def test_an_interrupt_after_the_commit_deletes_nothing(
 
 
 def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ENOSPC while a pack is written, or for the record: SaveFailed that says which step of what, and nothing is left."""
+    """ENOSPC while a pack is written, or for the record: SaveFailed that says which step of what,
+    and nothing is left.
+    """
     save(tmp_path / "a", {"w": jnp.arange(4)}, step=3)
     for call in ("fsync", "link"):
         real = getattr(os, call)
@@ -338,7 +352,9 @@ def test_a_full_disk_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_values_of_three_processes(tmp_path: Path) -> None:
-    """The record of a conversion tells of every process's values and rows, as the one that it was made of did."""
+    """The record of a conversion tells of every process's values and rows, as the one that it was
+    made of did.
+    """
     save(tmp_path / "a", {"n": 1, "rows": np.arange(12).reshape(3, 4), "w": jnp.ones(2)})
     checkpoint = open_checkpoint(tmp_path / "a")
     item = checkpoint.item("state")

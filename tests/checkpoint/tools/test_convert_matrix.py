@@ -105,7 +105,9 @@ def trials(first: int, last: int) -> None:
 
 
 def test_some_random_trees_there_and_back() -> None:
-    """Orbax's own values come back bit-exact from us, ours from Orbax, with the shardings asked for: six random trees."""
+    """Orbax's own values come back bit-exact from us, ours from Orbax, with the shardings asked
+    for: six random trees.
+    """
     trials(0, 6)
 
 

@@ -20,7 +20,9 @@ from tests.support.layouts import write
 
 
 def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
-    """The copy is read back before its record is written, and the error says which of the two is damaged."""
+    """The copy is read back before its record is written, and the error says which of the two is
+    damaged.
+    """
     save(tmp_path / "a", {"w": jnp.ones((64, 64))})
     (pack,) = (tmp_path / "a/state").iterdir()
     whole = pack.read_bytes()
@@ -41,7 +43,9 @@ def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
 
 
 def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
-    """A copy into a folder that is called as another step is refused before anything is written; by any other name it is a checkpoint."""
+    """A copy into a folder that is called as another step is refused before anything is written; by
+    any other name it is a checkpoint.
+    """
     save(tmp_path / "a" / "5", {"n": 5}, step=5)
     source, target = StorePath(LocalStorage(tmp_path / "a"), "5"), LocalStorage(tmp_path / "b")
     with pytest.raises(
@@ -55,7 +59,9 @@ def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
 
 
 def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
-    """While a copy runs its packs are claimed: a manager that opens the target does not take them for a dead writer's."""
+    """While a copy runs its packs are claimed: a manager that opens the target does not take them
+    for a dead writer's.
+    """
     from holdfast.checkpoint import sweep
 
     save(tmp_path / "a" / "5", {"w": jnp.ones(300), "v": jnp.ones(3)}, step=5)
@@ -79,7 +85,9 @@ def test_a_sweep_leaves_a_copy_under_way_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax", "safetensors"])
 def test_a_copy_is_the_same_and_goes_on(layout: str, tmp_path: Path) -> None:
-    """Every layout is copied file for file; a second copy writes nothing, a file that is cut off or gone is copied again."""
+    """Every layout is copied file for file; a second copy writes nothing, a file that is cut off or
+    gone is copied again.
+    """
     source = StorePath.of(write(layout, str(tmp_path / "a")))
     storage = open_storage(tmp_path / "b")
     target, claims = StorePath(storage, "7"), open_claims(storage)
@@ -101,7 +109,9 @@ def test_a_copy_is_the_same_and_goes_on(layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax", "safetensors"])
 def test_sizes_are_found_where_listings_have_none(layout: str, tmp_path: Path) -> None:
-    """In an object store the files have the sizes that they have on a disk, but for our record, which is written anew."""
+    """In an object store the files have the sizes that they have on a disk, but for our record,
+    which is written anew.
+    """
     local = StorePath.of(write(layout, str(tmp_path)))
     storage = open_storage(f"memory://copies/{layout}")
     copy_checkpoint(local, StorePath(storage, "7"), open_claims(storage))
@@ -123,7 +133,9 @@ def test_another_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_file_too_long_for_the_store_is_refused_with_a_hint(tmp_path: Path) -> None:
-    """A file of another layout cannot be divided by a copy: the error says which conversion does."""
+    """A file of another layout cannot be divided by a copy: the error says which conversion
+    does.
+    """
 
     class Short(CountingStorage):
         @property

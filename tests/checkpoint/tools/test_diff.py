@@ -21,7 +21,9 @@ DTYPES = st.sampled_from(["float32", "float16", "int8", "uint64", "bool", "compl
 
 @given(DTYPES, st.integers(0, 50), st.data())
 def test_differences_are_counted_exactly(dtype: str, size: int, data: st.DataObject) -> None:
-    """As many elements differ as have other bits; equal bits are equal, NaNs too, and 0.0 is not -0.0."""
+    """As many elements differ as have other bits; equal bits are equal, NaNs too, and 0.0 is not
+    -0.0.
+    """
     kind = np.dtype(dtype)
     raw = data.draw(st.binary(min_size=size * kind.itemsize, max_size=size * kind.itemsize))
     one = np.frombuffer(bytes(byte & 1 for byte in raw) if dtype == "bool" else raw, kind)
@@ -52,7 +54,9 @@ def test_more_elements_than_are_compared_at_once() -> None:
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
-    """Missing leaves, shapes, dtypes, types and values have their words; layouts may differ, and equal ones differ in nothing."""
+    """Missing leaves, shapes, dtypes, types and values have their words; layouts may differ, and
+    equal ones differ in nothing.
+    """
     tree = {
         "w": np.arange(4.0),
         "shape": np.zeros(2),
@@ -89,7 +93,9 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 
 def test_files_and_what_each_process_keeps_are_compared(tmp_path: Path) -> None:
-    """Items of files differ by the files' names and bytes, and what each process keeps by the process."""
+    """Items of files differ by the files' names and bytes, and what each process keeps by the
+    process.
+    """
 
     def write(folder: Path, name: str, text: str) -> None:
         (folder / name).write_text(text)

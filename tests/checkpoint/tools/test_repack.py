@@ -37,7 +37,9 @@ class Bounded(CountingStorage):
 
 
 def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
-    """To a store that takes no file as long as a pack, the chunks go into more packs; all is verified, restored alike, and resumed."""
+    """To a store that takes no file as long as a pack, the chunks go into more packs; all is
+    verified, restored alike, and resumed.
+    """
     rng = np.random.default_rng(0)
     tree = {f"w{i}": rng.integers(0, 255, (2 << 20) + i % 5, dtype=np.uint8) for i in range(40)}
     tree |= {f"x{i}": np.full(3 + i % 4, i, np.float16) for i in range(50)}
@@ -76,7 +78,9 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
 
 
 def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
-    """No file is longer than the limit, the data is the old bytes in the old order, and the record is valid and alike each time."""
+    """No file is longer than the limit, the data is the old bytes in the old order, and the record
+    is valid and alike each time.
+    """
     rng = np.random.default_rng(0)
     save(
         tmp_path,

@@ -1,4 +1,6 @@
-"""Programs on Orbax's CheckpointManager: each runs on Orbax and on holdfast, with the same results."""
+"""Programs on Orbax's CheckpointManager: each runs on Orbax and on holdfast, with the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def state() -> dict[str, Any]:
 
 
 def test_one_item_with_and_without_a_target(tmp_path: Path) -> None:
-    """Without a target: dicts and lists, jax and numpy arrays as saved; with one, its classes; the latest step for None."""
+    """Without a target: dicts and lists, jax and numpy arrays as saved; with one, its classes; the
+    latest step for None.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         with ocp.CheckpointManager(root) as manager:
@@ -122,7 +126,9 @@ def test_several_items(tmp_path: Path) -> None:
 
 
 def test_what_is_known_without_reading(tmp_path: Path) -> None:
-    """item_metadata has shapes, dtypes and numbers' types, by mapping and attribute; it is a target, and makes restore arguments."""
+    """item_metadata has shapes, dtypes and numbers' types, by mapping and attribute; it is a
+    target, and makes restore arguments.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         tree = {"w": jnp.ones((4, 2)), "n": 3, "b": np.zeros(2, np.int16)}
@@ -144,7 +150,9 @@ def test_what_is_known_without_reading(tmp_path: Path) -> None:
 
 
 def test_when_a_step_is_saved(tmp_path: Path) -> None:
-    """Intervals, named steps, functions and policies choose the same steps; an older step is not saved, an existing one is an error."""
+    """Intervals, named steps, functions and policies choose the same steps; an older step is not
+    saved, an existing one is an error.
+    """
     every = range(12)
 
     def program(ocp: Any, root: Path) -> Any:
@@ -199,7 +207,9 @@ def test_a_decision_to_save_does_not_list_the_store(tmp_path: Path) -> None:
 
 
 def test_which_steps_stay(tmp_path: Path) -> None:
-    """Retention keeps the same steps by recency, period, metrics and policies (the newest is saved last and is among the best)."""
+    """Retention keeps the same steps by recency, period, metrics and policies (the newest is saved
+    last and is among the best).
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         keep = ocp.checkpoint_managers.preservation_policy
@@ -307,7 +317,9 @@ def test_a_partial_restore_and_restore_arguments(tmp_path: Path) -> None:
 
 
 def test_flax_nnx_with_optax_trains_on(tmp_path: Path) -> None:
-    """An NNX model and its optimiser: two steps, saved, restored into a fresh model's abstract state, two more steps."""
+    """An NNX model and its optimiser: two steps, saved, restored into a fresh model's abstract
+    state, two more steps.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         def made(seed: int) -> Any:
@@ -368,7 +380,9 @@ def test_equinox_trains_on(tmp_path: Path) -> None:
 
 
 def test_roots_of_orbax_are_read_and_continued(tmp_path: Path) -> None:
-    """What Orbax saved restores here, with its metrics; the next step is ours, beside it, and native code reads it."""
+    """What Orbax saved restores here, with its metrics; the next step is ours, beside it, and
+    native code reads it.
+    """
     options = {"best_fn": lambda metrics: metrics["loss"], "best_mode": "min"}
     with real.CheckpointManager(
         tmp_path, options=real.CheckpointManagerOptions(**options)
@@ -441,7 +455,9 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
 def test_a_step_that_is_committed_during_the_listing_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A save that is in flight when the folder is looked at, and is not a moment later, is in none of two gaps."""
+    """A save that is in flight when the folder is looked at, and is not a moment later, is in none
+    of two gaps.
+    """
     committing, commit = threading.Event(), LocalStorage.commit
 
     def held(storage: LocalStorage, *given: Any, **more: Any) -> None:
@@ -464,7 +480,9 @@ def test_a_step_that_is_committed_during_the_listing_is_listed(
 
 
 def test_steps_are_called_alike(tmp_path: Path) -> None:
-    """Prefix and fixed length name the same folders; what goes on in a root of Orbax's keeps the names that it has."""
+    """Prefix and fixed length name the same folders; what goes on in a root of Orbax's keeps the
+    names that it has.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         options = ocp.CheckpointManagerOptions(step_prefix="ckpt", step_format_fixed_length=6)

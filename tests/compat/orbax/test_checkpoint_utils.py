@@ -1,4 +1,6 @@
-"""Programs on checkpoint_utils and utils: each runs on Orbax and on holdfast, with the same results."""
+"""Programs on checkpoint_utils and utils: each runs on Orbax and on holdfast, with the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # 
 
 
 def test_restore_arguments_say_what_a_target_is(tmp_path: Path) -> None:
-    """Of arrays, numpy arrays and numbers: types, dtypes, shapes and shardings, those of another tree too."""
+    """Of arrays, numpy arrays and numbers: types, dtypes, shapes and shardings, those of another
+    tree too.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         target = {"w": jnp.ones((2, 3)), "b": np.zeros(2, np.int16), "n": 3}

@@ -1,4 +1,6 @@
-"""Programs on checkpointers of single folders: each runs on Orbax and on holdfast, with the same results."""
+"""Programs on checkpointers of single folders: each runs on Orbax and on holdfast, with the same
+results.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def state() -> dict[str, Any]:
 
 
 def test_trees(tmp_path: Path) -> None:
-    """StandardCheckpointer and PyTreeCheckpointer: saved once, replaced by force, restored with and without a target."""
+    """StandardCheckpointer and PyTreeCheckpointer: saved once, replaced by force, restored with and
+    without a target.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         found = []
@@ -60,7 +64,9 @@ def test_trees(tmp_path: Path) -> None:
 
 
 def test_generic_checkpointers(tmp_path: Path) -> None:
-    """Checkpointer and AsyncCheckpointer take a handler, and arguments in each of their forms; composites have several items."""
+    """Checkpointer and AsyncCheckpointer take a handler, and arguments in each of their forms;
+    composites have several items.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:

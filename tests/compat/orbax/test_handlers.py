@@ -1,4 +1,6 @@
-"""Handlers of one's own, of v0 and v1: the same classes save and restore on Orbax and on holdfast."""
+"""Handlers of one's own, of v0 and v1: the same classes save and restore on Orbax and on
+holdfast.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ def test_a_handler_that_throws_leaves_no_step(tmp_path: Path) -> None:
 
 
 def test_items_of_orbaxs_handlers_are_read(tmp_path: Path) -> None:
-    """What the handler wrote with Orbax, it reads here; without it the item is refused, or left to holdfast as files."""
+    """What the handler wrote with Orbax, it reads here; without it the item is refused, or left to
+    holdfast as files.
+    """
     _, save, _ = make_words(real)
     with real.CheckpointManager(tmp_path) as manager:
         manager.save(1, args=real.args.Composite(words=save(["a", "b"])))

@@ -1,4 +1,6 @@
-"""install() and `python -m holdfast.compat.orbax`: programs that import Orbax run on holdfast, unedited."""
+"""install() and `python -m holdfast.compat.orbax`: programs that import Orbax run on holdfast,
+unedited.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_runs_unedited(tmp_path: Path) -> None:
-    """Imports of every form, spawned and started children, a module that is not covered; the script sets jax's environment first."""
+    """Imports of every form, spawned and started children, a module that is not covered; the script
+    sets jax's environment first.
+    """
     script = tmp_path / "train.py"
     script.write_text(
         PROGRAM.replace("    import orbax.export\n", "").replace(
@@ -134,7 +138,9 @@ def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
-    """`holdfast run --orbax` starts each process so: with options of the interpreter, a script or a module, and its arguments."""
+    """`holdfast run --orbax` starts each process so: with options of the interpreter, a script or a
+    module, and its arguments.
+    """
     (tmp_path / "train.py").write_text(
         "import sys\nimport orbax.checkpoint as ocp\nprint('runs',"
         " ocp.CheckpointManager.__module__.split('.')[0], *sys.argv[1:])\n"

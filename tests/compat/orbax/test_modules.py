@@ -1,4 +1,6 @@
-"""No name of Orbax's falls through: each is covered, or refused with a reason, and the page lists it as it is."""
+"""No name of Orbax's falls through: each is covered, or refused with a reason, and the page lists
+it as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tests.support.paths import ROOT
 
 
 def test_every_public_name_is_covered_or_refused_and_the_page_is_fresh(tmp_path: Path) -> None:
-    """The script that goes through the installed Orbax finds a counterpart for each name; docs/from-orbax.md is what it writes."""
+    """The script that goes through the installed Orbax finds a counterpart for each name;
+    docs/from-orbax.md is what it writes.
+    """
     command = [sys.executable, ROOT / "scripts" / "list_orbax_names.py", tmp_path / "page.md"]
     ran = subprocess.run(
         command,

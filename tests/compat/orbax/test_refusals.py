@@ -9,7 +9,9 @@ from holdfast.compat.orbax.refusals import make_module, refusal_of, refuse, stan
 
 
 def test_a_stand_in_is_a_class_that_cannot_be_called() -> None:
-    """Annotations, isinstance and subclasses work; a call, a subclass's too, names the call, the nearest thing and the page."""
+    """Annotations, isinstance and subclasses work; a call, a subclass's too, names the call, the
+    nearest thing and the page.
+    """
     handler = stand_in("orbax.checkpoint", "CheckpointHandler", "save a tree")
 
     class Mine(handler):  # type: ignore[misc]
@@ -39,7 +41,9 @@ def test_the_first_argument_that_was_given_is_named() -> None:
 
 
 def test_a_module_that_is_refused_whole_refuses_each_name() -> None:
-    """Its names can be imported, and say why when they are called; a name that Orbax does not have is an AttributeError elsewhere."""
+    """Its names can be imported, and say why when they are called; a name that Orbax does not have
+    is an AttributeError elsewhere.
+    """
     module = make_module("nothing_here", reason="use another")
     with pytest.raises(
         NotImplementedError, match=r"nothing_here\.anything is not covered.*use another"

@@ -1,4 +1,6 @@
-"""The client ends every call in time, with the right error, whatever happens to the coordinator or to its peers."""
+"""The client ends every call in time, with the right error, whatever happens to the coordinator or
+to its peers.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def close(clients: Sequence[CoordinationClient]) -> None:
 
 
 def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, session: bool) -> None:
-    """BarrierTimeout is a TimeoutError, carries the barrier's name and the missing, and its string begins with the code."""
+    """BarrierTimeout is a TimeoutError, carries the barrier's name and the missing, and its string
+    begins with the code.
+    """
     clients = join(service, session=session)
     with pytest.raises(BarrierTimeout) as caught:
         clients[0].wait_at_barrier("save/100", 200)
@@ -100,7 +104,9 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
 def test_a_job_whose_last_process_is_late_starts(
     service: CoordinationService, late_timeouts: float, session: bool
 ) -> None:
-    """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts later, and all have joined."""
+    """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts
+    later, and all have joined.
+    """
     clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(clients[0].connect)
@@ -114,7 +120,9 @@ def test_a_job_whose_last_process_is_late_starts(
 
 
 def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService) -> None:
-    """A client takes it from the service at the join, and another value of its own is refused there, with both values."""
+    """A client takes it from the service at the join, and another value of its own is refused
+    there, with both values.
+    """
     client = CoordinationClient(service.address, 0, heartbeat_timeout_s=100)
     with pytest.raises(
         CoordinationError,
@@ -133,7 +141,9 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
 def test_a_coordinator_that_dies_ends_every_call_in_flight(
     service: CoordinationService, session: bool
 ) -> None:
-    """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time; on_error is called once."""
+    """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time;
+    on_error is called once.
+    """
     errors: list[CoordinationError] = []
     clients = join(service, session=session, on_error=errors.append)
     calls: list[Callable[[], object]] = [
@@ -157,7 +167,9 @@ def test_a_coordinator_that_dies_ends_every_call_in_flight(
 def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
     service: CoordinationService, session: bool
 ) -> None:
-    """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that leaves."""
+    """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that
+    leaves.
+    """
     clients = join(service, session=session, shutdown_timeout_s=1)
     os.kill(service.pid, signal.SIGSTOP)
     try:
@@ -173,7 +185,9 @@ def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
 def test_a_lost_process_fails_barriers_and_needed_gets_at_once(
     service: CoordinationService,
 ) -> None:
-    """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier, the get that needs it, and on_error."""
+    """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier,
+    the get that needs it, and on_error.
+    """
     errors: list[CoordinationError] = []
     reported = threading.Event()
     clients = join(
@@ -236,7 +250,9 @@ def test_every_change_of_processes_is_a_complete_list(
 def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It forgets a barrier after the service has; both then begin it anew, as often as they like."""
+    """It forgets a barrier after the service has; both then begin it anew, as often as they
+    like.
+    """
     monkeypatch.setattr(client_module, "MOST_COUNTERS", 8)
     with serving(2, limits=Limits(barriers_kept=4)) as served, ThreadPoolExecutor(2) as pool:
         clients = [CoordinationClient(served.address, process_id) for process_id in range(2)]
@@ -250,7 +266,9 @@ def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(
 def test_a_cancelled_barrier_fails_for_those_who_wait(
     service: CoordinationService, session: bool
 ) -> None:
-    """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is unharmed."""
+    """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is
+    unharmed.
+    """
     clients = join(service, session=session)
     waited, _ = at_once(
         [lambda: clients[0].wait_at_barrier("c", 20_000), lambda: clients[1].cancel_barrier("c")]
@@ -260,7 +278,9 @@ def test_a_cancelled_barrier_fails_for_those_who_wait(
 
 
 def test_one_client_serves_many_threads(service: CoordinationService, session: bool) -> None:
-    """Sixteen threads that set, get, increment and meet at barriers of their own through two clients see only their own answers."""
+    """Sixteen threads that set, get, increment and meet at barriers of their own through two
+    clients see only their own answers.
+    """
     clients = join(service, session=session)
 
     def work(number: int) -> None:

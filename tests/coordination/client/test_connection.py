@@ -1,4 +1,6 @@
-"""A connection rides out short outages, sends again what may be sent again, and ends every call once the service is lost."""
+"""A connection rides out short outages, sends again what may be sent again, and ends every call
+once the service is lost.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def proxy(service: CoordinationService) -> Iterator[Proxy]:
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.001, 1.0), st.floats(1.0, 3.0), st.floats(1.0, 5.0))
 def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s: float) -> None:
-    """Each is between half and all of a bound that grows by the factor, up to the largest; a seed repeats them."""
+    """Each is between half and all of a bound that grows by the factor, up to the largest; a seed
+    repeats them.
+    """
     backoff = Backoff(first_s, factor, most_s)
     pauses = list(itertools.islice(backoff.pauses(seed), 20))
     assert pauses == list(itertools.islice(backoff.pauses(seed), 20))
@@ -71,14 +75,18 @@ def test_pauses_grow_to_a_bound(seed: int, first_s: float, factor: float, most_s
 
 @given(st.integers(1, 100_000), st.floats(1.0, 100.0))
 def test_a_large_job_comes_back_spread(num_processes: int, heartbeat_timeout_s: float) -> None:
-    """Pauses before the first attempt differ, by a millisecond a process, up to a second and to a small part of the heartbeat timeout."""
+    """Pauses before the first attempt differ, by a millisecond a process, up to a second and to a
+    small part of the heartbeat timeout.
+    """
     pauses = [first_reconnect_s(num_processes, heartbeat_timeout_s) for _ in range(50)]
     most = min(num_processes / 1000, 1.0, heartbeat_timeout_s / 20)
     assert all(0 <= pause <= most for pause in pauses) and max(pauses) - min(pauses) > most / 4
 
 
 def test_what_may_be_sent_again_is_a_method() -> None:
-    """The list names methods of the wire, and neither of the two whose second sending would do more."""
+    """The list names methods of the wire, and neither of the two whose second sending would do
+    more.
+    """
     assert METHODS.keys() > IDEMPOTENT and METHODS.keys() - IDEMPOTENT == {
         "InsertKeyValue",
         "IncrementKeyValue",
@@ -86,7 +94,9 @@ def test_what_may_be_sent_again_is_a_method() -> None:
 
 
 def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
-    """A connection that is cut, also while new ones are refused, is no event for the caller; the client counts it."""
+    """A connection that is cut, also while new ones are refused, is no event for the caller; the
+    client counts it.
+    """
     with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
@@ -104,7 +114,9 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
 def test_a_call_that_must_not_be_sent_twice_is_not(
     service: CoordinationService, proxy: Proxy, session: bool
 ) -> None:
-    """An increment whose connection breaks before its answer is CoordinatorLost, in words that say it may have been applied."""
+    """An increment whose connection breaks before its answer is CoordinatorLost, in words that say
+    it may have been applied.
+    """
     with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         client.key_value_increment("count", 1)
         before = int(client.statistics()["calls"])
@@ -129,7 +141,9 @@ def test_a_call_that_must_not_be_sent_twice_is_not(
 def test_a_set_that_is_sent_again_counts_as_set(
     service: CoordinationService, proxy: Proxy, session: bool
 ) -> None:
-    """Its first sending may have arrived: the key then holds this very value, which is no ALREADY_EXISTS."""
+    """Its first sending may have arrived: the key then holds this very value, which is no
+    ALREADY_EXISTS.
+    """
     with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
         for number in range(20):
             with ThreadPoolExecutor(1) as pool:
@@ -144,7 +158,9 @@ def test_a_set_that_is_sent_again_counts_as_set(
 def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(
     impatient: Proxy, session: bool
 ) -> None:
-    """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and on_error is called once."""
+    """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and
+    on_error is called once.
+    """
     reported: list[CoordinationError] = []
     client = CoordinationClient(
         impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append
@@ -213,7 +229,9 @@ def test_a_session_that_breaks_is_opened_again() -> None:
 
 
 def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None:
-    """A coordinator restarted on the same port without a journal is told from the first: Fenced or lost, never joined by mistake."""
+    """A coordinator restarted on the same port without a journal is told from the first: Fenced or
+    lost, never joined by mistake.
+    """
     with CoordinationService.spawn(1, heartbeat_timeout_s=4, recoverable=True) as first:
         client = CoordinationClient(first.address, 0, heartbeat_timeout_s=4, session=session)
         client.connect()
@@ -226,7 +244,9 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
 
 
 def test_a_value_that_is_too_large_is_refused_at_once_and_harms_nobody(session: bool) -> None:
-    """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it goes on."""
+    """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it
+    goes on.
+    """
     with (
         CoordinationService.spawn(1) as service,
         CoordinationClient(service.address, 0, session=session) as client,

@@ -1,4 +1,6 @@
-"""A caller that waits for an answer reads for all: turns at reading, and what must not run in a caller's turn."""
+"""A caller that waits for an answer reads for all: turns at reading, and what must not run in a
+caller's turn.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
 
 
 def test_one_who_waits_long_reads_for_those_who_wait_short(client: CoordinationClient) -> None:
-    """A call that waits for a key keeps reading, and eight threads' quick calls are answered meanwhile; then its own is."""
+    """A call that waits for a key keeps reading, and eight threads' quick calls are answered
+    meanwhile; then its own is.
+    """
     with ThreadPoolExecutor(9) as pool:
         late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
         wait_until_blocked(client, 1)
@@ -62,7 +66,9 @@ def test_one_who_waits_long_reads_for_those_who_wait_short(client: CoordinationC
 
 
 def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient) -> None:
-    """Ten wait, each for a key of its own, and are answered in the reverse of the order in which they came."""
+    """Ten wait, each for a key of its own, and are answered in the reverse of the order in which
+    they came.
+    """
     with ThreadPoolExecutor(10) as pool:
         waits = []
         for number in range(10):
@@ -76,7 +82,9 @@ def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient
 def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(
     service: CoordinationService,
 ) -> None:
-    """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the same Session goes on."""
+    """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the
+    same Session goes on.
+    """
     with CoordinationClient(
         service.address, 0, heartbeat_timeout_s=600, rpc_timeout_s=1.0
     ) as client:
@@ -99,7 +107,9 @@ def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(
 
 
 def test_listeners_are_notified_on_the_clients_own_thread(service: CoordinationService) -> None:
-    """While the only caller waits, listeners are notified on another thread, from which the client may be called."""
+    """While the only caller waits, listeners are notified on another thread, from which the client
+    may be called.
+    """
     seen: list[tuple[str, str]] = []
     notified = threading.Event()
 

@@ -31,7 +31,9 @@ def test_a_process_is_what_the_wire_says_of_it() -> None:
 
 
 def test_listeners_see_complete_lists() -> None:
-    """A full delta, then one of a single task: each listener gets all processes, sorted; a late one gets the present list at once."""
+    """A full delta, then one of a single task: each listener gets all processes, sorted; a late one
+    gets the present list at once.
+    """
     watch, seen, late = ProcessWatch(), list[Sequence[ProcessInfo]](), list[Sequence[ProcessInfo]]()
     assert not watch.wanted
     watch.add(seen.append)
@@ -80,7 +82,9 @@ def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture)
 
 
 def test_hosts_are_added_from_the_watch() -> None:
-    """Profile A's list names no hosts; those that a Session told are filled in, others stay empty."""
+    """Profile A's list names no hosts; those that a Session told are filled in, others stay
+    empty.
+    """
     watch = ProcessWatch()
     watch.apply(spb.Delta(full=True, tasks=[task(0)]))
     known, unknown = watch.with_hosts([task(0).info, task(1).info])
@@ -95,7 +99,9 @@ def test_hosts_are_added_from_the_watch() -> None:
     )
 )
 def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
-    """After any deltas the last list is what a dictionary holds; listeners are notified of changes only."""
+    """After any deltas the last list is what a dictionary holds; listeners are notified of changes
+    only.
+    """
     watch, seen, table = ProcessWatch(), list[Sequence[ProcessInfo]](), dict[int, str]()
     watch.add(seen.append)
     for full, states in deltas:

@@ -1,4 +1,6 @@
-"""A Session on the client's side, against a real service: joining, calls, deltas, broken streams, and when it is over for good."""
+"""A Session on the client's side, against a real service: joining, calls, deltas, broken streams,
+and when it is over for good.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def test_the_first_delta_is_full(joined: Joined) -> None:
 
 
 def test_a_join_does_not_wait_for_the_others() -> None:
-    """Who has joined has a heartbeat at once; gathering is a call, whose answer names the missing when its time is over."""
+    """Who has joined has a heartbeat at once; gathering is a call, whose answer names the missing
+    when its time is over.
+    """
     with serving(2) as served:
         joined = Joined(served.address)
         joined.transport.join(Deadline(20))
@@ -152,7 +156,9 @@ def test_a_second_session_of_the_task_fences_the_first(served: Served, joined: J
 
 
 def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined) -> None:
-    """Calls in flight are TransportErrors, on_broken is called, and after another join the same life goes on."""
+    """Calls in flight are TransportErrors, on_broken is called, and after another join the same
+    life goes on.
+    """
     joined.set("k", b"v")
     stream = joined.transport._stream
     assert stream is not None
@@ -170,7 +176,9 @@ def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined
 
 
 def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
-    """The service says that the time is over, and the call waits a little longer for that answer; the Session goes on."""
+    """The service says that the time is over, and the call waits a little longer for that answer;
+    the Session goes on.
+    """
     deadline = Deadline(0.2 + ANSWER_GRACE_S)
     with pytest.raises(CoordinationError, match="key 'never' was not set within") as caught:
         joined.transport.call(
@@ -181,7 +189,9 @@ def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
 
 
 def test_a_call_whose_answer_does_not_come_is_cancelled(served: Served, joined: Joined) -> None:
-    """Beside another that reads: DEADLINE_EXCEEDED at its own time, and the service forgets the call; the other goes on waiting."""
+    """Beside another that reads: DEADLINE_EXCEEDED at its own time, and the service forgets the
+    call; the other goes on waiting.
+    """
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(joined.get, "late")
         wait_for(joined, served, 1)
@@ -248,7 +258,9 @@ def test_nobody_listens() -> None:
 def test_a_connection_may_fail_before_its_stream_is_ready(
     monkeypatch: pytest.MonkeyPatch, transport: type[FrameTransport]
 ) -> None:
-    """On a loaded machine the refusal is there before the constructor has returned: the join fails by it, and no thread dies."""
+    """On a loaded machine the refusal is there before the constructor has returned: the join fails
+    by it, and no thread dies.
+    """
 
     def held_up(
         channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
@@ -275,7 +287,9 @@ def test_a_connection_may_fail_before_its_stream_is_ready(
 def test_a_session_that_breaks_as_it_is_opened_is_not_joined(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection ends after the service's first frame, before anybody holds the session: whoever joined learns of it at once."""
+    """The connection ends after the service's first frame, before anybody holds the session:
+    whoever joined learns of it at once.
+    """
     accept, ended = SessionTransport._accept, threading.Event()
 
     class Watched(SessionTransport):

@@ -1,4 +1,6 @@
-"""Whoever is no process of a job may ask its coordinator: status, stacks, keys, with one error for all that goes wrong."""
+"""Whoever is no process of a job may ask its coordinator: status, stacks, keys, with one error for
+all that goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_stacks_are_asked_of_all_at_once() -> None:
 
 
 def test_a_launcher_reports_an_exit() -> None:
-    """The process is lost at once, by how it ended; its own client is Fenced. A number that the job does not have is refused."""
+    """The process is lost at once, by how it ended; its own client is Fenced. A number that the job
+    does not have is refused.
+    """
     with (
         CoordinationService.spawn(2, recoverable=True) as service,
         StatusClient(service.address) as status,
@@ -149,7 +153,9 @@ def test_a_launcher_reports_where_the_time_went() -> None:
 
 
 def test_nobody_is_unavailable_at_once_or_waited_for() -> None:
-    """UNAVAILABLE where nobody listens, DEADLINE_EXCEEDED where the client waits for somebody to listen."""
+    """UNAVAILABLE where nobody listens, DEADLINE_EXCEEDED where the client waits for somebody to
+    listen.
+    """
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -1,4 +1,6 @@
-"""Profile A's unary calls against a real service: joining, calls, errors, time-outs and the end of the connection."""
+"""Profile A's unary calls against a real service: joining, calls, errors, time-outs and the end of
+the connection.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_an_answer_of_the_service_is_its_exception(transport: UnaryTransport) ->
 
 
 def test_a_barrier_whose_time_is_over_is_a_barrier_timeout() -> None:
-    """With its name; the barrier's own time ends it, and the call waits a little longer for the answer."""
+    """With its name; the barrier's own time ends it, and the call waits a little longer for the
+    answer.
+    """
     with serving(2) as served:
         transports = [unary(served.address, process_id, 5 + process_id) for process_id in range(2)]
         with ThreadPoolExecutor(2) as pool:
@@ -76,7 +80,9 @@ def test_a_barrier_whose_time_is_over_is_a_barrier_timeout() -> None:
 
 
 def test_another_life_of_the_service_is_recognised(served: Served) -> None:
-    """A client that has not joined names no incarnation of the service: the error says that it is another."""
+    """A client that has not joined names no incarnation of the service: the error says that it is
+    another.
+    """
     stranger = unary(served.address)
     with pytest.raises(CoordinationError) as caught:
         stranger.heartbeat(Deadline(20))

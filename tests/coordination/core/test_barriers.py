@@ -1,4 +1,6 @@
-"""Barriers: instances pass or fail as a whole, results are replayed, and a bad request harms its sender alone."""
+"""Barriers: instances pass or fail as a whole, results are replayed, and a bad request harms its
+sender alone.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_a_barrier_passes_when_the_last_has_come() -> None:
 
 
 def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
-    """The sentence holds the count, the barrier and each missing process; the status holds them as facts."""
+    """The sentence holds the count, the barrier and each missing process; the status holds them as
+    facts.
+    """
     driver = Driver()
     driver.wait(3, beating=(0, 1, 2))
     calls = [driver.barrier(task_id, timeout_s=9) for task_id in range(3)]
@@ -45,7 +49,9 @@ def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
 
 
 def test_a_lost_task_fails_its_barriers_at_once() -> None:
-    """Silence past the heartbeat timeout ends every wait that needs the task, naming it; other barriers stay."""
+    """Silence past the heartbeat timeout ends every wait that needs the task, naming it; other
+    barriers stay.
+    """
     driver = Driver()
     waiting, apart = (
         driver.barrier(0, timeout_s=100),
@@ -63,7 +69,9 @@ def test_a_lost_task_fails_its_barriers_at_once() -> None:
 
 
 def test_a_barrier_name_is_used_again_by_counting() -> None:
-    """The next instance has the next counter; the same counter replays; one below is refused with the service's own."""
+    """The next instance has the next counter; the same counter replays; one below is refused with
+    the service's own.
+    """
     driver = Driver(2)
     for counter in range(3):
         calls = [driver.barrier(task_id, counter=counter) for task_id in range(2)]
@@ -77,7 +85,9 @@ def test_a_barrier_name_is_used_again_by_counting() -> None:
 
 
 def test_a_replay_gives_the_failure_again() -> None:
-    """Whoever asks with the counter of a failed instance hears the same failure; the next counter opens anew."""
+    """Whoever asks with the counter of a failed instance hears the same failure; the next counter
+    opens anew.
+    """
     driver = Driver(2)
     driver.barrier(0, timeout_s=1)
     driver.wait(2, beating=(0, 1))
@@ -87,7 +97,9 @@ def test_a_replay_gives_the_failure_again() -> None:
 
 
 def test_a_bad_request_harms_only_its_sender() -> None:
-    """Outsiders, other participants and repeated ids are INVALID_ARGUMENT, and the barrier goes on."""
+    """Outsiders, other participants and repeated ids are INVALID_ARGUMENT, and the barrier goes
+    on.
+    """
     driver = Driver()
     first = driver.barrier(0, ids=(0, 1))
     assert driver.code(driver.barrier(2, ids=(0, 1))) is Code.INVALID_ARGUMENT
@@ -142,7 +154,9 @@ def test_a_restart_fails_what_its_former_life_had_come_to() -> None:
 
 
 def test_no_instance_outlives_its_limit() -> None:
-    """Open barriers are bounded, results are kept up to a bound, and a forgotten name opens with the counter it is called with."""
+    """Open barriers are bounded, results are kept up to a bound, and a forgotten name opens with
+    the counter it is called with.
+    """
     driver = Driver(2, limits=Limits(barriers_open=3, barriers_kept=2))
     codes = [driver.code(driver.barrier(0, f"b{number}")) for number in range(4)]
     assert codes == [None, None, None, Code.RESOURCE_EXHAUSTED]
@@ -154,7 +168,9 @@ def test_no_instance_outlives_its_limit() -> None:
 
 
 def test_one_who_lost_the_answer_gets_the_instance_before() -> None:
-    """A task that arrived at instance 0 and asks again while the others wait at instance 1 gets the result of 0."""
+    """A task that arrived at instance 0 and asks again while the others wait at instance 1 gets the
+    result of 0.
+    """
     driver = Driver(2)
     for task_id in range(2):
         driver.barrier(task_id)
@@ -165,7 +181,9 @@ def test_one_who_lost_the_answer_gets_the_instance_before() -> None:
 
 
 def test_a_counter_below_the_open_instance_is_refused() -> None:
-    """INTERNAL with a BarrierError that holds the service's counter; who waits there goes on waiting, and the next counter joins."""
+    """INTERNAL with a BarrierError that holds the service's counter; who waits there goes on
+    waiting, and the next counter joins.
+    """
     driver = Driver(3)
     for task_id in range(3):
         driver.barrier(task_id, ids=(0, 1, 2))
@@ -186,7 +204,9 @@ def test_a_counter_below_the_open_instance_is_refused() -> None:
 
 @pytest.mark.parametrize("counter", [-1, 2**48 + 1, 2**63 - 1])
 def test_a_counter_that_nobody_can_have_is_refused(counter: int) -> None:
-    """Below zero, or so high that the next ones would not fit on the wire; the name stays free, and a jump that is too far is refused."""
+    """Below zero, or so high that the next ones would not fit on the wire; the name stays free, and
+    a jump that is too far is refused.
+    """
     driver = Driver(2)
     assert (
         driver.message(driver.barrier(0, counter=counter))
@@ -207,7 +227,9 @@ def test_a_name_has_a_length() -> None:
 
 
 def test_what_cannot_be_cancelled() -> None:
-    """Another counter is a mismatch, an instance that is over FAILED_PRECONDITION, an outsider's call INVALID_ARGUMENT."""
+    """Another counter is a mismatch, an instance that is over FAILED_PRECONDITION, an outsider's
+    call INVALID_ARGUMENT.
+    """
     driver = Driver(3)
     cancel = driver.machine.barriers.cancel
     for task_id in (0, 1):
@@ -280,7 +302,9 @@ EVENTS = st.one_of(
 @settings(deadline=None)
 @given(st.lists(EVENTS, max_size=60))
 def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
-    """Whatever three tasks do at two barriers: an instance passes only when all arrived, ends alike for all, and nobody waits too long."""
+    """Whatever three tasks do at two barriers: an instance passes only when all arrived, ends alike
+    for all, and nobody waits too long.
+    """
     driver = Driver(len(TASKS))
     counters: Counter[tuple[int, str]] = Counter()  # of each task's next call, as a client counts
     waiting: dict[int, tuple[int, str, int]] = {}
@@ -329,7 +353,9 @@ def resynchronised(driver: Driver, call: int) -> int:
 
 
 def test_a_refused_first_instance_costs_the_name_nothing() -> None:
-    """Too many are open, or a participant that is none: the next call of the one that was refused meets the others' first."""
+    """Too many are open, or a participant that is none: the next call of the one that was refused
+    meets the others' first.
+    """
     driver = Driver(2, limits=Limits(barriers_open=1))
     driver.barrier(1, "in the way", timeout_s=1)
     full = driver.barrier(0)
@@ -346,7 +372,9 @@ def test_a_refused_first_instance_costs_the_name_nothing() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("lost", [1, 3])
 def test_calls_that_were_lost_cost_the_name_nothing(lost: int, order: tuple[int, int]) -> None:
-    """A task whose first calls were lost meets the other, whoever comes first; a task that is behind is refused once, and then joins."""
+    """A task whose first calls were lost meets the other, whoever comes first; a task that is
+    behind is refused once, and then joins.
+    """
     driver = Driver(2)
     calls = [driver.barrier(task_id, counter=lost * task_id) for task_id in order]
     assert [driver.value(call) for call in calls] == [lost, lost]
@@ -382,7 +410,9 @@ def test_an_outage_that_was_longer_than_the_barrier_costs_the_name_nothing() -> 
     ),
 )
 def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str]]) -> None:
-    """Whatever calls are lost, refused, too late or of a new life: three clients that count as ours and jaxlib's do meet again."""
+    """Whatever calls are lost, refused, too late or of a new life: three clients that count as ours
+    and jaxlib's do meet again.
+    """
     driver = Driver(3, recoverable=recoverable, limits=Limits(barriers_kept=1))
     counters, lives = [-1, -1, -1], [1, 1, 1]
 
@@ -425,7 +455,9 @@ def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str
 
 
 def test_what_is_over_is_small() -> None:
-    """A result of a thousand arrivals costs less than 3 KiB, passed or failed, and still replays with all who were missing."""
+    """A result of a thousand arrivals costs less than 3 KiB, passed or failed, and still replays
+    with all who were missing.
+    """
     num_tasks, instances = 1_000, 40
     driver = Driver(num_tasks, recoverable=True)
     tracemalloc.start()
@@ -458,7 +490,9 @@ def test_a_long_name_leaves_room_for_who_is_missing() -> None:
 
 
 def test_an_agent_that_is_replaced_arrives_nowhere_any_more() -> None:
-    """jax.distributed shut down and started again in one process: a barrier at which the former client stood fails."""
+    """jax.distributed shut down and started again in one process: a barrier at which the former
+    client stood fails.
+    """
     driver = Driver(2, recoverable=True)
     driver.register(0, 50)
     driver.register(1, 51)

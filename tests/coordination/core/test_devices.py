@@ -7,7 +7,9 @@ from holdfast.coordination.core.status import Code, Completion, Status
 
 
 def test_devices_are_numbered_in_node_order() -> None:
-    """Nobody is answered before all nodes have reported, in whatever order they come; a second report answers again, alike."""
+    """Nobody is answered before all nodes have reported, in whatever order they come; a second
+    report answers again, alike.
+    """
     completions: list[Completion] = []
     devices = Devices(2, completions)
     devices.report("second", 1, Node(["x", "y"]))

@@ -21,7 +21,9 @@ def test_the_oldest_are_forgotten_and_numbers_go_on() -> None:
 
 
 def test_thousands_that_join_together_are_one_event() -> None:
-    """Its number is new each time, so that readers see it; one that comes later is an event of its own."""
+    """Its number is new each time, so that readers see it; one that comes later is an event of its
+    own.
+    """
     log = EventLog(10)
     for process in range(4096):
         log.note("joined", f"process {process} joined", process / 10_000, process)
@@ -31,7 +33,9 @@ def test_thousands_that_join_together_are_one_event() -> None:
 
 
 def test_a_life_is_told_from_its_beginning_to_its_end() -> None:
-    """Who joined, what was saved (once for all), what went wrong, a barrier that timed out, and who was lost and why."""
+    """Who joined, what was saved (once for all), what went wrong, a barrier that timed out, and who
+    was lost and why.
+    """
     driver = Driver(2, recoverable=True)
     report = driver.machine.report
     for task_id in range(2):

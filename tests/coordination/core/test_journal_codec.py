@@ -15,7 +15,9 @@ from tests.support.driver import Driver
 
 
 def test_a_machine_comes_back_from_its_rows() -> None:
-    """Keys, tasks, a barrier half full and a barrier's result survive; who had come need only ask again."""
+    """Keys, tasks, a barrier half full and a barrier's result survive; who had come need only ask
+    again.
+    """
     driver = Driver(3, recoverable=True)
     driver.set("a", b"\x00\xff")
     driver.set("gone", b"1")
@@ -108,7 +110,9 @@ EVENTS = st.one_of(
 def test_whatever_happens_the_rows_hold_the_state(
     recoverable: bool, events: list[tuple[str, int, int]]
 ) -> None:
-    """After each crash in a run of random events, the loaded machine has the same tasks, keys, barriers and errors."""
+    """After each crash in a run of random events, the loaded machine has the same tasks, keys,
+    barriers and errors.
+    """
     driver, rows = Driver(3, recoverable=recoverable), dict[tuple[str, str], bytes]()
     for what, who, number in [*events, ("crash", 0, 0)]:
         if what == "barrier":
@@ -135,7 +139,9 @@ def test_whatever_happens_the_rows_hold_the_state(
 
 
 def test_deadlines_go_on_while_no_service_runs() -> None:
-    """A barrier that had 5 s left fails 5 s of wall time later, though the machine's clock began anew."""
+    """A barrier that had 5 s left fails 5 s of wall time later, though the machine's clock began
+    anew.
+    """
     driver = Driver(2, recoverable=True)
     driver.barrier(0, "b", timeout_s=5)
     rows = journal_codec.drain(driver.machine, 1_000.0)
@@ -148,7 +154,9 @@ def test_deadlines_go_on_while_no_service_runs() -> None:
 
 
 def test_an_error_that_no_task_shows_is_kept() -> None:
-    """A restart that a strict job refuses is everyone's error, though no task's state has changed: a later poll hears of it too."""
+    """A restart that a strict job refuses is everyone's error, though no task's state has changed:
+    a later poll hears of it too.
+    """
     driver = Driver(2)
     rows = dict[tuple[str, str], bytes]()
     restarted(driver, rows, 0.0)
@@ -159,7 +167,9 @@ def test_an_error_that_no_task_shows_is_kept() -> None:
 
 
 def test_an_arrival_costs_the_journal_one_arrival() -> None:
-    """Each of 200 arrivals at one barrier writes its own row alone; when the barrier is over, one row is left, and all survive a crash."""
+    """Each of 200 arrivals at one barrier writes its own row alone; when the barrier is over, one
+    row is left, and all survive a crash.
+    """
     driver, rows = Driver(200, recoverable=True), dict[tuple[str, str], bytes]()
     rows |= {
         (row.table, row.key): row.value

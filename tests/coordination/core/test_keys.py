@@ -1,4 +1,6 @@
-"""Keys: values by normalised name, waits for them, directories, counters, and bounds on all of it."""
+"""Keys: values by normalised name, waits for them, directories, counters, and bounds on all of
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_get_that_only_a_lost_process_could_end_fails_at_once() -> None:
 
 
 def test_directories_counters_and_deletes() -> None:
-    """Directories list by prefix with a slash, in order; a delete takes what is below; a counter begins at 0."""
+    """Directories list by prefix with a slash, in order; a delete takes what is below; a counter
+    begins at 0.
+    """
     driver = Driver()
     for key in ("d/b", "d/a", "d", "dx", "d/c/e"):
         driver.set(key, key.encode())
@@ -67,7 +71,9 @@ def test_directories_counters_and_deletes() -> None:
 
 
 def test_keys_have_bounds() -> None:
-    """PreviousInstance a bound a set is RESOURCE_EXHAUSTED, says what was expected, and changes nothing."""
+    """PreviousInstance a bound a set is RESOURCE_EXHAUSTED, says what was expected, and changes
+    nothing.
+    """
     driver = Driver(limits=Limits(key_bytes=10, value_bytes=100, total_bytes=250, keys=4))
     assert driver.code(driver.set("k" * 11, b"")) is Code.RESOURCE_EXHAUSTED
     assert (
@@ -125,7 +131,9 @@ def test_an_empty_value_overwrites() -> None:
     ("text", "by"), [(b"x", 1), (str(2**63 - 1).encode(), 1), (str(-(2**63)).encode(), -1)]
 )
 def test_a_counter_holds_64_bits(text: bytes, by: int) -> None:
-    """Anything but a decimal number, and a sum beyond 64 bits, is FAILED_PRECONDITION and changes nothing."""
+    """Anything but a decimal number, and a sum beyond 64 bits, is FAILED_PRECONDITION and changes
+    nothing.
+    """
     driver = Driver(1)
     driver.set("n", text)
     refused = driver.make(lambda call: driver.machine.keys.increment(call, "n", by))
@@ -147,7 +155,9 @@ EVENTS = st.one_of(
 def test_keys_are_a_dictionary_of_paths(
     events: list[tuple[str, str, bytes]], directory: str
 ) -> None:
-    """Sets, deletes and listings agree with a dictionary of normalised names; the bytes held are those of its items."""
+    """Sets, deletes and listings agree with a dictionary of normalised names; the bytes held are
+    those of its items.
+    """
     driver, model = Driver(1), dict[str, bytes]()
     for what, key, value in events:
         name = normalise(key)

@@ -21,7 +21,9 @@ def ask(driver: Driver, task_id: int, members: list[int], timeout_s: float = 60)
 
 
 def test_alive_answers_when_every_living_member_has_asked() -> None:
-    """The dead are not waited for, and are not in the answer; a caller outside the set is INVALID_ARGUMENT."""
+    """The dead are not waited for, and are not in the answer; a caller outside the set is
+    INVALID_ARGUMENT.
+    """
     driver = Driver(3, recoverable=True)
     calls = [driver.call(), driver.call()]
     for task_id, call in enumerate(calls):

@@ -1,4 +1,6 @@
-"""The state machine's rules that span its parts: silence, errors, polls, reports, and calls that go away."""
+"""The state machine's rules that span its parts: silence, errors, polls, reports, and calls that go
+away.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_no_error_holds_an_incarnation() -> None:
 
 
 def test_a_poll_is_never_answered_ok() -> None:
-    """Unknown, not connected, survivable, or taken over by a newer poll: always an error, which jaxlib's client survives."""
+    """Unknown, not connected, survivable, or taken over by a newer poll: always an error, which
+    jaxlib's client survives.
+    """
     driver = Driver(2, sessions=False)
     poll = driver.machine.poll_for_error
     assert driver.code(driver.make(lambda call: poll(call, 9, 0.0))) is Code.INVALID_ARGUMENT
@@ -60,7 +64,9 @@ def test_a_poll_is_never_answered_ok() -> None:
 
 
 def test_a_reported_error_is_cut_and_its_code_is_one_of_grpcs() -> None:
-    """A long text is cut between characters; a number that is no code is UNKNOWN; the task cannot report twice."""
+    """A long text is cut between characters; a number that is no code is UNKNOWN; the task cannot
+    report twice.
+    """
     driver = Driver(2, limits=Limits(error_bytes=7))
     done = driver.make(
         lambda call: driver.machine.report_error(call, 0, 99, "\u00e9" * 9, driver.now)
@@ -87,7 +93,9 @@ def test_a_reported_error_is_cut_and_its_code_is_one_of_grpcs() -> None:
 
 
 def test_reports_add_up_within_bounds() -> None:
-    """What a report leaves out keeps its value; too many values, or a long name, are refused and change nothing."""
+    """What a report leaves out keeps its value; too many values, or a long name, are refused and
+    change nothing.
+    """
     driver = Driver(1, limits=Limits(report_values=2))
     report = driver.machine.report
     assert (
@@ -118,7 +126,9 @@ def test_reports_add_up_within_bounds() -> None:
 
 
 def test_calls_that_go_away_are_never_answered() -> None:
-    """Whatever a call waits for, dropping it leaves nothing that could answer it; an arrival at a barrier stays."""
+    """Whatever a call waits for, dropping it leaves nothing that could answer it; an arrival at a
+    barrier stays.
+    """
     driver = Driver(2, recoverable=True)
     machine = driver.machine
     calls = [
@@ -149,7 +159,9 @@ def test_waiting_calls_are_counted_by_task() -> None:
 
 
 def test_a_heartbeat_is_answered_with_the_state_of_its_task() -> None:
-    """Unknown, unregistered and former lives are refused; the living get the service's incarnation."""
+    """Unknown, unregistered and former lives are refused; the living get the service's
+    incarnation.
+    """
     driver = Driver(2, sessions=False, recoverable=True)
 
     def beat(task_id: int, incarnation: int) -> Code | None:
@@ -166,7 +178,9 @@ def test_a_heartbeat_is_answered_with_the_state_of_its_task() -> None:
 
 
 def test_a_call_names_its_task_by_its_incarnation() -> None:
-    """A number that the job has not is INVALID_ARGUMENT; an incarnation that nobody has is a former life."""
+    """A number that the job has not is INVALID_ARGUMENT; an incarnation that nobody has is a former
+    life.
+    """
     driver = Driver(2, sessions=False)
     for task_id in range(2):
         driver.register(task_id, 10 + task_id)
@@ -182,7 +196,9 @@ def test_a_call_names_its_task_by_its_incarnation() -> None:
 
 
 def test_the_end_of_a_job() -> None:
-    """`over_since` is when the last task went, lost or not; `all_shut_down` holds only where all have left."""
+    """`over_since` is when the last task went, lost or not; `all_shut_down` holds only where all
+    have left.
+    """
     driver = Driver(2, recoverable=True)
     assert driver.machine.over_since() is None
     driver.make(lambda call: driver.machine.shut_down(call, 0, True, driver.now))
@@ -195,7 +211,9 @@ def test_the_end_of_a_job() -> None:
 
 
 def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
-    """A process that waits three timeouts for the last one is there when that comes, and has its whole timeout from then on."""
+    """A process that waits three timeouts for the last one is there when that comes, and has its
+    whole timeout from then on.
+    """
     driver = Driver(2, sessions=False)
     assert driver.open(0) is None
     waiting = driver.make(
@@ -210,7 +228,9 @@ def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
 
 
 def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() -> None:
-    """The wait of the other names it beside the one that never came; nobody is told of an error, and the same process may come back."""
+    """The wait of the other names it beside the one that never came; nobody is told of an error,
+    and the same process may come back.
+    """
     driver = Driver(3, sessions=False)
     assert driver.open(0) is None and driver.open(1) is None
     driver.machine.task_table.tasks[1].attached = False
@@ -241,7 +261,9 @@ def test_a_standstill_of_the_service_is_nobodys_silence() -> None:
 
 
 def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
-    """Every wait that needs it ends with its name and how it ended; that life never comes back, the next one does."""
+    """Every wait that needs it ends with its name and how it ended; that life never comes back, the
+    next one does.
+    """
     driver = Driver(3, recoverable=True)
     met, got = driver.barrier(0), driver.get("k", 1, depends_on=(2,))
     unnamed = driver.get("of nobody", 1)
@@ -264,7 +286,9 @@ def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
 
 
 def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
-    """Who said goodbye has DISCONNECTED; before the job has gathered one that ended is merely not there; a number of nobody is refused."""
+    """Who said goodbye has DISCONNECTED; before the job has gathered one that ended is merely not
+    there; a number of nobody is refused.
+    """
     driver = Driver(2, sessions=False, recoverable=True)
     assert driver.open(0) is None
     assert (
@@ -288,7 +312,9 @@ def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
 
 
 def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
-    """jaxlib's agents do not say whom they wait for: those of processes without a Session end by the name of the one that ended."""
+    """jaxlib's agents do not say whom they wait for: those of processes without a Session end by
+    the name of the one that ended.
+    """
     driver = Driver(3, sessions=False, recoverable=True)
     for task_id in range(3):
         driver.register(task_id, 10 + task_id)
@@ -302,7 +328,9 @@ def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
 
 
 def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -> None:
-    """Its side closed it, and it did not come back within 5 s: half of the heartbeat timeout, which it keeps otherwise."""
+    """Its side closed it, and it did not come back within 5 s: half of the heartbeat timeout, which
+    it keeps otherwise.
+    """
     driver = Driver(3, recoverable=True, reconnect_grace_s=5.0)
     met = driver.barrier(0, timeout_s=60)
     driver.machine.suspect(2, driver.now)
@@ -319,7 +347,9 @@ def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -
 
 
 def test_who_comes_back_in_time_is_no_longer_suspect() -> None:
-    """A new stream ends the suspicion, as an agent's call does; while the job gathers there is none; a standstill is nobody's fault."""
+    """A new stream ends the suspicion, as an agent's call does; while the job gathers there is
+    none; a standstill is nobody's fault.
+    """
     driver = Driver(3, sessions=False, recoverable=True, reconnect_grace_s=2.0)
     driver.register(2, 12)
     for task_id in range(2):
@@ -344,7 +374,9 @@ def test_who_comes_back_in_time_is_no_longer_suspect() -> None:
 
 
 def test_a_lost_agent_is_refused_and_can_end() -> None:
-    """Its calls are ABORTED with the reason, it cannot register again, and its shutdown is answered OK, which jaxlib's client survives."""
+    """Its calls are ABORTED with the reason, it cannot register again, and its shutdown is answered
+    OK, which jaxlib's client survives.
+    """
     driver = Driver(2, sessions=False, recoverable=True)
     for task_id in range(2):
         driver.register(task_id, 10 + task_id)
@@ -368,7 +400,9 @@ def test_a_lost_agent_is_refused_and_can_end() -> None:
 
 
 def test_a_job_that_was_left_before_it_gathered_is_deserted() -> None:
-    """One who waits is there; when it has gone, and another that came is given up, nobody is. A job that nobody came to is not deserted."""
+    """One who waits is there; when it has gone, and another that came is given up, nobody is. A job
+    that nobody came to is not deserted.
+    """
     driver = Driver(3, sessions=False)
     assert not driver.machine.deserted()
     waiting = driver.register(0, 10)
@@ -381,7 +415,9 @@ def test_a_job_that_was_left_before_it_gathered_is_deserted() -> None:
 
 
 def test_an_arrival_looks_at_no_other_task() -> None:
-    """300 arrivals each at three kinds of barrier, and 300 waits that end at one moment: a few looks at all tasks."""
+    """300 arrivals each at three kinds of barrier, and 300 waits that end at one moment: a few
+    looks at all tasks.
+    """
     count = 300
     driver = Driver(count)
     machine = driver.machine

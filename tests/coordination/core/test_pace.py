@@ -17,7 +17,9 @@ def test_the_pace_is_that_of_the_last_ten_seconds() -> None:
 
 
 def test_a_pace_sinks_while_no_step_comes() -> None:
-    """Reports of the same step are no progress: the pace goes towards 0, and says since when nothing moved."""
+    """Reports of the same step are no progress: the pace goes towards 0, and says since when
+    nothing moved.
+    """
     pace = Pace()
     for step in range(10):
         pace.note(step, float(step))

@@ -1,4 +1,6 @@
-"""Registration: agents and Sessions come, all are answered together, and a restart is taken back or refused."""
+"""Registration: agents and Sessions come, all are answered together, and a restart is taken back or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from tests.support.driver import Driver
 
 
 def test_agents_register_together() -> None:
-    """Registration ends when all have come; a newer life of one that waits makes the older ALREADY_EXISTS."""
+    """Registration ends when all have come; a newer life of one that waits makes the older
+    ALREADY_EXISTS.
+    """
     driver = Driver(2, sessions=False)
     first = driver.register(0, 11)
     second = driver.register(0, 12)
@@ -33,7 +37,9 @@ def test_a_restart_is_refused_unless_the_job_is_recoverable() -> None:
 
 
 def test_two_channels_are_one_task() -> None:
-    """With a Session the agent's silence does not count, its shutdown leaves the task, and a new Session's agent may register."""
+    """With a Session the agent's silence does not count, its shutdown leaves the task, and a new
+    Session's agent may register.
+    """
     driver = Driver(2, recoverable=True)
     driver.register(0, 10)
     driver.wait(15, beating=(0, 1))
@@ -49,7 +55,9 @@ def test_two_channels_are_one_task() -> None:
 
 
 def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
-    """Profile A knows who calls by it: a second task that brings it is refused, and the first one's calls stay its own."""
+    """Profile A knows who calls by it: a second task that brings it is refused, and the first one's
+    calls stay its own.
+    """
     driver = Driver(2, sessions=False, recoverable=True)
     driver.register(0, 50)
     driver.register(1, 51)
@@ -60,7 +68,9 @@ def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
 
 
 def test_a_wait_for_the_others_names_who_has_not_come() -> None:
-    """A Session that has waited its time learns who is missing; the job may still be completed afterwards."""
+    """A Session that has waited its time learns who is missing; the job may still be completed
+    afterwards.
+    """
     driver = Driver(3, sessions=False)
     assert driver.open(0) is None
     registration = driver.machine.registration
@@ -123,7 +133,9 @@ def test_a_session_with_the_same_incarnation_is_the_same_life() -> None:
 
 
 def test_a_new_life_of_a_session_ends_the_former_one() -> None:
-    """Recoverable: barriers of the former life fail, and the new one is connected. Strict: the restart is everyone's error."""
+    """Recoverable: barriers of the former life fail, and the new one is connected. Strict: the
+    restart is everyone's error.
+    """
     driver = Driver(2, recoverable=True)
     waiting = driver.barrier(1)
     assert driver.open(0, life=2) is None
@@ -144,14 +156,18 @@ def test_a_new_life_of_a_session_ends_the_former_one() -> None:
 
 
 def test_before_the_job_is_complete_anybody_may_come_again() -> None:
-    """A process that dies while others have yet to come is no error, though the job is not recoverable."""
+    """A process that dies while others have yet to come is no error, though the job is not
+    recoverable.
+    """
     driver = Driver(2, sessions=False)
     assert driver.open(0) is None and driver.open(0, life=2) is None
     assert driver.open(1) is None
 
 
 def test_lost_is_lost() -> None:
-    """The incarnation of a Session that was given up, or replaced, is ABORTED for good, also while a new life of the process is there."""
+    """The incarnation of a Session that was given up, or replaced, is ABORTED for good, also while
+    a new life of the process is there.
+    """
     driver = Driver(2, recoverable=True)
     driver.wait(12, beating=(0,))
     refused = driver.open(1)
@@ -171,7 +187,9 @@ def test_lost_is_lost() -> None:
 
 
 def test_agents_that_waited_long_have_their_whole_timeout_from_the_answer() -> None:
-    """jaxlib's clients send no heartbeat before they are registered: the last one may come three timeouts after the first."""
+    """jaxlib's clients send no heartbeat before they are registered: the last one may come three
+    timeouts after the first.
+    """
     driver = Driver(2, sessions=False)
     first = driver.register(0, 10)
     driver.wait(30)

@@ -13,7 +13,9 @@ def leave(driver: Driver, task_id: int, timeout_s: float | None = None) -> int:
 
 
 def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
-    """All leave together; a time-out names who has not come; who left alone is not waited for; afterwards polls are CANCELLED."""
+    """All leave together; a time-out names who has not come; who left alone is not waited for;
+    afterwards polls are CANCELLED.
+    """
     driver = Driver(3)
     polls = driver.call()
     driver.machine.poll_for_error(polls, 0, driver.now)

@@ -1,4 +1,6 @@
-"""The service's machine under a seeded simulator: no barrier released early, no outcome split, no key lost, nobody waits too long."""
+"""The service's machine under a seeded simulator: no barrier released early, no outcome split, no
+key lost, nobody waits too long.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,18 @@ def run_seeds(first: int, count: int) -> None:
 
 
 def test_the_invariants_hold_in_the_first_seeds() -> None:
-    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all eight invariants."""
+    """300 jobs with losses, duplicates, reordering, crashes of clients and of the service keep all
+    eight invariants.
+    """
     run_seeds(0, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("item", range(20))
 def test_the_invariants_hold_in_ten_thousand_seeds(item: int) -> None:
-    """Seeds 500 * item to 500 * item + 499; a failure names its seed, and `SIMULATION_SEED=n pytest -k replays` runs it alone."""
+    """Seeds 500 * item to 500 * item + 499; a failure names its seed, and `SIMULATION_SEED=n pytest
+    -k replays` runs it alone.
+    """
     run_seeds(item * SEEDS_AN_ITEM, SEEDS_AN_ITEM)
 
 
@@ -67,7 +73,9 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_faults_really_happen() -> None:
-    """Among a hundred seeds there are crashes of clients and of the service, refused comebacks, passed, failed and late barriers."""
+    """Among a hundred seeds there are crashes of clients and of the service, refused comebacks,
+    passed, failed and late barriers.
+    """
     lines = "\n".join(line for seed in range(100) for line in _traced(seed))
     for event in (
         "crash ",
@@ -94,7 +102,9 @@ def _traced(seed: int) -> list[str]:
 
 @pytest.mark.slow
 def test_four_thousand_processes() -> None:
-    """4,096 processes pass three barriers together and leave, with messages lost and doubled and streams broken; every barrier passes."""
+    """4,096 processes pass three barriers together and leave, with messages lost and doubled and
+    streams broken; every barrier passes.
+    """
     run = Simulation(
         1,
         4096,
@@ -110,8 +120,9 @@ def test_four_thousand_processes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "deaths"), [(2, 0), (6, 0), (1, 3)])
 def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: int) -> None:
-    """4,096 processes at four barriers while the service dies and comes back from its journal. Where no process dies, every barrier
-    passes; where some die and come back too, each instance ends for all in the same way, and all 4,096 reach their end.
+    """4,096 processes at four barriers while the service dies and comes back from its journal.
+    Where no process dies, every barrier passes; where some die and come back too, each instance
+    ends for all in the same way, and all 4,096 reach their end.
     """
     faults = Faults(breaks=20, client_crashes=deaths, client_pauses=deaths, service_crashes=3)
     run = Simulation(seed, 4096, 4, faults, unison=True, batch_s=0.02)
@@ -217,14 +228,18 @@ def test_planted_defects_are_found(
     defect: Callable[..., Any],
     finding: str,
 ) -> None:
-    """A machine with a defect of each kind fails within 300 seeds, with that invariant's words: the onlooker looks."""
+    """A machine with a defect of each kind fails within 300 seeds, with that invariant's words: the
+    onlooker looks.
+    """
     monkeypatch.setattr(owner, name, defect)
     with pytest.raises(Violation, match=finding):
         run_seeds(0, 300)
 
 
 def test_the_disk_is_the_journals() -> None:
-    """What the simulator loads after a crash comes through the rows that the SQLite journal keeps."""
+    """What the simulator loads after a crash comes through the rows that the SQLite journal
+    keeps.
+    """
     run = simulation(3)
     run.run()
     assert isinstance(run.service.disk, Disk) and {table for table, _ in run.service.disk.rows} >= {

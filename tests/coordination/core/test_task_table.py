@@ -12,7 +12,9 @@ from holdfast.coordination.core.task_table import TaskState, TaskTable
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TaskState)), max_size=40))
 def test_counts_agree_with_the_states(moves: list[tuple[int, TaskState]]) -> None:
-    """After any moves, the count of connected tasks and the set of lost ones are those of the states; each move is a newer version."""
+    """After any moves, the count of connected tasks and the set of lost ones are those of the
+    states; each move is a newer version.
+    """
     table = TaskTable(4)
     for number, (task_id, state) in enumerate(moves):
         table.move(table.tasks[task_id], state, float(number))

@@ -31,7 +31,9 @@ class Recorded:
     st.lists(st.integers(0, 60), max_size=20),
 )
 def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int]) -> None:
-    """What is due by then, is not done and is not early has expired, in order of time; `next_due` is the earliest of the rest."""
+    """What is due by then, is not done and is not early has expired, in order of time; `next_due`
+    is the earliest of the rest.
+    """
     timers, expired = Timers(), list[Recorded]()
     recorded = [Recorded(float(when), expired) for when, _ in added]
     for timer, (when, done) in zip(recorded, added, strict=True):

@@ -1,4 +1,6 @@
-"""What is wrong with a job, from its status and stacks: each rule's sentence, and which comes first."""
+"""What is wrong with a job, from its status and stacks: each rule's sentence, and which comes
+first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ WAITING = stack("reduce", 50, "psum")
 
 
 def job(count: int = 4, **changes: dict[int, Any]) -> session_pb2.StatusResponse:
-    """Returns the status of a job whose steps came until 41 s ago; `changes` are by field, then by process."""
+    """Returns the status of a job whose steps came until 41 s ago; `changes` are by field, then by
+    process.
+    """
     status = session_pb2.StatusResponse(
         num_processes=count, phase="running", up_s=300, heartbeat_interval_s=15
     )
@@ -160,7 +164,9 @@ def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
 
 
 def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
-    """A look that shows a running interpreter, of a process that was just heard of, is no finding."""
+    """A look that shows a running interpreter, of a process that was just heard of, is no
+    finding.
+    """
     status = moving()
     assert texts(status, {2: []}, looks={2: Look(stacks=WAITING)}) == []
 

@@ -34,7 +34,9 @@ Thread 0x00007f02 (most recent call first):
 
 
 def test_stacks_of_python_and_of_faulthandler_are_read_alike() -> None:
-    """The main thread first, the oldest call first, and source where there is one; faulthandler lists the main thread last."""
+    """The main thread first, the oldest call first, and source where there is one; faulthandler
+    lists the main thread last.
+    """
     main, ours = parse(PYTHON)
     assert (main.name, ours.name) == ("MainThread", "holdfast-watch")
     assert main.frames[0] == Frame("/home/me/train.py", 50, "main", "loss = float(step(batch))")
@@ -60,7 +62,9 @@ def test_the_place_is_the_users_and_the_wait_is_the_runtimes() -> None:
 
 
 def test_a_program_that_is_installed_has_a_place_too() -> None:
-    """Where no frame is outside site-packages, that of the library which is neither runtime nor Python counts."""
+    """Where no frame is outside site-packages, that of the library which is neither runtime nor
+    Python counts.
+    """
     (thread,) = parse(
         f'Thread MainThread:\n  File "{SITE}/trainer/main.py", line 3, in main\n  File'
         f' "{LIBRARY}/queue.py", line 9, in get\n'

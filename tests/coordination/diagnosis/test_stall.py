@@ -1,4 +1,6 @@
-"""When a launcher takes a job for hanging, by the steps that its processes report, and whom it calls a straggler."""
+"""When a launcher takes a job for hanging, by the steps that its processes report, and whom it
+calls a straggler.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ RULE = StallRule(timeout_s=30, first_step_s=600, straggler_steps=10)
 
 
 def job(steps: list[int | None], ages_s: list[float], **fields: Any) -> session_pb2.StatusResponse:
-    """Returns the status of a job whose processes report every 2 s; None: it never reported a step."""
+    """Returns the status of a job whose processes report every 2 s; None: it never reported a
+    step.
+    """
     status = session_pb2.StatusResponse(
         num_processes=len(steps), phase="running", up_s=100, **fields
     )
@@ -37,7 +41,9 @@ def job(steps: list[int | None], ages_s: list[float], **fields: Any) -> session_
 
 
 def test_a_job_without_a_step_of_anybody_hangs() -> None:
-    """The time is that since the last step of all; one that is younger than the timeout is enough to get on."""
+    """The time is that since the last step of all; one that is younger than the timeout is enough
+    to get on.
+    """
     assert (
         find_stall(job([7, 7, 7], [31, 33, 40]), RULE)
         == "no process has made a step for 31 s, since step 7"
@@ -46,7 +52,9 @@ def test_a_job_without_a_step_of_anybody_hangs() -> None:
 
 
 def test_a_process_that_is_behind_and_stands_still_hangs_while_others_go_on() -> None:
-    """It is named, with how far it is behind the median; one that is ahead and waits is not, nor one that never reports."""
+    """It is named, with how far it is behind the median; one that is ahead and waits is not, nor
+    one that never reports.
+    """
     status = job([90, 40, 100, None], [1, 45, 1, 0])
     assert (
         find_stall(status, RULE)

@@ -10,7 +10,9 @@ from holdfast.coordination.process.diagnose import gather
 
 
 def test_stacks_are_sampled_where_they_are_called_for() -> None:
-    """A healthy job costs one status. With stacks, each process that has a Session is sampled several times; one that left is not asked."""
+    """A healthy job costs one status. With stacks, each process that has a Session is sampled
+    several times; one that left is not asked.
+    """
     with CoordinationService.spawn(2, recoverable=True) as service:
         clients = [CoordinationClient(service.address, process_id) for process_id in range(2)]
         threads = [threading.Thread(target=client.connect) for client in clients]

@@ -74,7 +74,9 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_taken(
 
 
 def test_a_folder_that_others_could_enter_is_closed_or_refused(base: Path) -> None:
-    """Our own with another mode is closed; another user's, a link or a file is refused, and no job is read from there."""
+    """Our own with another mode is closed; another user's, a link or a file is refused, and no job
+    is read from there.
+    """
     path = user_folder(create=True)
     path.chmod(0o777)
     assert stat.S_IMODE(user_folder(create=True).stat().st_mode) == 0o700

@@ -1,4 +1,6 @@
-"""A look at a process of this host: stopped, held by C code, running; and nobody else's process is touched."""
+"""A look at a process of this host: stopped, held by C code, running; and nobody else's process is
+touched.
+"""
 
 from __future__ import annotations
 

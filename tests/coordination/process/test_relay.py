@@ -35,7 +35,9 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 @pytest.fixture(scope="module")
 def address(security: Security) -> Iterator[str]:
-    """A coordinator of 2 with mTLS and token, whose members are there and are disturbed by no test."""
+    """A coordinator of 2 with mTLS and token, whose members are there and are disturbed by no
+    test.
+    """
     with CoordinationService.spawn(
         2, recoverable=True, survivable=True, arguments=security.arguments
     ) as service:
@@ -48,7 +50,9 @@ def address(security: Security) -> Iterator[str]:
 
 
 def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: str) -> None:
-    """Through a relay for task 2, neither a Session nor a registration of task 1 passes, nor a call of nobody."""
+    """Through a relay for task 2, neither a Session nor a registration of task 1 passes, nor a call
+    of nobody.
+    """
     with Relay.spawn(address, security.member(), [2]) as relay:
         for session in (None, False):
             with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
@@ -67,7 +71,9 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
 
 
 def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> None:
-    """The launcher's word for a process of this host goes through, by the key that the process came with; for another's it does not."""
+    """The launcher's word for a process of this host goes through, by the key that the process came
+    with; for another's it does not.
+    """
     with CoordinationService.spawn(2, recoverable=True, arguments=security.arguments) as service:
         first, second = security.member(), security.member()
         with (
@@ -89,7 +95,9 @@ def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> N
 
 
 def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
-    """The relay ends its stream with the one that the process's side has closed: the process is lost after the grace."""
+    """The relay ends its stream with the one that the process's side has closed: the process is
+    lost after the grace.
+    """
     arguments = (*security.arguments, "--reconnect-grace-s=0.2")
     with CoordinationService.spawn(2, recoverable=True, arguments=arguments) as service:
         first, second = security.member(), security.member()
@@ -106,7 +114,9 @@ def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
 
 
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:
-    """A relay whose credentials are not the client's own object is another's: its agent is not let in beside the client."""
+    """A relay whose credentials are not the client's own object is another's: its agent is not let
+    in beside the client.
+    """
     with (
         Relay.spawn(address, security.member(), [1]) as relay,
         grpc.insecure_channel(relay.address) as channel,
@@ -120,7 +130,9 @@ def test_a_relay_of_another_is_refused(security: Security, address: str) -> None
 
 
 def test_a_relay_is_for_its_own_user(security: Security, address: str) -> None:
-    """Its socket lies in a folder that no other user can enter, which goes with it; and no argument of its process holds a secret."""
+    """Its socket lies in a folder that no other user can enter, which goes with it; and no argument
+    of its process holds a secret.
+    """
     credentials = security.member()
     with Relay.spawn(address, credentials, [0]) as relay:
         path = Path(relay.address.removeprefix("unix:"))
@@ -136,7 +148,9 @@ def test_a_relay_is_for_its_own_user(security: Security, address: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_no_signal_to_a_group_ends_a_relay(security: Security, address: str, number: int) -> None:
-    """Slurm signals whole job steps: their processes need the relay to save and leave. `close` ends it all the same."""
+    """Slurm signals whole job steps: their processes need the relay to save and leave. `close` ends
+    it all the same.
+    """
     with Relay.spawn(address, security.member(), [0]) as relay:
         os.kill(relay.pid, number)
         with StatusClient(relay.address) as client:

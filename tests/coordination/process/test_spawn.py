@@ -1,4 +1,6 @@
-"""Coordinators as processes of their own: how they start, outlive their spawner, and end by themselves."""
+"""Coordinators as processes of their own: how they start, outlive their spawner, and end by
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_a_server_that_prints_much_is_not_held_up() -> None:
 
 
 def test_settings_reach_the_server_by_its_input() -> None:
-    """What `start` writes is what the server reads; its input stays open until the object is closed."""
+    """What `start` writes is what the server reads; its input stays open until the object is
+    closed.
+    """
     code = (
         "import sys; print('echo at', sys.stdin.readline().strip(), flush=True); sys.stdin.read()"
     )
@@ -129,7 +133,9 @@ def test_a_coordinator_does_not_see_the_environment_of_a_trainer(
 
 
 def test_a_wait_has_an_end() -> None:
-    """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it by SIGTERM, and again does nothing."""
+    """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it by
+    SIGTERM, and again does nothing.
+    """
     service = CoordinationService.spawn(1)
     with pytest.raises(
         TimeoutError, match=f"the coordinator at {service.address} still runs after 0.1 s"

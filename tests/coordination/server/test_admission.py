@@ -39,7 +39,9 @@ def test_the_token_lets_a_call_in_with_its_key(as_bytes: bool) -> None:
     ],
 )
 def test_a_call_without_the_token_is_refused(metadata: list[tuple[object, object]]) -> None:
-    """None, another, a part of it, or one that comes second: UNAUTHENTICATED, and the message does not hold the token."""
+    """None, another, a part of it, or one that comes second: UNAUTHENTICATED, and the message does
+    not hold the token.
+    """
     with pytest.raises(
         Refused, match="the call does not hold this job's token; expected it in 'authorization'"
     ) as caught:
@@ -56,7 +58,9 @@ def test_an_open_service_looks_at_no_header() -> None:
 
 
 def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
-    """Peers are counted apart once all together pass the bound; the next second everybody may call again."""
+    """Peers are counted apart once all together pass the bound; the next second everybody may call
+    again.
+    """
     admission = Admission(None, Limits(calls_per_second=10))
 
     def refused(peer: str, calls: int, now: float) -> int:
@@ -76,7 +80,9 @@ def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
 
 
 def test_a_task_is_its_keys_while_it_is_held() -> None:
-    """While it waits for the others or is there, and after a replay of the journal, no other key is let in; once it is lost, any is."""
+    """While it waits for the others or is there, and after a replay of the journal, no other key is
+    let in; once it is lost, any is.
+    """
     driver = Driver(2, sessions=False, recoverable=True)
 
     def codes(task_id: int, key: str, owners: TaskOwners) -> tuple[Code | None, Code | None]:
@@ -112,7 +118,9 @@ def test_a_task_is_its_keys_while_it_is_held() -> None:
 
 
 def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
-    """Its holder takes its number at any time, also one that is held; any other number is refused; other names say nothing."""
+    """Its holder takes its number at any time, also one that is held; any other number is refused;
+    other names say nothing.
+    """
     driver = Driver(3, sessions=False, recoverable=True)
     owners = TaskOwners(driver.machine)
     for task_id in range(3):
@@ -138,7 +146,9 @@ def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
     ],
 )
 def test_a_certificate_that_names_the_process_stands_for_the_key(uri: bytes) -> None:
-    """Its holder, jaxlib's own mTLS client, joins and calls without a key, for its process alone; a key of another does not."""
+    """Its holder, jaxlib's own mTLS client, joins and calls without a key, for its process alone; a
+    key of another does not.
+    """
     owners = TaskOwners(Driver(3, sessions=False).machine)
     assert owners.may_join(1, "", [uri]) is None and owners.may_call(1, "", lambda: [uri]) is None
     assert owners.may_call(-1, "", lambda: [uri]) is None

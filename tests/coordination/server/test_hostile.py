@@ -1,4 +1,6 @@
-"""A hostile request harms only its sender: what members, strangers and floods do to a service, and what the others notice of it."""
+"""A hostile request harms only its sender: what members, strangers and floods do to a service, and
+what the others notice of it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def opened() -> Iterator[tuple[CoordinationService, list[CoordinationClient]]]:
 
 @dataclass
 class Guarded:
-    """A service with mTLS and token, two members that are watched over, and a third whose agent misbehaves."""
+    """A service with mTLS and token, two members that are watched over, and a third whose agent
+    misbehaves.
+    """
 
     service: CoordinationService
     clients: list[CoordinationClient]
@@ -98,7 +102,9 @@ def guarded(security: Security) -> Iterator[Guarded]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_fuzzed_requests_harm_nobody(guarded: Guarded, seed: int) -> None:
-    """2,500 requests of random bytes and of mutated messages from an admitted peer, on every rpc: barriers of the others go on."""
+    """2,500 requests of random bytes and of mutated messages from an admitted peer, on every rpc:
+    barriers of the others go on.
+    """
     chance, codes = random.Random(seed), Counter[str]()
     paths = [path for path in UNARY if not path.endswith(("ShutdownTask", "Shutdown"))]
     own, metadata = in_the_name_of(LIAR, guarded.secured), guarded.hostile.metadata()
@@ -140,7 +146,9 @@ def test_fuzzed_requests_harm_nobody(guarded: Guarded, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
-    """300 Sessions of an admitted peer, each of an Open and ten frames of random or mutated bytes: barriers of the others go on."""
+    """300 Sessions of an admitted peer, each of an Open and ten frames of random or mutated bytes:
+    barriers of the others go on.
+    """
     chance, metadata = random.Random(seed), guarded.hostile.metadata()
     methods = [
         "Barrier",
@@ -184,7 +192,9 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
 
 @pytest.mark.parametrize("idle", [500, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_garbage_and_idle_connections_harm_nobody(guarded: Guarded, idle: int) -> None:
-    """300 connections of garbage and many idle ones, all held open: barriers of the others go on, and a newcomer is served."""
+    """300 connections of garbage and many idle ones, all held open: barriers of the others go on,
+    and a newcomer is served.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, port = guarded.service.address.rsplit(":", 1)
@@ -231,7 +241,9 @@ def test_bad_frames_end_their_own_session(
 def test_a_client_that_does_not_read_is_dropped(
     opened: tuple[CoordinationService, list[CoordinationClient]],
 ) -> None:
-    """One that asks for 200 values of 4 MiB and reads none loses its Session, not the service its memory."""
+    """One that asks for 200 values of 4 MiB and reads none loses its Session, not the service its
+    memory.
+    """
     service, clients = opened
     clients[0].key_value_set_bytes("large", bytes(4 * 2**20))
     clients[1].shutdown()
@@ -267,7 +279,9 @@ def _resident_bytes(pid: int) -> int:
 
 @pytest.mark.slow
 def test_a_flood_of_values_stops_at_the_quota(guarded: Guarded) -> None:
-    """1.5 GB of values: RESOURCE_EXHAUSTED past 512 MiB, and resident memory stays under the quota and 100 MB."""
+    """1.5 GB of values: RESOURCE_EXHAUSTED past 512 MiB, and resident memory stays under the quota
+    and 100 MB.
+    """
     before, refused = _resident_bytes(guarded.service.pid), 0
     value, most = os.urandom(8 * 2**20), 0
     for number in range(180):

@@ -17,7 +17,9 @@ from tests.support.paths import ROOT
 
 
 def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
-    """`--metrics-port` serves processes by state, heartbeat ages, keys, barriers and calls on loopback."""
+    """`--metrics-port` serves processes by state, heartbeat ages, keys, barriers and calls on
+    loopback.
+    """
     command = [
         sys.executable,
         "-m",
@@ -49,7 +51,9 @@ FULL = session_pb2.ReportRequest(step=7, saved_step=5, values=VALUES, trouble="d
 
 
 def test_every_figure_is_the_statuss() -> None:
-    """States, ages, steps, keys, barriers, calls and uptime, each under its name; what is not known is left out."""
+    """States, ages, steps, keys, barriers, calls and uptime, each under its name; what is not known
+    is left out.
+    """
     state = coordination_pb2.TaskState
     tasks = [
         session_pb2.TaskStatus(

@@ -38,7 +38,9 @@ class OldClient:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_profile_d_serves_four_nodes(version: int) -> None:
-    """Connect blocks for all, devices are numbered densely in node order, keys wait, barriers repeat, shutdown blocks for all."""
+    """Connect blocks for all, devices are numbered densely in node order, keys wait, barriers
+    repeat, shutdown blocks for all.
+    """
     request_type, response_type, topology_type = (
         (d.EnumerateDevicesRequest3, d.EnumerateDevicesResponse3, d.LocalTopologyProto3)
         if version == 3
@@ -118,7 +120,9 @@ def test_profile_d_serves_four_nodes(version: int) -> None:
 
 
 def test_profile_d_says_what_is_wrong() -> None:
-    """An unknown session or version is INVALID_ARGUMENT, a key that does not come NOT_FOUND, a node that does not come named."""
+    """An unknown session or version is INVALID_ARGUMENT, a key that does not come NOT_FOUND, a node
+    that does not come named.
+    """
     with CoordinationService.spawn(2) as service:
         client = OldClient(service.address, 0, 9)
         with pytest.raises(grpc.RpcError, match="expected 1, 2 or 3"):

@@ -1,4 +1,6 @@
-"""Profiles A and B: each rpc's caller, event and messages, and the payloads of errors. No sockets."""
+"""Profiles A and B: each rpc's caller, event and messages, and the payloads of errors. No
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def answer(driver: Driver, path: str, request: Any, response: Any, caller: Calle
 
 
 def test_every_rpc_parses_its_own_request() -> None:
-    """Each row of the table reads the message that its path names, from whose fields the caller comes."""
+    """Each row of the table reads the message that its path names, from whose fields the caller
+    comes.
+    """
     for path, rpc in RPCS.items():
         messages = a if path.startswith(PROFILE_A) else b
         method = path.rsplit("/", 1)[1]
@@ -110,7 +114,9 @@ def test_keys_are_the_same_in_both_profiles(profile: str, messages: Any) -> None
 
 
 def test_a_barrier_of_both_profiles_is_one_barrier() -> None:
-    """A task of profile A and one of profile B meet, each by its own message, and get the counter."""
+    """A task of profile A and one of profile B meet, each by its own message, and get the
+    counter.
+    """
     driver = Driver(2)
     for task_id in range(2):
         driver.register(task_id, 100 + task_id)
@@ -152,7 +158,9 @@ def test_profile_b_must_have_registered(method: str) -> None:
 
 
 def test_each_channel_knows_tasks_by_its_own_incarnations() -> None:
-    """A task with both channels has the agent's to agents and the Session's to Sessions; with one, that one to all."""
+    """A task with both channels has the agent's to agents and the Session's to Sessions; with one,
+    that one to all.
+    """
     both, agent, session = Task(0, agent=5, session=6), Task(1, agent=5), Task(2, session=6)
     assert [task.incarnation(session=True) for task in (both, agent, session)] == [6, 5, 6]
     assert [task.incarnation(session=False) for task in (both, agent, session)] == [5, 5, 6]
@@ -170,7 +178,9 @@ def test_a_tasks_error_goes_with_it() -> None:
 
 
 def test_an_error_has_the_payloads_that_agents_act_on() -> None:
-    """Barrier with the service's counter, mismatch with what the caller had named, and the mark of the service."""
+    """Barrier with the service's counter, mismatch with what the caller had named, and the mark of
+    the service.
+    """
     status = Status(
         Code.INTERNAL,
         "m",
@@ -200,7 +210,9 @@ def test_a_long_message_is_cut_by_us() -> None:
 
 
 def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None:
-    """Who was alive at the answer is shown with the incarnation that it had then, though all leave before the answer is sent."""
+    """Who was alive at the answer is shown with the incarnation that it had then, though all leave
+    before the answer is sent.
+    """
     driver = Driver(3, sessions=False)
     for task_id in range(3):
         driver.register(task_id, 10 + task_id)
@@ -221,7 +233,9 @@ def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None
 
 
 def test_equal_watches_share_one_answer() -> None:
-    """A hundred answers about one version of the tasks are the same bytes, encoded once; the next version is encoded anew."""
+    """A hundred answers about one version of the tasks are the same bytes, encoded once; the next
+    version is encoded anew.
+    """
     driver = Driver(2)
     encode = RPCS[PROFILE_A + "WatchTasks"].encode
     answers = [

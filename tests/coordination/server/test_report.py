@@ -1,4 +1,6 @@
-"""The status of a job: tasks, barriers with who waits and who is missing, keys by prefix, and how far the job is."""
+"""The status of a job: tasks, barriers with who waits and who is missing, keys by prefix, and how
+far the job is.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tests.support.driver import Driver
 
 
 def test_a_status_names_the_waiting_and_the_missing() -> None:
-    """An open barrier lists who waits since when, who is missing, and the time left; waiting calls are counted by task."""
+    """An open barrier lists who waits since when, who is missing, and the time left; waiting calls
+    are counted by task.
+    """
     driver = Driver(3, job="j", attempt=2)
     driver.barrier(0, "save", timeout_s=10)
     driver.wait(4, beating=(0, 1, 2))

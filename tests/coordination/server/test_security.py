@@ -44,7 +44,8 @@ from tests.support.secured import (
 )
 from tests.support.tls import Authority
 
-# ---- Strangers and liars -----------------------------------------------------------------------------------------------------------
+# ---- Strangers and liars
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,9 @@ NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
 
 
 def names_nobody(path: str) -> bool:
-    """Tells whether a call of profiles B and D says nothing of who makes it: then it is made as whoever holds its key."""
+    """Tells whether a call of profiles B and D says nothing of who makes it: then it is made as
+    whoever holds its key.
+    """
     return not path.startswith(PROFILE_A) and path.rsplit("/", 1)[1] in NAMELESS
 
 
@@ -116,7 +119,9 @@ def names_nobody(path: str) -> bool:
     "who", ["no certificate", "another authority", "plaintext", "no token", "an old token"]
 )
 def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who: str) -> None:
-    """Every rpc of every profile is refused, though the request is one that the victim would send, its key included; the job goes on."""
+    """Every rpc of every profile is refused, though the request is one that the victim would send,
+    its key included; the job goes on.
+    """
     credentials = replace(security.stranger(who), key=secured.credentials[VICTIM].key)
     opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
     with secured.channel(credentials) as channel:
@@ -147,7 +152,9 @@ def test_no_client_of_ours_joins_as_a_stranger(
 
 
 def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:
-    """Process 2, who knows all incarnations, is refused on every rpc of A, B and D, and a Session, in the name of process 1."""
+    """Process 2, who knows all incarnations, is refused on every rpc of A, B and D, and a Session,
+    in the name of process 1.
+    """
     own = secured.credentials[LIAR]
     stolen = {
         process.process_id: process.incarnation for process in secured.clients[LIAR].process_info()
@@ -179,7 +186,9 @@ def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> N
 def test_one_who_has_not_come_speaks_for_nobody(
     secured: Secured, security: Security, keyless: bool
 ) -> None:
-    """A peer with certificate and token that is no process of the job is refused on every rpc of A, B and D, those that name nobody too."""
+    """A peer with certificate and token that is no process of the job is refused on every rpc of A,
+    B and D, those that name nobody too.
+    """
     outsider = security.member()
     metadata = outsider.metadata()[:1] if keyless else outsider.metadata()
     opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
@@ -191,7 +200,9 @@ def test_one_who_has_not_come_speaks_for_nobody(
 
 
 def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
-    """Our client that is given a number of another, over a Session or unary calls, learns so, once; its owner is not disturbed."""
+    """Our client that is given a number of another, over a Session or unary calls, learns so, once;
+    its owner is not disturbed.
+    """
     for session in (None, False):
         client = CoordinationClient(
             secured.address,
@@ -210,7 +221,9 @@ def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -
 
 
 def test_an_incarnation_of_another_is_refused(secured: Secured) -> None:
-    """A member that registers its own agent with the incarnation of another's does not become that other to profile A."""
+    """A member that registers its own agent with the incarnation of another's does not become that
+    other to profile A.
+    """
     own = secured.credentials[LIAR]
     with pytest.raises(
         grpc.RpcError, match="process 2 came with the incarnation of another"
@@ -227,7 +240,9 @@ SECOND_CHANNELS = [PROFILE_A + "RegisterTask", PROFILE_B + "RegisterTask", PROFI
 def test_the_second_channel_is_its_owners_too(
     security: Security, tmp_path: Path, journal: bool
 ) -> None:
-    """No other may register an agent beside a Session, or open a Session beside an agent, though that channel has never been there."""
+    """No other may register an agent beside a Session, or open a Session beside an agent, though
+    that channel has never been there.
+    """
     arguments = (
         (*security.arguments, f"--journal={tmp_path / 'journal'}")
         if journal
@@ -283,7 +298,9 @@ def test_the_second_channel_is_its_owners_too(
 
 
 def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> None:
-    """Its next life brings another key: it waits until the former one has been silent for the heartbeat timeout, then it is let in."""
+    """Its next life brings another key: it waits until the former one has been silent for the
+    heartbeat timeout, then it is let in.
+    """
     script = """
         import os, sys
         from holdfast.coordination import CoordinationClient, Credentials
@@ -308,7 +325,9 @@ def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> 
 def test_a_certificate_gives_a_number(
     security: Security, tmp_path: Path, public: tuple[str, ...]
 ) -> None:
-    """One that names processes speaks for these alone: nobody else comes first, over no channel, and a next life need not wait."""
+    """One that names processes speaks for these alone: nobody else comes first, over no channel,
+    and a next life need not wait.
+    """
     authority = Authority(tmp_path, "naming")
     server, token = authority.issue("server"), security.own.token_file
     arguments = (
@@ -381,7 +400,9 @@ except Exception as error:
     ],
 )
 def test_jaxlibs_own_tls_needs_no_relay(tmp_path: Path, first_process: int, found: str) -> None:
-    """Unmodified jaxlib 0.12 clients whose certificates name their processes join and meet; with another's number they are refused."""
+    """Unmodified jaxlib 0.12 clients whose certificates name their processes join and meet; with
+    another's number they are refused.
+    """
     authority = Authority(tmp_path, "job")
     server = authority.issue("server")
     held = [
@@ -417,7 +438,9 @@ def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
     ids=["job", "attempt", "size"],
 )
 def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
-    """Another job, attempt or number of processes is Fenced, at once, in words that say whose the service is."""
+    """Another job, attempt or number of processes is Fenced, at once, in words that say whose the
+    service is.
+    """
     with CoordinationService.spawn(2, job="job", attempt=1) as service:
         client = CoordinationClient(service.address, 0, **other)
         with pytest.raises(
@@ -446,7 +469,9 @@ with credentials.channel(address, ()) as channel:
 
 
 def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
-    """From another network namespace, with certificate and token of the job, process 1's number is as much another's as from here."""
+    """From another network namespace, with certificate and token of the job, process 1's number is
+    as much another's as from here.
+    """
     with namespaces() as network:
         server = Authority(tmp_path, "crossing")
         files, mine = server.issue("server", network.host), server.issue("client")

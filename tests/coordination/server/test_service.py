@@ -1,4 +1,6 @@
-"""The service between transport and machine: unary calls, who may make them, flushes and the journal, and the end. No sockets."""
+"""The service between transport and machine: unary calls, who may make them, flushes and the
+journal, and the end. No sockets.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Served:
 
 
 def test_agents_register_and_beat() -> None:
-    """The first waits for the second; then both live, and a call to another life of the service is INTERNAL."""
+    """The first waits for the second; then both live, and a call to another life of the service is
+    INTERNAL.
+    """
     served = Served()
     first = served.register(0)
     assert first.outcome is None
@@ -109,7 +113,9 @@ def test_what_is_no_request_is_answered_at_once(path: str, code: str, sentence: 
 
 
 def test_a_call_that_is_dropped_is_not_answered() -> None:
-    """A waiting get that its transport drops leaves nothing behind; at a barrier a client that goes away does not matter."""
+    """A waiting get that its transport drops leaves nothing behind; at a barrier a client that goes
+    away does not matter.
+    """
     served = Served()
     writer = InMemoryWriter()
     body = coordination_b_pb2.GetKeyValueRequest(key="k").SerializeToString()
@@ -128,7 +134,9 @@ def test_a_call_that_is_dropped_is_not_answered() -> None:
 
 
 def test_a_secured_service_asks_for_the_key() -> None:
-    """A task is its key's: no key, and another's, are PERMISSION_DENIED, and are no sign of life of the task."""
+    """A task is its key's: no key, and another's, are PERMISSION_DENIED, and are no sign of life of
+    the task.
+    """
     served = Served(secured=True)
     served.register(0, "zero"), served.register(1, "one")
     served.now = 5.0
@@ -198,7 +206,9 @@ def test_why_a_service_ends() -> None:
 
 
 def test_a_service_whose_job_was_left_before_it_gathered_ends() -> None:
-    """One of two came, waited and went: after the linger time the service ends, unless somebody comes before."""
+    """One of two came, waited and went: after the linger time the service ends, unless somebody
+    comes before.
+    """
     served = Served(2)
     writer = InMemoryWriter()
     request = coordination_pb2.RegisterTaskRequest(incarnation=10).SerializeToString()

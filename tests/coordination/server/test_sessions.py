@@ -1,4 +1,6 @@
-"""Sessions on the service's side: opening, requests, cancels, deltas, queries to a process, and their ends. No sockets."""
+"""Sessions on the service's side: opening, requests, cancels, deltas, queries to a process, and
+their ends. No sockets.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_a_session_opens_with_the_settings_of_the_job() -> None:
     ],
 )
 def test_an_opening_may_be_refused(fields: dict[str, Any], end: str) -> None:
-    """Another job, attempt, size, number, no incarnation, a long name: the stream ends and no task has come."""
+    """Another job, attempt, size, number, no incarnation, a long name: the stream ends and no task
+    has come.
+    """
     sessions, stream = Sessions(opened=0), InMemoryStream()
     sessions.open(stream, **({"process_id": 0, "incarnation": 5} | fields))
     assert stream.end is not None and stream.end[0] == end and not stream.frames
@@ -129,7 +133,9 @@ def test_a_failure_names_the_missing() -> None:
 
 
 def test_what_no_method_takes_is_answered() -> None:
-    """An unknown method is UNIMPLEMENTED, a body that is no message INVALID_ARGUMENT; the Session stays."""
+    """An unknown method is UNIMPLEMENTED, a body that is no message INVALID_ARGUMENT; the Session
+    stays.
+    """
     sessions = Sessions()
     sessions.request(0, 1, "Nonsense")
     sessions.send(
@@ -160,7 +166,9 @@ def test_a_get_that_depends_on_a_lost_process_ends() -> None:
 
 
 def test_a_flood_of_one_session_is_cut_off() -> None:
-    """More calls in a second than the limit, or more waiting calls, are RESOURCE_EXHAUSTED; the next second is another."""
+    """More calls in a second than the limit, or more waiting calls, are RESOURCE_EXHAUSTED; the
+    next second is another.
+    """
     sessions = Sessions(limits=Limits(calls_per_second=3, waiters_per_task=2))
     for number in range(5):
         sessions.request(0, number, "Heartbeat")
@@ -172,7 +180,9 @@ def test_a_flood_of_one_session_is_cut_off() -> None:
 
 
 def test_deltas_are_coalesced_and_full_at_first() -> None:
-    """The first delta holds all tasks; changes within the interval go out together, with the changed tasks alone."""
+    """The first delta holds all tasks; changes within the interval go out together, with the
+    changed tasks alone.
+    """
     sessions = Sessions(3, opened=1, recoverable=True)
     sessions.tick(DELTA_INTERVAL_S)
     (first,) = sessions.streams[0].deltas()
@@ -211,7 +221,9 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
 
 
 def test_a_member_answers_for_no_other() -> None:
-    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the question; many ask at the price of one."""
+    """Stacks asked of process 1 are not taken from process 0, who guesses the number of the
+    question; many ask at the price of one.
+    """
     sessions = Sessions()
     for number in range(50):
         sessions.request(0, number, "Stacks", session_pb2.StacksRequest(task_id=1))
@@ -227,7 +239,9 @@ def test_a_member_answers_for_no_other() -> None:
 
 
 def test_a_process_that_does_not_answer_is_given_up() -> None:
-    """Without an answer in time, or without a Session, the question fails, unless its watchdog has left a report."""
+    """Without an answer in time, or without a Session, the question fails, unless its watchdog has
+    left a report.
+    """
     sessions = Sessions(3)
 
     def ask(task_id: int) -> InMemoryWriter:
@@ -256,7 +270,9 @@ def test_a_process_that_does_not_answer_is_given_up() -> None:
 
 
 def test_a_process_that_goes_away_is_not_waited_for() -> None:
-    """The question ends with its Session: with what its watchdog has left, or an error; a question that it asked itself is dropped."""
+    """The question ends with its Session: with what its watchdog has left, or an error; a question
+    that it asked itself is dropped.
+    """
     sessions = Sessions()
     writer = InMemoryWriter()
     sessions.request(1, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
@@ -275,7 +291,9 @@ def test_the_status_is_asked_over_a_session_too() -> None:
 
 
 def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
-    """Its open stream ends with ABORTED and the reason, and so does the next that it opens; the others' streams stay."""
+    """Its open stream ends with ABORTED and the reason, and so does the next that it opens; the
+    others' streams stay.
+    """
     sessions = Sessions(recoverable=True, heartbeat_timeout_s=5.0)
     for _ in range(8):
         sessions.request(0, 9, "Heartbeat")
@@ -292,7 +310,9 @@ def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
 
 
 def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered() -> None:
-    """A stream keeps its process there while it waits for the others; taken over by another stream of it, too; closed, no longer."""
+    """A stream keeps its process there while it waits for the others; taken over by another stream
+    of it, too; closed, no longer.
+    """
     sessions, second = Sessions(3, heartbeat_timeout_s=5.0), InMemoryStream()
     sessions.open(second, process_id=1, incarnation=6)
     sessions.sessions.closed(sessions.streams[0])
@@ -302,7 +322,9 @@ def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered(
 
 
 def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
-    """A stream that another took over from, and one that was dropped because nobody read it, are no suspicion; a closed one is."""
+    """A stream that another took over from, and one that was dropped because nobody read it, are no
+    suspicion; a closed one is.
+    """
     sessions, second = (
         Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)),
         InMemoryStream(),
@@ -321,7 +343,9 @@ def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
 
 
 def test_a_failure_says_how_far_the_missing_have_come() -> None:
-    """What a process last reported travels with the error that names it; the two who wait get the same bytes, encoded once."""
+    """What a process last reported travels with the error that names it; the two who wait get the
+    same bytes, encoded once.
+    """
     sessions = Sessions(4, opened=3)
     sessions.request(2, 1, "Report", session_pb2.ReportRequest(step=40, values={"loss": 0.5}))
     arrive = coordination_pb2.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=1000)

@@ -1,4 +1,6 @@
-"""Both transports keep one contract: calls, errors with payloads, Sessions, clients that go away, a port that is taken, and the end."""
+"""Both transports keep one contract: calls, errors with payloads, Sessions, clients that go away, a
+port that is taken, and the end.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def test_a_stream_may_be_ended_by_the_service(channel: grpc.Channel) -> None:
 
 
 def test_a_client_that_goes_away_waits_no_longer(served: Served, channel: grpc.Channel) -> None:
-    """A get that is cancelled, and a get of a Session whose stream breaks, are forgotten by the machine."""
+    """A get that is cancelled, and a get of a Session whose stream breaks, are forgotten by the
+    machine.
+    """
     broken = threading.Event()
 
     def frames() -> Iterator[bytes]:

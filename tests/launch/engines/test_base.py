@@ -17,7 +17,9 @@ from tests.support.secured import at_once
 
 
 class Recording(BaseEngine):
-    """An engine whose processes end as soon as they are launched; it records what is done to them."""
+    """An engine whose processes end as soon as they are launched; it records what is done to
+    them.
+    """
 
     def __init__(self, output: ConsoleOutput, code: int = 0) -> None:
         super().__init__(output, RestartPolicy())
@@ -55,7 +57,9 @@ def test_the_first_signal_stops_the_second_repeats_the_third_kills() -> None:
 
 
 def test_events_come_in_order_and_no_event_is_no_error() -> None:
-    """What was queued first comes first; with nothing there the call returns at the latest after its timeout."""
+    """What was queued first comes first; with nothing there the call returns at the latest after
+    its timeout.
+    """
     engine = Recording(output())
     engine.carry_out(Reserve(1, 1, 2, 1.0))
     engine.carry_out(Launch(1, 2))
@@ -92,7 +96,9 @@ def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
 
 
 def test_a_job_runs_to_its_end_and_its_reasons_go_to_the_output() -> None:
-    """A failure is written to the launcher's stream with its reason; a live view gets the engine's progress; handlers are given back."""
+    """A failure is written to the launcher's stream with its reason; a live view gets the engine's
+    progress; handlers are given back.
+    """
     before = signal.getsignal(signal.SIGTERM)
     view = LiveView(io.StringIO(), stderr := io.StringIO(), 2)
     engine = Recording(view, code=3)

@@ -1,4 +1,6 @@
-"""The engine of this machine: what a newcomer sees of `holdfast run`, and that nothing is ever left running."""
+"""The engine of this machine: what a newcomer sees of `holdfast run`, and that nothing is ever left
+running.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def refuses(address: str, within_s: float = 20) -> bool:
 
 
 def test_every_process_knows_who_it_is() -> None:
-    """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_* values are gone and logged."""
+    """The environment holds a ProcessSpec for each, with one coordinator for all; stale MEGASCALE_*
+    values are gone and logged.
+    """
     output = CollectedOutput()
     code = (
         "import os; print(*(os.environ.get(k) for k in ('HOLDFAST_PROCESS_ID',"
@@ -113,7 +117,9 @@ jax.distributed.shutdown()
 
 
 def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None:
-    """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it; no port is opened."""
+    """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it;
+    no port is opened.
+    """
     output = CollectedOutput()
     result = run_local(
         [sys.executable, "-c", UNMODIFIED],
@@ -144,7 +150,9 @@ except PermissionError:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
-    """The user nobody can neither connect to a running job's coordinator nor look into its folder."""
+    """The user nobody can neither connect to a running job's coordinator nor look into its
+    folder.
+    """
     with holdfast_run(
         "-n",
         1,
@@ -166,7 +174,9 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
 
 
 def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
-    """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are done."""
+    """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are
+    done.
+    """
     code = "import os, sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
     done = subprocess.run(
         [HOLDFAST, "run", "-n", "2", "--", *python(code)],
@@ -229,7 +239,9 @@ while True: time.sleep(1)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_notice_to_the_launcher_reaches_every_process(number: int) -> None:
-    """SIGTERM and SIGHUP become SIGTERM for each process; when they leave with 75 the command ends with 75 and restarts nothing."""
+    """SIGTERM and SIGHUP become SIGTERM for each process; when they leave with 75 the command ends
+    with 75 and restarts nothing.
+    """
     script = """
 import os, signal, sys
 print("pid", os.getpid(), flush=True)
@@ -263,7 +275,9 @@ def test_control_c_reaches_every_process_as_itself() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
-    """Neither the processes, nor what they started in whatever session, nor the coordinator outlive a launcher that could not clean up."""
+    """Neither the processes, nor what they started in whatever session, nor the coordinator outlive
+    a launcher that could not clean up.
+    """
     script = """
 import os, subprocess, sys, time
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -284,7 +298,9 @@ time.sleep(600)
 
 
 def test_what_a_process_left_behind_ends_with_it() -> None:
-    """A process that ends well takes along what it started in the background, in a session of its own too."""
+    """A process that ends well takes along what it started in the background, in a session of its
+    own too.
+    """
     output = CollectedOutput()
     script = (
         "import subprocess as s; print(s.Popen(['sleep', '600'], stdout=s.DEVNULL,"
@@ -295,7 +311,9 @@ def test_what_a_process_left_behind_ends_with_it() -> None:
 
 
 def test_a_failed_group_is_started_again() -> None:
-    """Each attempt has its number and a coordinator at an address of its own; the third one ends done."""
+    """Each attempt has its number and a coordinator at an address of its own; the third one ends
+    done.
+    """
     script = """
 import os, sys
 attempt = int(os.environ["HOLDFAST_ATTEMPT"])
@@ -321,7 +339,9 @@ def test_a_preempted_job_says_so() -> None:
 
 
 def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
-    """Four processes, then two when the file says 2, then four again; each time they get SIGTERM and leave with 75."""
+    """Four processes, then two when the file says 2, then four again; each time they get SIGTERM
+    and leave with 75.
+    """
     room = tmp_path / "room"
     script = f"""
 import os, signal, sys
@@ -353,7 +373,9 @@ client.connect()
 
 
 def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> None:
-    """A process that somebody's SIGTERM ends before it could hear of notices: all are told to leave, and the job ends with 75."""
+    """A process that somebody's SIGTERM ends before it could hear of notices: all are told to
+    leave, and the job ends with 75.
+    """
     script = (
         "import os, signal, time\nif os.environ['HOLDFAST_PROCESS_ID'] == '1': os.kill(os.getpid(),"
         " signal.SIGTERM)\ntime.sleep(600)"
@@ -379,7 +401,9 @@ def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
 
 
 def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) -> None:
-    """No temporary folder: that sentence, exit code 1, no second attempt and no story of processes."""
+    """No temporary folder: that sentence, exit code 1, no second attempt and no story of
+    processes.
+    """
     env = os.environ | {"TMPDIR": str(short_path)}
     (short_path / f"holdfast-{os.getuid()}").write_text("in the way")
     done = subprocess.run(
@@ -399,7 +423,9 @@ def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
-    """Processes that need it are ended at once and not after a time-out of theirs; the budget for failures pays for the next attempt."""
+    """Processes that need it are ended at once and not after a time-out of theirs; the budget for
+    failures pays for the next attempt.
+    """
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -429,7 +455,9 @@ time.sleep(600)
 
 
 def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> None:
-    """Prepared during the back-off, it is the one that the attempt gets; for another number of processes another takes its place."""
+    """Prepared during the back-off, it is the one that the attempt gets; for another number of
+    processes another takes its place.
+    """
     output = CollectedOutput()
     engine = LocalEngine(
         python("import time; time.sleep(600)"),
@@ -471,7 +499,9 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
 
 
 def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
-    """Lines with their time, of all attempts; what the launcher said; when the coordinator came and why it went."""
+    """Lines with their time, of all attempts; what the launcher said; when the coordinator came and
+    why it went.
+    """
     run_local(
         python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"),
         2,
@@ -506,7 +536,9 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
 
 
 def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
-    """One address from the start to the end, which says which attempt it is; afterwards nobody listens there."""
+    """One address from the start to the end, which says which attempt it is; afterwards nobody
+    listens there.
+    """
     pytest.importorskip("prometheus_client", reason="needs the extra metrics")
     command = [
         "-n",

@@ -1,4 +1,6 @@
-"""The engine of Slurm, under a real slurmctld with two slurmd on loopback: the example of `make demo`, preempted and requeued."""
+"""The engine of Slurm, under a real slurmctld with two slurmd on loopback: the example of `make
+demo`, preempted and requeued.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"],
 def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(
     slurm: SlurmCluster, tmp_path: Path, engine: str
 ) -> None:
-    """Two tasks on each of two nodes: a Unix socket a node, local ranks 0 and 1; --insecure gives all the coordinator's own address."""
+    """Two tasks on each of two nodes: a Unix socket a node, local ranks 0 and 1; --insecure gives
+    all the coordinator's own address.
+    """
     (tmp_path / "look.py").write_text(LOOK)
     command = (
         f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 {engine} -- {sys.executable} look.py"
@@ -181,7 +185,9 @@ def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(
 def test_a_higher_partition_preempts_and_the_job_comes_back(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and goes on from that very step."""
+    """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and
+    goes on from that very step.
+    """
     job = Job(slurm, tmp_path)
     job.wait_for_step(25)
     (tmp_path / "high").mkdir()
@@ -196,7 +202,9 @@ def test_a_higher_partition_preempts_and_the_job_comes_back(
 
 
 def test_a_node_set_down_requeues_the_job(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Slurm ends and requeues a job whose node is lost; it resumes from the last saved step when the node is back."""
+    """Slurm ends and requeues a job whose node is lost; it resumes from the last saved step when
+    the node is back.
+    """
     job = Job(slurm, tmp_path)
     job.wait_for_step(25)
     slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
@@ -207,7 +215,9 @@ def test_a_node_set_down_requeues_the_job(slurm: SlurmCluster, tmp_path: Path) -
 
 @pytest.mark.timeout(290)
 def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """The signal that comes before the time limit: all save one step, the job is requeued, resumes there, and completes once."""
+    """The signal that comes before the time limit: all save one step, the job is requeued, resumes
+    there, and completes once.
+    """
     job = Job(
         slurm, tmp_path, "--time=2", "--signal=B:USR1@45"
     )  # Slurm sends it 45 to 75 s after the start
@@ -223,7 +233,9 @@ def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None
 def test_a_dead_task_restarts_the_group_inside_the_allocation(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends done."""
+    """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends
+    done.
+    """
     job = Job(slurm, tmp_path, engine="--grace-s 2", steps=400)
     job.wait_for_step(25)
     pids = re.findall(r"process 2 of 4, pid (\d+)", job.output())
@@ -252,7 +264,9 @@ while not Path("leave").exists():
 
 
 def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """A controller under load: the task that has left by itself meanwhile ends the job, which does not wait for scancel."""
+    """A controller under load: the task that has left by itself meanwhile ends the job, which does
+    not wait for scancel.
+    """
     (tmp_path / "leaving.py").write_text(LEAVING)
     (tmp_path / "bin").mkdir()
     stub = tmp_path / "bin" / "scancel"

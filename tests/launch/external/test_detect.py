@@ -43,12 +43,16 @@ from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
     ],
 )
 def test_what_each_engine_says(environment: dict[str, str], expected: ClusterEnv | None) -> None:
-    """K8S-1 among them: the process is job index x parallelism + completion index. The batch step of Slurm is no task."""
+    """K8S-1 among them: the process is job index x parallelism + completion index. The batch step
+    of Slurm is no task.
+    """
     assert detect(environment) == expected
 
 
 def test_a_requeued_slurm_job_has_a_higher_attempt() -> None:
-    """ENV-5: any step after a requeue is above every step before it; a later step is above an earlier one."""
+    """ENV-5: any step after a requeue is above every step before it; a later step is above an
+    earlier one.
+    """
     attempts = [
         detect(SLURM | {"SLURM_RESTART_COUNT": r, "SLURM_STEP_ID": s})
         for r, s in (("0", "0"), ("0", "41"), ("1", "0"), ("2", "0"))

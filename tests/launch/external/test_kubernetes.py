@@ -41,7 +41,9 @@ def test_manifests_are_as_the_golden_files(name: str) -> None:
 
 
 def test_manifests_are_yaml(tmp_path: Path) -> None:
-    """The command line writes what a YAML parser reads back; impossible sizes and names are refused."""
+    """The command line writes what a YAML parser reads back; impossible sizes and names are
+    refused.
+    """
     yaml = pytest.importorskip("yaml")
     base = [str(HOLDFAST), "kubernetes", "--image", "i:1"]
     done = subprocess.run(

@@ -44,7 +44,9 @@ def run_task(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_a_task_becomes_its_command() -> None:
-    """The ProcessSpec is in the environment; the exit code is the command's; stale slices are replaced and logged."""
+    """The ProcessSpec is in the environment; the exit code is the command's; stale slices are
+    replaced and logged.
+    """
     keys = ("HOLDFAST_PROCESS_ID", "HOLDFAST_ATTEMPT", "MEGASCALE_SLICE_ID")
     code = f"import os, sys; print(*(os.environ[key] for key in {keys})); sys.exit(7)"
     done = run_task(
@@ -63,7 +65,9 @@ def test_a_task_becomes_its_command() -> None:
 
 
 def test_a_signal_of_the_launcher_reaches_the_command_and_nothing_outlives_the_task() -> None:
-    """SIGTERM is the command's to handle; its exit code is the task's. Killed, the task takes its command along."""
+    """SIGTERM is the command's to handle; its exit code is the task's. Killed, the task takes its
+    command along.
+    """
     code = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -106,7 +110,9 @@ def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> No
 
 
 def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
-    """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of this run."""
+    """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of
+    this run.
+    """
     environment = {
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
@@ -152,7 +158,9 @@ os._exit(0)
 
 @contextlib.contextmanager
 def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields what two processes say once they have met: each on a machine of its own, as Open MPI and TMPDIR have it."""
+    """Yields what two processes say once they have met: each on a machine of its own, as Open MPI
+    and TMPDIR have it.
+    """
     processes = []
     for rank in ("0", "1"):
         (short_path / rank).mkdir()
@@ -191,7 +199,9 @@ def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any
 
 
 def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
-    """Process 0 makes a token and certificates, and leaves them in a file for this user alone; nothing of them is in the programs."""
+    """Process 0 makes a token and certificates, and leaves them in a file for this user alone;
+    nothing of them is in the programs.
+    """
     with two_machines(short_path) as said:
         file = short_path / "shared" / "mpi-1.1.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -261,7 +271,9 @@ def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
     reason="Open MPI is not installed: scripts/install_system_packages.sh",
 )
 def test_mpirun_runs_a_job(tmp_path: Path) -> None:
-    """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0 started."""
+    """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0
+    started.
+    """
     script = tmp_path / "program.py"
     script.write_text("""
 import os, sys

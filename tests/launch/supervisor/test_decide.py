@@ -1,4 +1,6 @@
-"""The decision function of the supervisor: what each event makes of a job, and what no sequence of events can make of it."""
+"""The decision function of the supervisor: what each event makes of a job, and what no sequence of
+events can make of it.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def running(
 
 
 def test_a_job_runs_to_its_end() -> None:
-    """Start asks for machines, a reservation launches, and the last exit code of 0 finishes and gives all back."""
+    """Start asks for machines, a reservation launches, and the last exit code of 0 finishes and
+    gives all back.
+    """
     run = Run().handle(Start())
     assert run.actions == [Reserve(1, 2, 4, 600.0)]
     assert run.handle(Reserved(1, 3)).actions == [Launch(1, 3)]
@@ -110,7 +114,9 @@ def test_a_job_runs_to_its_end() -> None:
 
 
 def test_a_death_ends_the_others_and_starts_all_again() -> None:
-    """The rest, without a client of ours, gets SIGTERM, then SIGKILL after the grace time; the next attempt has a new number."""
+    """The rest, without a client of ours, gets SIGTERM, then SIGKILL after the grace time; the next
+    attempt has a new number.
+    """
     run = running().handle(Exited(1, 2, -9))
     assert run.job.state is State.RESTARTING
     assert run.actions == [Terminate(frozenset({0, 1, 3}))]
@@ -140,7 +146,9 @@ WRITING, REPORTED, COMMITTING, SETTLED = (SavePosition(3, stage) for stage in Sa
 
 
 def test_a_job_that_makes_no_steps_hangs() -> None:
-    """All are ended, and it begins again; without a budget its error is a Hang that names who and why, with exit code 124."""
+    """All are ended, and it begins again; without a budget its error is a Hang that names who and
+    why, with exit code 124.
+    """
     for failures in (1, 0):
         run = running(RestartPolicy(max_failures=failures, stall_timeout_s=30.0)).handle(
             Progress(1, 7, saves=dict.fromkeys(range(4), NO_SAVE))
@@ -153,7 +161,9 @@ def test_a_job_that_makes_no_steps_hangs() -> None:
 
 
 def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> None:
-    """It holds its interpreter: had it not reported its share, all end at once; had it, it alone does, and the others commit."""
+    """It holds its interpreter: had it not reported its share, all end at once; had it, it alone
+    does, and the others commit.
+    """
     run = saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Progress(1, 7))
     assert run.handle(Stalled(1, "no step", (2,), silent=frozenset({2}))).actions == [
         Kill(frozenset({0, 1, 2, 3}))
@@ -166,7 +176,9 @@ def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> Non
 
 
 def test_a_stall_rule_without_steps_is_refused() -> None:
-    """No attempt follows, whatever the budget: the message says what to add. After steps of an earlier attempt it is a hang."""
+    """No attempt follows, whatever the budget: the message says what to add. After steps of an
+    earlier attempt it is a hang.
+    """
     run = running().handle(Stalled(1, "no process has reported a step within 600 s of its start"))
     assert (
         isinstance(run.job.error, StartupFailed)
@@ -188,7 +200,9 @@ def test_a_stall_rule_without_steps_is_refused() -> None:
 
 
 def test_whoever_is_settled_is_ended_at_once() -> None:
-    """Three with a client of ours and no save under way get SIGKILL, and no SIGTERM: ending is not preempting."""
+    """Three with a client of ours and no save under way get SIGKILL, and no SIGTERM: ending is not
+    preempting.
+    """
     run = saving(SETTLED, SETTLED, SETTLED, NO_SAVE).handle(Exited(1, 2, -9))
     assert run.actions == [Kill(frozenset({0, 1, 3}))] and run.job.state is State.RESTARTING
     run.handle(Progress(1, 5, saves=run.job.saves))
@@ -201,7 +215,9 @@ def test_whoever_is_settled_is_ended_at_once() -> None:
 
 
 def test_a_save_that_can_be_committed_is() -> None:
-    """The one that died had reported its share: the others are ended once the first of them knows how the save ended, and no earlier."""
+    """The one that died had reported its share: the others are ended once the first of them knows
+    how the save ended, and no earlier.
+    """
     run = saving(COMMITTING, REPORTED, REPORTED, WRITING).handle(Exited(1, 2, -9))
     assert (
         run.actions == []
@@ -235,7 +251,9 @@ def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
 
 
 def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
-    """The dead one had not reported; or another one dies before it has, while the first is awaited; or the time is over."""
+    """The dead one had not reported; or another one dies before it has, while the first is awaited;
+    or the time is over.
+    """
     assert saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Exited(1, 2, -9)).actions == [
         Kill(frozenset({0, 1, 3}))
     ]
@@ -254,7 +272,9 @@ def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
 
 
 def test_a_job_that_fails_commits_first_too() -> None:
-    """No attempt follows, and the job fails with the code of the one that died, once the save is settled."""
+    """No attempt follows, and the job fails with the code of the one that died, once the save is
+    settled.
+    """
     run = running(RestartPolicy()).handle(Progress(1, saves=dict.fromkeys(range(4), REPORTED)))
     assert run.handle(Exited(1, 2, 3)).job.state is State.RESTARTING and run.actions == []
     run.handle(Progress(1, 4, 4, saves=dict.fromkeys(range(4), SETTLED)))
@@ -264,7 +284,9 @@ def test_a_job_that_fails_commits_first_too() -> None:
 
 
 def test_the_first_that_fails_decides_the_exit_code() -> None:
-    """A signal is 128 + its number; what the others end with while they are being ended does not count."""
+    """A signal is 128 + its number; what the others end with while they are being ended does not
+    count.
+    """
     assert running(RestartPolicy()).handle(Exited(1, 0, -11)).job.exit_code == 139
     run = running(RestartPolicy()).handle(Exited(1, 3, 17))
     assert (run.job.state, run.job.exit_code, run.actions) == (
@@ -287,7 +309,9 @@ def test_exit_codes_of_processes(code: int, kind: type, exit_code: int) -> None:
 
 
 def test_leaving_with_zero_after_a_notice_is_not_done() -> None:
-    """PRE-1: workers that save and return after a notice come back, and are done when they end without one."""
+    """PRE-1: workers that save and return after a notice come back, and are done when they end
+    without one.
+    """
     run = running().handle(Notice("drain", delivered=False))
     assert run.actions == [Notify("drain")]
     assert run.exit([0, 0, 0, 0]).job.state is State.RESTARTING
@@ -303,7 +327,9 @@ def test_done_is_what_the_training_loop_says() -> None:
 
 
 def test_a_death_after_a_notice_spends_the_budget_of_preemptions() -> None:
-    """Workers that die or raise while machines are taken away have not failed; the others do not wait for them for long."""
+    """Workers that die or raise while machines are taken away have not failed; the others do not
+    wait for them for long.
+    """
     run = running().handle(Notice("drain", deadline=150.0), Exited(1, 1, 1))
     assert run.job.wake_at == 105.0
     run.handle(Exited(1, 0, 75), Exited(1, 2, -9), Exited(1, 3, 1))
@@ -311,7 +337,9 @@ def test_a_death_after_a_notice_spends_the_budget_of_preemptions() -> None:
 
 
 def test_notices_merge_and_the_earliest_deadline_wins() -> None:
-    """PRE-2: a later deadline never moves an earlier one; at the deadline what is left is killed."""
+    """PRE-2: a later deadline never moves an earlier one; at the deadline what is left is
+    killed.
+    """
     run = running().handle(
         Notice("a", deadline=190.0), Notice("b", deadline=130.0), Notice("c", deadline=500.0)
     )
@@ -373,7 +401,9 @@ def test_back_off_is_capped_and_jittered() -> None:
 
 
 def test_progress_refills_the_budgets() -> None:
-    """Ten failures with progress in between pass a budget of one; a second failure without progress does not."""
+    """Ten failures with progress in between pass a budget of one; a second failure without progress
+    does not.
+    """
     run = running(RestartPolicy(max_failures=1))
     for saved in range(1, 11):
         run.handle(Progress(run.job.attempt, step=saved * 10, saved_step=saved * 10)).exit([-9] * 4)
@@ -384,7 +414,9 @@ def test_progress_refills_the_budgets() -> None:
 
 
 def test_three_attempts_without_progress_are_enough() -> None:
-    """Steps that were run before, and are run again, are no progress: the budget does not matter then."""
+    """Steps that were run before, and are run again, are no progress: the budget does not matter
+    then.
+    """
     run = (
         running(RestartPolicy(max_failures=100))
         .handle(Progress(1, step=50, saved_step=40))
@@ -399,7 +431,9 @@ def test_three_attempts_without_progress_are_enough() -> None:
 
 
 def test_growing_and_shrinking() -> None:
-    """More room makes the job save and come back larger, not before it has run for a while; less room is a notice."""
+    """More room makes the job save and come back larger, not before it has run for a while; less
+    room is a notice.
+    """
     run = running(num_processes=2)
     assert run.handle(Capacity(4)).job.state is State.RUNNING
     run.now += 30
@@ -528,7 +562,9 @@ def _find_exit(job: Job, now: float) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
-    """10,000 random sequences: no attempt beyond its budget, no lost preemption, no state without an exit, nothing left behind."""
+    """10,000 random sequences: no attempt beyond its budget, no lost preemption, no state without
+    an exit, nothing left behind.
+    """
     for seed in range(block * 1000, (block + 1) * 1000):
         lots = random.Random(seed)
         policy = RestartPolicy(

@@ -1,4 +1,6 @@
-"""The loop between supervisor and engine, driven by an engine whose events a test has written down."""
+"""The loop between supervisor and engine, driven by an engine whose events a test has written
+down.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from holdfast.launch.supervisor.job import (
 
 
 class Script:
-    """An engine that answers each question for events with the next list; an empty one lets the time pass."""
+    """An engine that answers each question for events with the next list; an empty one lets the
+    time pass.
+    """
 
     def __init__(self, *batches: Sequence[Event], fails_at: type[Action] | None = None) -> None:
         self.batches = list(batches)
@@ -62,7 +66,9 @@ def job(num_processes: int = 2, **settings: float) -> Job:
 
 
 def test_a_job_that_ends_well_closes_its_engine_and_counts_its_steps() -> None:
-    """Reserve, launch, release, in this order; the result has the last progress, one attempt, and every reason on the way."""
+    """Reserve, launch, release, in this order; the result has the last progress, one attempt, and
+    every reason on the way.
+    """
     engine = Script([Reserved(1, 2)], [Progress(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
     result = supervise(job(), engine, clock=engine.clock)
     assert engine.actions == [Reserve(1, 2, 2, 600.0), Launch(1, 2), Release()]
@@ -98,7 +104,9 @@ def test_each_decision_is_shown_with_the_job_before_it() -> None:
 
 @pytest.mark.parametrize("action", [Reserve, Launch])
 def test_a_start_that_raises_is_tried_again(action: type[Action]) -> None:
-    """What an engine raises while it starts an attempt is a failed start with its text, decided upon before anything else."""
+    """What an engine raises while it starts an attempt is a failed start with its text, decided
+    upon before anything else.
+    """
     batches = (
         [[Reserved(1, 1)], [], []] if action is Launch else []
     )  # what may run of an attempt is ended first
@@ -118,7 +126,9 @@ def test_a_start_that_fails_too_often_is_the_error_of_the_job() -> None:
 
 
 def test_another_action_that_raises_is_a_bug_and_closes_the_engine() -> None:
-    """Only starting may fail: what a release raises reaches the caller, after the engine was closed."""
+    """Only starting may fail: what a release raises reaches the caller, after the engine was
+    closed.
+    """
     engine = Script([Reserved(1, 1)], [Exited(1, 0, 0)], fails_at=Release)
     with pytest.raises(OSError, match="no port"):
         supervise(job(1), engine, clock=engine.clock)
@@ -126,7 +136,9 @@ def test_another_action_that_raises_is_a_bug_and_closes_the_engine() -> None:
 
 
 def test_the_engine_is_asked_to_wait_until_the_supervisor_wants_to_wake() -> None:
-    """No time while a job runs, the rest of the grace time while processes are being ended, then the back-off."""
+    """No time while a job runs, the rest of the grace time while processes are being ended, then
+    the back-off.
+    """
     engine = Script(
         [Reserved(1, 2)],
         [Exited(1, 0, 1)],

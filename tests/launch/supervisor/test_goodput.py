@@ -31,7 +31,9 @@ class Account:
 
 
 def test_a_run_with_one_failure_is_accounted_for() -> None:
-    """Starting, restoring, steps, saves, the end of the attempt, steps that are done again: by hand."""
+    """Starting, restoring, steps, saves, the end of the attempt, steps that are done again: by
+    hand.
+    """
     account = Account()
     account.at(0, Start())
     account.at(2, Reserved(1, 1))
@@ -59,7 +61,9 @@ def test_a_job_that_has_just_begun_has_no_fraction() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
-    """Whatever happens, and whatever processes say of themselves, no part is below zero and none is counted twice."""
+    """Whatever happens, and whatever processes say of themselves, no part is below zero and none is
+    counted twice.
+    """
     lots, account = random.Random(seed), Account()
     account.at(0, Start())
     for _ in range(200):

@@ -41,7 +41,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
-    """What process 0 compiled in the first attempt it loads in the second, each program of it, however short its compilation was."""
+    """What process 0 compiled in the first attempt it loads in the second, each program of it,
+    however short its compilation was.
+    """
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, backoff_s=0)
     result = run_local(
@@ -124,7 +126,9 @@ with compile_cache({}, None, print) as variables:
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
-    """A folder of the user's own, or none (empty): nothing is added. Other thresholds than ours stay too."""
+    """A folder of the user's own, or none (empty): nothing is added. Other thresholds than ours
+    stay too.
+    """
     with compile_cache({"JAX_COMPILATION_CACHE_DIR": ""}, tmp_path, print) as variables:
         assert variables == {}
     with compile_cache(
@@ -137,7 +141,9 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_had_is_said_and_done_without(tmp_path: Path) -> None:
-    """A file in its place, or a link to where others may write: the line names it, and the job runs without a cache."""
+    """A file in its place, or a link to where others may write: the line names it, and the job runs
+    without a cache.
+    """
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name, put in {"file": Path.touch, "link": lambda path: path.symlink_to(elsewhere)}.items():

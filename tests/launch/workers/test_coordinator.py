@@ -99,7 +99,9 @@ def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -
 
 
 def test_where_saves_stand_is_reported(watched: Watched) -> None:
-    """A process's latest save and its stage; one that has reported none, but has a client of ours, has saved nothing."""
+    """A process's latest save and its stage; one that has reported none, but has a client of ours,
+    has saved nothing.
+    """
     watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
     watched.watch.refresh()
     assert watched.events.get(timeout=30) == Progress(
@@ -108,7 +110,9 @@ def test_where_saves_stand_is_reported(watched: Watched) -> None:
 
 
 def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Watched) -> None:
-    """A process that had reported its share, and was gone before anybody saw its Session, holds no commit up."""
+    """A process that had reported its share, and was gone before anybody saw its Session, holds no
+    commit up.
+    """
     watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
     watched.clients[1].close()
     watched.watch.refresh()
@@ -136,7 +140,9 @@ def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
 
 
 def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:
-    """Its source names the process and the reason, its deadline is on the monotonic clock, and the processes know already."""
+    """Its source names the process and the reason, its deadline is on the monotonic clock, and the
+    processes know already.
+    """
     client = watched.clients[1]
     client.key_value_set_bytes(
         NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode()
@@ -152,7 +158,9 @@ def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched
 
 
 def test_a_job_whose_steps_stop_has_stalled_once() -> None:
-    """Without steps of anybody for half a second, it is said who is where, and the event comes once."""
+    """Without steps of anybody for half a second, it is said who is where, and the event comes
+    once.
+    """
     with ExitStack() as stack:
         watched = Watched(stack, RestartPolicy(stall_timeout_s=0.5))
         for process in range(2):
@@ -216,7 +224,9 @@ def test_a_coordinator_is_a_process_of_its_own_and_ends_when_it_is_closed() -> N
 
 
 def test_a_coordinator_ends_with_who_started_it() -> None:
-    """SIGKILL, at any moment after its start, leaves none behind; one that shall outlive its starter does."""
+    """SIGKILL, at any moment after its start, leaves none behind; one that shall outlive its
+    starter does.
+    """
     script = """
     import time
     from holdfast.launch.workers.coordinator import Coordinator
@@ -234,7 +244,9 @@ def test_a_coordinator_ends_with_who_started_it() -> None:
 def test_a_coordinator_that_cannot_start_says_why(
     monkeypatch: pytest.MonkeyPatch, short_path: Path
 ) -> None:
-    """An address that is not this machine's, no temporary folder, and one that is another's: a StartupFailed with the reason."""
+    """An address that is not this machine's, no temporary folder, and one that is another's: a
+    StartupFailed with the reason.
+    """
     with pytest.raises(
         StartupFailed, match=r"(?s)the coordinator cannot start: .*cannot listen at 192\.0\.2\.1"
     ):

@@ -13,7 +13,9 @@ SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j",
 
 
 def test_it_is_the_base_with_the_spec() -> None:
-    """What was there stays, a spec of an earlier attempt is replaced, and the base is not touched."""
+    """What was there stays, a spec of an earlier attempt is replaced, and the base is not
+    touched.
+    """
     base = {"HOME": "/root", "HOLDFAST_ATTEMPT": "1"}
     env, lines = worker_env(base, SPEC)
     assert env == {"HOME": "/root", "PYTHONUNBUFFERED": "1"} | SPEC.to_env()
@@ -36,7 +38,9 @@ def test_stale_slices_are_replaced_and_named() -> None:
 
 
 def test_a_process_is_told_its_local_rank_and_its_share_of_the_gpus() -> None:
-    """Of eight GPUs the second of four processes gets two; jax reads the variable, and one that is set stays."""
+    """Of eight GPUs the second of four processes gets two; jax reads the variable, and one that is
+    set stays.
+    """
     spec = dataclasses.replace(SPEC, local_rank=1)
     base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     env, _ = worker_env(base, spec, share_of=4)

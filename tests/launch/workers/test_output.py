@@ -27,7 +27,9 @@ def test_lines_carry_their_process_in_a_column() -> None:
 
 
 def test_a_terminal_gets_colours_and_everything_in_one_place() -> None:
-    """Each process has a colour, colours of the line itself stay, and the launcher's lines stand between the others."""
+    """Each process has a colour, colours of the line itself stay, and the launcher's lines stand
+    between the others.
+    """
     stdout, stderr = Terminal(), io.StringIO()
     output = ConsoleOutput(stdout, stderr, 2)
     output.line(0, "\x1b[31mred\x1b[0m")

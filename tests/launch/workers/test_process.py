@@ -34,7 +34,9 @@ class Started:
 
 
 def test_lines_of_both_streams_come_before_the_exit_code() -> None:
-    """Environment and folder are as given; the last line comes before the exit code, also without a newline."""
+    """Environment and folder are as given; the last line comes before the exit code, also without a
+    newline.
+    """
     code = """
 import os, sys
 print(os.environ["GREETING"], os.path.basename(os.getcwd()), flush=True)
@@ -47,7 +49,9 @@ sys.exit(3)
 
 
 def test_a_signal_reaches_the_process_and_its_number_comes_back() -> None:
-    """`signal` is for the process alone, `kill` for all of its group; both do nothing afterwards."""
+    """`signal` is for the process alone, `kill` for all of its group; both do nothing
+    afterwards.
+    """
     started = Started("import signal; print('ready', flush=True); signal.pause()")
     assert started.next() == "ready" and started.process.alive
     assert not started.process.wait(0)
@@ -58,7 +62,9 @@ def test_a_signal_reaches_the_process_and_its_number_comes_back() -> None:
 
 
 def test_a_signal_at_the_very_end_of_a_process_loses_no_exit_code() -> None:
-    """Only the waiter reaps: a process that is signalled again and again while it ends is reported all the same."""
+    """Only the waiter reaps: a process that is signalled again and again while it ends is reported
+    all the same.
+    """
     for _ in range(10):
         started = Started("import signal; signal.signal(15, signal.SIG_IGN)")
         while started.process.alive:
@@ -91,7 +97,9 @@ while True: signal.pause()
 
 
 def test_a_line_without_an_end_comes_in_pieces_and_bytes_that_are_not_text_are_replaced() -> None:
-    """3 MB without a newline take no more memory than a piece; the next line is a line of its own."""
+    """3 MB without a newline take no more memory than a piece; the next line is a line of its
+    own.
+    """
     started = Started(
         "import sys; sys.stdout.write('x' * 3_000_000 + '\\n'); sys.stdout.flush();"
         " sys.stdout.buffer.write(b'caf\\xe9\\n')"

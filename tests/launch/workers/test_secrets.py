@@ -1,4 +1,6 @@
-"""What a job that leaves the machine proves itself by: made for it alone, shown by relays, seen by nobody else."""
+"""What a job that leaves the machine proves itself by: made for it alone, shown by relays, seen by
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def coordinator(own_folder: None) -> Iterator[Coordinator]:
 
 
 def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordinator) -> None:
-    """Four processes, two at each relay, hold no secret; the launcher, which holds them, reads progress and notices."""
+    """Four processes, two at each relay, hold no secret; the launcher, which holds them, reads
+    progress and notices.
+    """
     assert coordinator.secrets is not None
     with ProgressWatchOf(coordinator) as watch:
         with (
@@ -96,7 +100,9 @@ def test_a_stranger_gets_nothing() -> None:
 
 
 def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
-    """What a task takes out of its environment is what was put in, without what only the coordinator needs."""
+    """What a task takes out of its environment is what was put in, without what only the
+    coordinator needs.
+    """
     secrets = JobSecrets.create(["host", "10.0.0.1"])
     environment = {"A": "b"} | secrets.to_env()
     assert secrets.server_key not in str(environment)
@@ -139,7 +145,9 @@ print("\\n".join(seen))
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_sees_no_secret() -> None:
-    """The user nobody reads arguments, environments and temporary folders of coordinator and relay, and finds no token, key or PEM."""
+    """The user nobody reads arguments, environments and temporary folders of coordinator and relay,
+    and finds no token, key or PEM.
+    """
     with contextlib.closing(Coordinator("j", 1, 1, host="127.0.0.1", secured=True)) as coordinator:
         _look_for_secrets(coordinator)
 

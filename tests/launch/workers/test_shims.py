@@ -56,7 +56,9 @@ def test_it_ends_as_the_command_does(how: str, code: int) -> None:
 
 
 def test_the_command_finds_signals_as_a_shell_leaves_them() -> None:
-    """Nothing that Python ignores stays ignored, and no signal is blocked; but a hangup that the starter ignores stays so (nohup)."""
+    """Nothing that Python ignores stays ignored, and no signal is blocked; but a hangup that the
+    starter ignores stays so (nohup).
+    """
     show = ["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"]
     masks = [int(line.split()[1], 16) for line in run(os.getpid(), *show).stdout.splitlines()]
     assert [mask & 0x7FFFFFFF for mask in masks] == [0, 0]  # above are libc's own
@@ -101,7 +103,9 @@ print(os.getpid(), own_session.pid, orphan, flush=True)
 
 @contextlib.contextmanager
 def leaves_three(then: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Runs a command below a subreaper that starts two processes, one of them a daemon; yields the subreaper and all three."""
+    """Runs a command below a subreaper that starts two processes, one of them a daemon; yields the
+    subreaper and all three.
+    """
     command = shim("subreaper.py", os.getpid(), sys.executable, "-S", "-c", LEAVES_THREE + then)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -132,7 +136,9 @@ def test_what_the_command_left_ends_with_it() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_all_ends_with_a_starter_whose_pipe_another_holds_open() -> None:
-    """SIGKILL of the starter ends all, though a process that it has forked still holds the other end of the subreaper's input."""
+    """SIGKILL of the starter ends all, though a process that it has forked still holds the other
+    end of the subreaper's input.
+    """
     code = f"""
 import os, subprocess, sys, time
 subreaper, command = {str(SHIMS / "subreaper.py")!r}, {LEAVES_THREE + "time.sleep(600)"!r}
@@ -157,7 +163,9 @@ child.wait()
 
 
 def test_signals_that_end_its_parent_do_not_end_it() -> None:
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the command alone."""
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the
+    command alone.
+    """
     code = (
         "import signal; signal.signal(15, lambda *_: print('15', flush=True)); print('ready',"
         " flush=True); signal.pause(); signal.pause()"
@@ -228,7 +236,9 @@ def test_an_error_that_cannot_be_unpickled_is_told_as_text(
 def test_a_call_leaves_its_value_or_its_error(
     call_runner: types.ModuleType, tmp_path: Path
 ) -> None:
-    """The result file holds what the call returned or raised, and TypeError where that cannot be pickled."""
+    """The result file holds what the call returned or raised, and TypeError where that cannot be
+    pickled.
+    """
     call, result = tmp_path / "call", tmp_path / "result"
 
     def outcome(function: object, *arguments: object) -> tuple[int, str, object]:

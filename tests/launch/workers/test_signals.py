@@ -15,7 +15,9 @@ from holdfast.launch.workers.signals import passing_on
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_inside_the_block_is_passed_on(number: int) -> None:
-    """SIGUSR1 was asked for beside the three; the handler that stood before stands again afterwards."""
+    """SIGUSR1 was asked for beside the three; the handler that stood before stands again
+    afterwards.
+    """
     earlier: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:

@@ -119,7 +119,9 @@ FORMS = {
 def test_the_program_finds_what_a_cold_start_gives_it(
     form: str, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is `__main__`."""
+    """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is
+    `__main__`.
+    """
     (tmp_path / "package").mkdir()
     (tmp_path / "linked").mkdir()
     for name in ("program.py", "package/__main__.py", "package/inner.py", "linked/program.py"):
@@ -211,7 +213,9 @@ LATE = {
 def test_what_a_program_sets_before_an_import_holds_for_it(
     name: str, as_module: bool, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """A program that changes its environment or path first is started cold after all, and the launcher hears why."""
+    """A program that changes its environment or path first is started cold after all, and the
+    launcher hears why.
+    """
     setting, why = LATE[name]
     (tmp_path / "other").mkdir()
     (tmp_path / "heavy.py").write_text("import os\nVALUE = os.environ.get('HEAVY', 'plain')")
@@ -227,7 +231,8 @@ def test_what_a_program_sets_before_an_import_holds_for_it(
 
 
 def test_a_waiting_one_has_jax_and_no_backend(env: dict[str, str], tmp_path: Path) -> None:
-    """The program finds jax imported and no backend started; what it sets after its import of jax starts nothing anew.
+    """The program finds jax imported and no backend started; what it sets after its import of jax
+    starts nothing anew.
 
     Neither does a folder that it adds to sys.path, where none of the modules is.
     """
@@ -299,7 +304,9 @@ def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(
 
 
 def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path: Path) -> None:
-    """HOLDFAST_*, MEGASCALE_* and JAX_COORDINATOR_* are set and unset; with any other difference it is not taken, and that is said."""
+    """HOLDFAST_*, MEGASCALE_* and JAX_COORDINATOR_* are set and unset; with any other difference it
+    is not taken, and that is said.
+    """
     (tmp_path / "program.py").write_text(
         "import os\nprint(*(os.environ.get(key) for key in ('HOLDFAST_ATTEMPT', 'MEGASCALE_PORT',"
         " 'OTHER')))"
@@ -321,7 +328,9 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
 def test_commands_of_other_forms_and_other_interpreters_start_cold(
     env: dict[str, str], tmp_path: Path
 ) -> None:
-    """What was asked for and cannot be had is said; what was not asked for is silent; a name that no module can have is refused."""
+    """What was asked for and cannot be had is said; what was not asked for is silent; a name that
+    no module can have is refused.
+    """
     (tmp_path / "program.py").write_text("")
     shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "program.py")
     (tmp_path / "python").write_text("#!/bin/sh")
@@ -374,7 +383,8 @@ def test_commands_of_other_forms_and_other_interpreters_start_cold(
         )
 
 
-# Joins, reports its first step, and says whether it began as a standby; the first attempt waits for the file "go", then fails.
+# Joins, reports its first step, and says whether it began as a standby; the first attempt waits for
+# the file "go", then fails.
 JOB = """
 import os, pathlib, sys, time
 from holdfast.coordination import CoordinationClient
@@ -432,7 +442,9 @@ def start(job: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_the_second_attempt_begins_warm(job: Path) -> None:
-    """With restarts allowed, each process of the second attempt was there before the first had failed; none is left at the end."""
+    """With restarts allowed, each process of the second attempt was there before the first had
+    failed; none is left at the end.
+    """
     with start(job, "--max-restarts", "1") as popen:
         wait_for(lambda: are_ready(job.parent, 2))
         (job.parent / "go").touch()

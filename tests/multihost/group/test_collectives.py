@@ -9,7 +9,9 @@ from holdfast.multihost import broadcast_one_to_all, global_max
 
 
 def test_values_that_do_not_fit() -> None:
-    """An integer outside 32 bits is refused with its value; so is a leaf that is no array of numbers, with its path."""
+    """An integer outside 32 bits is refused with its value; so is a leaf that is no array of
+    numbers, with its path.
+    """
     with pytest.raises(
         ValueError,
         match="global_max of 2147483648: expected integers from -2147483648 to 2147483647",

@@ -1,4 +1,6 @@
-"""GroupClient over real clients of one service, each in a thread of its own: calls, barriers, values, and errors in runtime numbers."""
+"""GroupClient over real clients of one service, each in a thread of its own: calls, barriers,
+values, and errors in runtime numbers.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def on_each(items: list[Any], work: Callable[[Any], Any]) -> list[Any]:
 
 
 def test_a_deadline_counts_down_and_never_reaches_zero_milliseconds() -> None:
-    """What remains and what has passed make up the whole; over the end, 0 s remain, and 1 ms on the wire."""
+    """What remains and what has passed make up the whole; over the end, 0 s remain, and 1 ms on the
+    wire.
+    """
     deadline = Deadline(60.0)
     assert 59 < deadline.remaining_s() <= 60 and 59_000 < deadline.remaining_ms() <= 60_000
     assert deadline.elapsed_s() + deadline.remaining_s() == pytest.approx(60.0, abs=0.1)
@@ -69,7 +73,9 @@ def test_a_deadline_counts_down_and_never_reaches_zero_milliseconds() -> None:
 
 
 def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -> None:
-    """The barrier id stays while calls end well; after a failure it ends in the number of the next call. Names are quoted."""
+    """The barrier id stays while calls end well; after a failure it ends in the number of the next
+    call. Names are quoted.
+    """
     group_client = GroupClient(threading)  # type: ignore[arg-type]  # no call reaches it
     seen = []
     for fails in (False, False, True, False, False):
@@ -90,7 +96,9 @@ def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -
 
 
 def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() -> None:
-    """Whoever waits in vain for another thread fails, and the next call has the next number and a new barrier id."""
+    """Whoever waits in vain for another thread fails, and the next call has the next number and a
+    new barrier id.
+    """
     group_client = GroupClient(threading)  # type: ignore[arg-type]
     held, free = threading.Event(), threading.Event()
 
@@ -114,7 +122,9 @@ def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() ->
 
 
 def test_names_have_a_bounded_length() -> None:
-    """A long name, and a list of a thousand members, are their beginning and their hash; two that differ only at the end stay apart."""
+    """A long name, and a list of a thousand members, are their beginning and their hash; two that
+    differ only at the end stay apart.
+    """
     group_client = GroupClient(threading)  # type: ignore[arg-type]
     keys = []
     for name in ("short", "/" * 2_000 + "a", "/" * 2_000 + "b"):
@@ -138,7 +148,9 @@ def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None
 def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those used last are remembered, and those of failed calls, which all processes must go on counting alike."""
+    """Those used last are remembered, and those of failed calls, which all processes must go on
+    counting alike.
+    """
     monkeypatch.setattr(group_client_module, "_MOST_NAMES", 8)
     group_clients = [GroupClient(client) for client in clients]
 
@@ -166,7 +178,9 @@ def test_a_client_has_one_group_client_until_it_is_forgotten() -> None:
 
 
 def test_barriers_values_and_listings(clients: Clients) -> None:
-    """A barrier of all ends for all; a value comes to whoever waits for it; a listing is by the part after the folder."""
+    """A barrier of all ends for all; a value comes to whoever waits for it; a listing is by the
+    part after the folder.
+    """
 
     def work(client: CoordinationClient) -> tuple[bytes, dict[str, bytes]]:
         group_client = GroupClient(client)
@@ -187,7 +201,9 @@ def test_barriers_values_and_listings(clients: Clients) -> None:
 
 
 def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients: Clients) -> None:
-    """With task ids that differ from runtime indices, the error names the runtime index, and what that process last reported."""
+    """With task ids that differ from runtime indices, the error names the runtime index, and what
+    that process last reported.
+    """
     tasks = [2, 0, 1]
     clients[0].report(step=7, saved_step=5)
 
@@ -210,7 +226,9 @@ def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients:
 
 
 def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
-    """Whoever waits for the value of a process that failed gets ProcessLost with its number and reason, long before the timeout."""
+    """Whoever waits for the value of a process that failed gets ProcessLost with its number and
+    reason, long before the timeout.
+    """
     clients[2].report_error("bad batch")
     with pytest.raises(ProcessLost, match="bad batch") as caught:
         GroupClient(clients[0]).get("never", "value", Deadline(60.0), 2)
@@ -218,7 +236,9 @@ def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
 
 
 def test_waits_ask_nobody(clients: Clients) -> None:
-    """While a value and the health of a computation are waited for, the client makes the one call and no other."""
+    """While a value and the health of a computation are waited for, the client makes the one call
+    and no other.
+    """
     group_client = GroupClient(clients[0])
     group_client.infos()
     before = int(clients[0].statistics()["calls"])
@@ -235,7 +255,9 @@ def test_waits_ask_nobody(clients: Clients) -> None:
 
 
 def test_a_death_is_pushed_to_who_waits_for_it(clients: Clients) -> None:
-    """A listener is called when a process fails, and what is known then names it, by runtime number."""
+    """A listener is called when a process fails, and what is known then names it, by runtime
+    number.
+    """
     group_client, changed = GroupClient(clients[0], [1, 2, 0]), threading.Event()
     with group_client.on_change(changed.set):
         changed.clear()
@@ -295,7 +317,9 @@ def test_an_error_that_is_no_status_stays_itself() -> None:
 def test_a_coordinator_that_stands_still_holds_no_call_for_longer_than_its_time(
     clients: Clients, service: CoordinationService
 ) -> None:
-    """What a process sends takes the time of its call at most, and cleaning up after it a second: not the two minutes of a call without."""
+    """What a process sends takes the time of its call at most, and cleaning up after it a second:
+    not the two minutes of a call without.
+    """
     groups = [ClusterGroup(client, rank, 3) for rank, client in enumerate(clients)]
     os.kill(service.pid, signal.SIGSTOP)
     try:

@@ -33,7 +33,9 @@ specs = [P("data"), P(None, "data"), P("data"), P(), P("data"), P()]
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_all_replicas_get_the_bits_of_one(count: int) -> None:
-    """Floats with their signs and NaNs, small integers, booleans, complex numbers: with their dtypes, over all devices of the mesh."""
+    """Floats with their signs and NaNs, small integers, booleans, complex numbers: with their
+    dtypes, over all devices of the mesh.
+    """
     script = (
         MESH
         + """
@@ -54,7 +56,9 @@ multihost.shutdown()
 
 
 def test_the_memory_of_a_device() -> None:
-    """A tree takes the bytes of its shards; a round may take a share of a third of what is left; shares are above 0, up to 1."""
+    """A tree takes the bytes of its shards; a round may take a share of a third of what is left;
+    shares are above 0, up to 1.
+    """
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     tree = {
         "a": jax.ShapeDtypeStruct((3, 4), np.float32, sharding=sharding),

@@ -1,4 +1,6 @@
-"""What a process knows of its job before it has joined one, and how a client of ours takes precedence."""
+"""What a process knows of its job before it has joined one, and how a client of ours takes
+precedence.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def client() -> Iterator[Any]:
 
 
 def test_alone_a_process_is_number_0_of_1() -> None:
-    """Without a cluster the process is the primary, and every process is where no primary is named."""
+    """Without a cluster the process is the primary, and every process is where no primary is
+    named.
+    """
     assert (multihost.process_index(), multihost.process_count()) == (0, 1)
     assert (
         multihost.is_primary_host(0)
@@ -49,7 +53,9 @@ def test_without_a_client_each_function_says_what_to_call() -> None:
 
 
 def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
-    """The room's functions use it, share one GroupClient over it, and know the spec that came with it."""
+    """The room's functions use it, share one GroupClient over it, and know the spec that came with
+    it.
+    """
     spec = multihost.ProcessSpec(process_id=0, num_processes=1, coordinator="c:1", attempt=7)
     set_client(client, spec)
     assert multihost.current_client() is client and multihost.current_spec() == spec

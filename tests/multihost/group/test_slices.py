@@ -29,7 +29,9 @@ MESH = Mesh(DEVICES.reshape(2, 4))
 
 
 def test_replicas_of_a_mesh() -> None:
-    """Each row of the replica axis is one replica, with its devices, processes and the lowest of them as its primary."""
+    """Each row of the replica axis is one replica, with its devices, processes and the lowest of
+    them as its primary.
+    """
     assert multihost.replica_count(MESH) == 2
     assert multihost.replica_count(MESH, replica_axis_index=1) == 4
     assert multihost.replica_count(Mesh(DEVICES)) == 1
@@ -52,7 +54,9 @@ def test_replicas_of_a_mesh() -> None:
 
 
 def test_the_replica_of_this_process() -> None:
-    """This process (0) finds its replica's devices, and gets an error when it has none in the mesh."""
+    """This process (0) finds its replica's devices, and gets an error when it has none in the
+    mesh.
+    """
     assert [device.id for device in multihost.local_replica_devices(MESH).flat] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="process 0 has no device in the mesh"):
         multihost.local_replica_devices(Mesh(DEVICES[4:].reshape(1, 4)))

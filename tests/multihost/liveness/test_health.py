@@ -36,7 +36,9 @@ class Listener:
 
 
 def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
-    """Connected before, and now gone, not connected or another: failed. Not yet connected before: not."""
+    """Connected before, and now gone, not connected or another: failed. Not yet connected before:
+    not.
+    """
     old = [ProcessInfo(n, "CONNECTED", 10 + n) for n in range(4)] + [
         ProcessInfo(4, "UNINITIALIZED", 0)
     ]
@@ -50,7 +52,9 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
 
 
 def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
-    """After a death, work with the process is refused with its number, host and reason, also when it is back; `admit` ends that."""
+    """After a death, work with the process is refused with its number, host and reason, also when
+    it is back; `admit` ends that.
+    """
     client = PushedClient()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
@@ -76,7 +80,9 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
 
 
 def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
-    """A listener gets the list at once and at each change, until it is removed; one that raises does not stop the others."""
+    """A listener gets the list at once and at each change, until it is removed; one that raises
+    does not stop the others.
+    """
     client, first, second = PushedClient(), Listener(), Listener()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
@@ -97,7 +103,9 @@ def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
 
 
 def test_whoever_waits_for_a_change_finds_it_in_the_health() -> None:
-    """Also where the list itself shows no loss, because the process is back: the last call to a waiter comes after the health knows."""
+    """Also where the list itself shows no loss, because the process is back: the last call to a
+    waiter comes after the health knows.
+    """
     client = PushedClient()
     group_client = GroupClient(client)  # type: ignore[arg-type]
     seen: list[list[int]] = []

@@ -1,4 +1,6 @@
-"""What a process says of itself: its step, its memory, how much it waits; and nothing of it disturbs the program."""
+"""What a process says of itself: its step, its memory, how much it waits; and nothing of it
+disturbs the program.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
 
 
 def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
-    """The share rises while this thread is in a call of ours, and it is the user's code otherwise."""
+    """The share rises while this thread is in a call of ours, and it is the user's code
+    otherwise.
+    """
     with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
         vitals = Vitals(client, 0, 1)
         try:

@@ -1,4 +1,6 @@
-"""The watchdog: a process without progress says where its threads are, also when its main thread holds the GIL."""
+"""The watchdog: a process without progress says where its threads are, also when its main thread
+holds the GIL.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.support.cluster import run_processes
 def test_a_hang_is_logged_with_all_stacks_and_progress_ends_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One hang is reported once, with this function in the stacks; after progress the next is reported too."""
+    """One hang is reported once, with this function in the stacks; after progress the next is
+    reported too.
+    """
     errors: list[str] = []
     with watchdog(0.1) as dog:
         for hangs in (1, 2):
@@ -63,7 +67,9 @@ def test_it_ends_a_process_that_waits_for_ever_with_124() -> None:
 
 
 def test_it_ends_a_process_whose_main_thread_holds_the_gil() -> None:
-    """In a native call that holds the GIL no Python thread runs: the C timers write the stacks and end the process with 124."""
+    """In a native call that holds the GIL no Python thread runs: the C timers write the stacks and
+    end the process with 124.
+    """
     script = """
     import ctypes
     from holdfast.multihost import watchdog

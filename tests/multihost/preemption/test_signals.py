@@ -19,7 +19,9 @@ def notify(notice):
 
 
 def test_a_main_thread_in_native_code_does_not_hide_the_notice() -> None:
-    """The notice comes while the main thread sits in a native call that no signal interrupts, and the user's handler runs after it."""
+    """The notice comes while the main thread sits in a native call that no signal interrupts, and
+    the user's handler runs after it.
+    """
     script = (
         HEAD
         + """
@@ -53,7 +55,9 @@ print("back", flush=True)
 
 
 def test_a_later_handler_of_the_program_and_another_wakeup_descriptor_are_served_too() -> None:
-    """The notice comes although the program set its own handler later; a wake-up descriptor that stood before still gets its bytes."""
+    """The notice comes although the program set its own handler later; a wake-up descriptor that
+    stood before still gets its bytes.
+    """
     script = (
         HEAD
         + """
@@ -95,7 +99,9 @@ asyncio.run(main())
 
 
 def test_a_second_sigterm_ends_a_stuck_process_with_its_stacks() -> None:
-    """Repeated while the program asks nothing, SIGTERM ends it with exit code 143 and all stacks; at once after the first it does not."""
+    """Repeated while the program asks nothing, SIGTERM ends it with exit code 143 and all stacks;
+    at once after the first it does not.
+    """
     script = (
         HEAD
         + """

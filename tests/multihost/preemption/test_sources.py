@@ -45,7 +45,9 @@ def test_a_watched_file_raises_and_its_removal_withdraws(tmp_path: Path) -> None
 
 
 def test_gce_preemption_and_maintenance_are_told_apart_and_withdrawn() -> None:
-    """`preempted` gives 30 s, a TERMINATE maintenance event 60 s; a migration is none; an event called off withdraws."""
+    """`preempted` gives 30 s, a TERMINATE maintenance event 60 s; a migration is none; an event
+    called off withdraws.
+    """
     with (
         metadata_server() as server,
         Watched(GceMetadata(host=server.address, every_s=0.01)) as watched,

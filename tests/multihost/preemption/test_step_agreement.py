@@ -56,7 +56,9 @@ def test_a_group_of_one_needs_no_client() -> None:
 def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(
     clients: list[CoordinationClient],
 ) -> None:
-    """Whoever proposes, all get the value from one step on, ahead of every step answered; the next proposal is a round of its own."""
+    """Whoever proposes, all get the value from one step on, ahead of every step answered; the next
+    proposal is a round of its own.
+    """
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack:
         points = [
@@ -79,7 +81,9 @@ def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(
 
 
 def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[CoordinationClient]) -> None:
-    """However many rounds there were; and a process that comes only now knows what holds, and takes part in the next one."""
+    """However many rounds there were; and a process that comes only now knows what holds, and takes
+    part in the next one.
+    """
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack:
         points = [
@@ -114,7 +118,9 @@ def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[Coordinatio
 
 
 def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationClient]) -> None:
-    """Of all who propose for one round one wins, the others get False, and everybody agrees on the winner's value."""
+    """Of all who propose for one round one wins, the others get False, and everybody agrees on the
+    winner's value.
+    """
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in TASKS]
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         points = [
@@ -133,7 +139,9 @@ def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationCl
 
 
 def test_closing_ends_the_wait_for_those_who_never_come(clients: list[CoordinationClient]) -> None:
-    """A process that comes to a round that was announced before, and closes while it waits for the others, asks nobody any more."""
+    """A process that comes to a round that was announced before, and closes while it waits for the
+    others, asks nobody any more.
+    """
     with SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS, timeout_s=2.0) as first:
         assert first.propose("raised")
         late = SyncPoint(clients[1], "stop", process_id=1, tasks=TASKS, timeout_s=2.0)
@@ -159,7 +167,9 @@ def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -
 
 
 def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClient]) -> None:
-    """An agreement that does not come about ends with the missing process, the step asked about, and the timeout."""
+    """An agreement that does not come about ends with the missing process, the step asked about,
+    and the timeout.
+    """
     with ExitStack() as stack:
         points = [
             stack.enter_context(
@@ -203,7 +213,9 @@ def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[Coordinati
 
 
 def test_who_has_left_is_not_waited_for(clients: list[CoordinationClient]) -> None:
-    """A process asks about its last step and leaves: the others agree without it, beyond what it has asked about, again and again."""
+    """A process asks about its last step and leaves: the others agree without it, beyond what it
+    has asked about, again and again.
+    """
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in range(2)]
     with ExitStack() as stack:
         gone = SyncPoint(clients[2], "save", process_id=2, tasks=TASKS)
@@ -227,7 +239,9 @@ def test_who_has_left_is_not_waited_for(clients: list[CoordinationClient]) -> No
 
 
 def test_of_a_thousand_one_gathers() -> None:
-    """The announcer; the lowest that lives where it is lost; and one more for each time that nothing came of it."""
+    """The announcer; the lowest that lives where it is lost; and one more for each time that
+    nothing came of it.
+    """
 
     def gathering(lost: list[int], take_overs: int) -> list[int]:
         points = [

@@ -1,4 +1,6 @@
-"""The decision core: under every interleaving, all answers about one step are alike, and nobody passes the agreed step."""
+"""The decision core: under every interleaving, all answers about one step are alike, and nobody
+passes the agreed step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from holdfast.multihost.preemption.step_agreement_core import (
 
 
 def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
-    """With floors 4, 7 and none, the step is 8; below it every answer is the old one, at and above it the new one."""
+    """With floors 4, 7 and none, the step is 8; below it every answer is the old one, at and above
+    it the new one.
+    """
     logs = [StepLog() for _ in range(3)]
     logs[0].answer(4)
     logs[1].answer(7)
@@ -35,7 +39,9 @@ def test_a_change_before_any_question_holds_at_the_very_first() -> None:
 
 
 def test_a_frozen_log_still_answers_what_it_has_answered() -> None:
-    """Between freezing and deciding, steps at or below the floor are answered, higher ones are held back."""
+    """Between freezing and deciding, steps at or below the floor are answered, higher ones are held
+    back.
+    """
     log = StepLog()
     log.answer(3)
     log.freeze()
@@ -43,7 +49,9 @@ def test_a_frozen_log_still_answers_what_it_has_answered() -> None:
 
 
 def test_a_loop_that_asks_every_seven_steps_does_not_miss_the_change() -> None:
-    """The agreed step is 8; a loop that asks at 0, 7, 14, 21 gets it at 14, once as a change and for good as a value."""
+    """The agreed step is 8; a loop that asks at 0, 7, 14, 21 gets it at 14, once as a change and
+    for good as a value.
+    """
     log = StepLog()
     log.answer(7)
     log.decide(agreed_step([log.freeze()]), "raised")
@@ -53,7 +61,9 @@ def test_a_loop_that_asks_every_seven_steps_does_not_miss_the_change() -> None:
 
 
 class World:
-    """Some processes with their logs, and the rounds between them, moved by one random event at a time."""
+    """Some processes with their logs, and the rounds between them, moved by one random event at a
+    time.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -90,7 +100,9 @@ class World:
 
 @pytest.mark.parametrize("block", range(4))
 def test_all_answers_about_one_step_are_alike(block: int) -> None:
-    """For any order of questions, freezes, decisions and their delivery, with strides alike or not, answers about a step never differ."""
+    """For any order of questions, freezes, decisions and their delivery, with strides alike or not,
+    answers about a step never differ.
+    """
     rounds = 0
     for seed in range(500 * block, 500 * (block + 1)):
         world = World(random.Random(seed))
@@ -107,7 +119,9 @@ def test_all_answers_about_one_step_are_alike(block: int) -> None:
 
 
 def test_however_many_changes_a_log_keeps_the_last() -> None:
-    """A save every other step, for long: memory is bounded, and what held of late is answered as ever, also after a step back."""
+    """A save every other step, for long: memory is bounded, and what held of late is answered as
+    ever, also after a step back.
+    """
     log = StepLog()
     for step in range(0, 10_000, 2):
         assert not log.answer(step).changed
@@ -127,7 +141,9 @@ def test_however_many_changes_a_log_keeps_the_last() -> None:
 
 
 def test_logs_that_forget_forget_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever each learns of the rounds: once all have come to one step, they answer alike about every step before it."""
+    """Whenever each learns of the rounds: once all have come to one step, they answer alike about
+    every step before it.
+    """
     monkeypatch.setattr("holdfast.multihost.preemption.step_agreement_core.KEPT_CHANGES", 2)
     forgot = 0
     for seed in range(300):
@@ -152,7 +168,9 @@ def test_logs_that_forget_forget_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_decision_at_a_published_floor_is_refused() -> None:
-    """The invariant of the protocol is asserted: a round cannot take effect at or below a step already answered."""
+    """The invariant of the protocol is asserted: a round cannot take effect at or below a step
+    already answered.
+    """
     log = StepLog()
     log.answer(5)
     log.freeze()

@@ -1,4 +1,6 @@
-"""The start of jax ends in time, by name, whoever dies or dawdles between joining and the backend."""
+"""The start of jax ends in time, by name, whoever dies or dawdles between joining and the
+backend.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ assert not multihost.is_initialized()
 
 
 def test_a_process_that_dies_before_its_backend_is_named_when_the_time_is_over() -> None:
-    """Killed after it had joined, and long before its heartbeat timeout: the others' initialize() ends in its time with ProcessLost."""
+    """Killed after it had joined, and long before its heartbeat timeout: the others' initialize()
+    ends in its time with ProcessLost.
+    """
     text = BETWEEN.format(what="os.kill(os.getpid(), 9)", timeout_s=8, heartbeat_s=60)
     outputs = run_processes(
         script(text), 3, arguments=[f"127.0.0.1:{free_port()}"], codes=[0, -signal.SIGKILL, 0]

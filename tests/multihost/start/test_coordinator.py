@@ -1,4 +1,6 @@
-"""The coordinator of a job that no launcher started: who starts it, who joins it, and one of an earlier start."""
+"""The coordinator of a job that no launcher started: who starts it, who joins it, and one of an
+earlier start.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_nobody_at_an_address_has_no_phase() -> None:
 
 
 def test_only_process_0_starts_a_coordinator() -> None:
-    """Process 1 returns without starting any: it waits for process 0's when it connects. Process 0's gathers the job's processes."""
+    """Process 1 returns without starting any: it waits for process 0's when it connects. Process
+    0's gathers the job's processes.
+    """
     address = f"127.0.0.1:{free_port()}"
     find_coordinator(spec_at(address, 1), Deadline(5.0), 10.0)
     assert phase_at(address) is None
@@ -69,7 +73,9 @@ def test_process_0_starts_one_at_a_socket_too(tmp_path: Path) -> None:
 
 
 def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
-    """A coordinator that has had all its processes is not joined: StartupFailed says what it is and what to do, with the timeout."""
+    """A coordinator that has had all its processes is not joined: StartupFailed says what it is and
+    what to do, with the timeout.
+    """
     with CoordinationService.spawn(1, recoverable=True, survivable=True) as service:
         with CoordinationClient(
             service.address, 0, num_processes=1, shutdown_timeout_s=2

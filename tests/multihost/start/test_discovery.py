@@ -1,4 +1,6 @@
-"""Who a process is: arguments, a launcher's environment, what jax detects; and XLA's flag for collectives."""
+"""Who a process is: arguments, a launcher's environment, what jax detects; and XLA's flag for
+collectives.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_all_three_arguments_need_no_launcher(environment: pytest.MonkeyPatch) -
 
 
 def test_without_any_cluster_there_is_no_spec() -> None:
-    """Nothing given and nothing found: one process alone. Half of it given: an error that names the rest."""
+    """Nothing given and nothing found: one process alone. Half of it given: an error that names the
+    rest.
+    """
     assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
     message = (
         "initialize() knows {'process_id': 0} but not coordinator, num_processes: give them, or"
@@ -83,7 +87,9 @@ def test_without_any_cluster_there_is_no_spec() -> None:
 
 
 def test_what_jax_detects_of_slurm_is_taken(environment: pytest.MonkeyPatch) -> None:
-    """Inside a Slurm step jax knows the coordinator, the count and the number; no launcher of ours has said so."""
+    """Inside a Slurm step jax knows the coordinator, the count and the number; no launcher of ours
+    has said so.
+    """
     step = {
         "SLURM_JOB_ID": "77",
         "SLURM_NTASKS": "4",
@@ -150,7 +156,9 @@ def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(
 
 
 def test_jaxs_own_tls_needs_a_certificate_that_names_the_process(tmp_path: Path) -> None:
-    """jaxlib shows neither a token nor a key: the certificate has to stand for both, for this very process."""
+    """jaxlib shows neither a token nor a key: the certificate has to stand for both, for this very
+    process.
+    """
     named = Authority(tmp_path, "ours").issue(
         "one", uris=["holdfast:process/1", "spiffe://example.org/job/holdfast/process/12"]
     )

@@ -19,7 +19,9 @@ def test_how_far_a_start_is() -> None:
 
 
 def test_alone_it_only_listens() -> None:
-    """Without a cluster initialize() and shutdown() leave a single process a single process; arguments of half a cluster are refused."""
+    """Without a cluster initialize() and shutdown() leave a single process a single process;
+    arguments of half a cluster are refused.
+    """
     (output,) = run_processes(
         script("""
         try:

@@ -17,7 +17,9 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 
 def test_zarr_metadata_of_both_versions() -> None:
-    """Shape, dtype and equal chunks of zarr v2 and v3; chunks that do not divide the shape are left to tensorstore."""
+    """Shape, dtype and equal chunks of zarr v2 and v3; chunks that do not divide the shape are left
+    to tensorstore.
+    """
     assert _describe({"shape": [4, 6], "dtype": "<f4", "chunks": [2, 6]}, "f", "w") == (
         (4, 6),
         "float32",
@@ -56,7 +58,9 @@ def test_metadata_that_describes_no_array(spec: Any, kind: type[CheckpointError]
 
 
 def test_where_tensorstore_finds_a_folder(tmp_path: Path) -> None:
-    """A local folder is the file driver's; an object store's is its own, with its connections, also behind a counting one."""
+    """A local folder is the file driver's; an object store's is its own, with its connections, also
+    behind a counting one.
+    """
     assert kvstore_of(StorePath(LocalStorage(tmp_path), "a")) == {
         "driver": "file",
         "path": f"{tmp_path}/a/",

@@ -28,7 +28,9 @@ from holdfast.checkpoint.layouts.orbax.encode import (
 
 
 def test_a_tree_is_walked_in_leaf_order() -> None:
-    """Keys of dicts and indices of lists, empty containers by Orbax's words; names are the keys joined by dots."""
+    """Keys of dicts and indices of lists, empty containers by Orbax's words; names are the keys
+    joined by dots.
+    """
     tree = {"a": [np.ones(2), {}], "b": None, "c": (1,), "d": ()}
     description, _ = describe(tree)
     entries = list(walk(description, ()))
@@ -43,7 +45,9 @@ def test_a_tree_is_walked_in_leaf_order() -> None:
 
 
 def test_live_leaves_are_described() -> None:
-    """A jax array has its sharding and shard, numpy and values are what they are, and a key is its data."""
+    """A jax array has its sharding and shard, numpy and values are what they are, and a key is its
+    data.
+    """
     record, value = live_leaf("w", jnp.ones((2, 3)))
     assert (
         (record.kind, record.shape, record.dtype) == ("array", (2, 3), "float32")
@@ -62,7 +66,9 @@ def test_live_leaves_are_described() -> None:
     [(b"x", "a Python bytes"), (1j, "a Python complex"), (np.zeros((0, 3)), "arrays of size zero")],
 )
 def test_what_cannot_be_held_is_named(value: Any, reason: str) -> None:
-    """Orbax has no bytes, no complex numbers and no empty arrays: UnsupportedLeaf names the leaf."""
+    """Orbax has no bytes, no complex numbers and no empty arrays: UnsupportedLeaf names the
+    leaf.
+    """
     with pytest.raises(UnsupportedLeaf, match=reason) as caught:
         storable("a.b", live_leaf("a.b", value)[0])
     assert caught.value.leaf == "a.b"
@@ -70,7 +76,9 @@ def test_what_cannot_be_held_is_named(value: Any, reason: str) -> None:
 
 @given(st.lists(st.integers(1, 1 << 12), min_size=1, max_size=4).map(tuple))
 def test_chunks_are_bounded(shape: tuple[int, ...]) -> None:
-    """A whole array is cut along leading axes into chunks of at most CHUNK_BYTES; an array that fits is one chunk."""
+    """A whole array is cut along leading axes into chunks of at most CHUNK_BYTES; an array that
+    fits is one chunk.
+    """
     leaf = LeafRecord("w", "array", "float32", shape, grid=Grid(shape, shape, shape))
     chunk = chunk_shape(storable("w", leaf))
     assert (

@@ -33,7 +33,9 @@ def entry(keys: list[tuple[str, int]], **about: Any) -> dict[str, Any]:
 
 
 def test_a_tree_is_parsed() -> None:
-    """Keys with their kinds, the value's type, and whether it has data; flags are None where the file has none."""
+    """Keys with their kinds, the value's type, and whether it has data; flags are None where the
+    file has none.
+    """
     lines = {
         "('a', '0')": entry([("a", 2), ("0", 1)], value_type="np.ndarray"),
         "('e',)": entry([("e", 2)], value_type="Dict", skip_deserialize=True),
@@ -87,7 +89,9 @@ TREES = st.recursive(st.integers(), containers, max_leaves=20)
 
 @given(TREES)
 def test_trees_are_built_of_their_keys(tree: Any) -> None:
-    """Nested dicts and lists come back from the keys of their leaves, in the order of the indices."""
+    """Nested dicts and lists come back from the keys of their leaves, in the order of the
+    indices.
+    """
 
     def leaves(
         node: Any, keys: tuple[tuple[str, bool], ...]
@@ -119,12 +123,16 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "step"), NAMES.items())
 def test_names_of_steps(name: str, step: int | None) -> None:
-    """A step's folder is a number with or without zeros and a prefix; what is unfinished is none."""
+    """A step's folder is a number with or without zeros and a prefix; what is unfinished is
+    none.
+    """
     assert step_of(name) == step
 
 
 def test_shardings_there_and_back() -> None:
-    """A NamedSharding of a record is written as Orbax has it and read as it was; what cannot be read is None."""
+    """A NamedSharding of a record is written as Orbax has it and read as it was; what cannot be
+    read is None.
+    """
     description = {
         "axes": ["x", "y"],
         "sizes": [2, 2],

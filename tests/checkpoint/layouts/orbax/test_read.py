@@ -53,7 +53,9 @@ def test_the_wheel_still_carries_fixtures() -> None:
 
 @pytest.mark.parametrize("path", CASES, ids=name)
 def test_every_fixture_loads_with_orbax_values_or_says_what_is_missing(path: Path) -> None:
-    """A fixture that Orbax restores comes back with Orbax's own values; one that it cannot is an error naming the missing file."""
+    """A fixture that Orbax restores comes back with Orbax's own values; one that it cannot is an
+    error naming the missing file.
+    """
     direct = "direct_checkpoint" in name(path)
     item = path if direct else path / "state"
     try:
@@ -95,7 +97,9 @@ WRITERS = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_orbax_writes_comes_back_bit_exact(tmp_path: Path, writer: str) -> None:
-    """OCDBT or plain files, zarr v2 or v3, v0 or v1: every kind of leaf that Orbax holds comes back as it was, onto a `like`."""
+    """OCDBT or plain files, zarr v2 or v3, v0 or v1: every kind of leaf that Orbax holds comes back
+    as it was, onto a `like`.
+    """
     tree = rich_tree()
     if writer == "v0-files":
         tree = {
@@ -120,7 +124,9 @@ def test_what_orbax_writes_comes_back_bit_exact(tmp_path: Path, writer: str) -> 
 
 
 def test_a_checkpoint_of_one_array_comes_back(tmp_path: Path) -> None:
-    """A tree that is a single leaf has no name in Orbax's layout: its array stands at the item's folder itself."""
+    """A tree that is a single leaf has no name in Orbax's layout: its array stands at the item's
+    folder itself.
+    """
     ocp1.save(tmp_path / "x", jnp.arange(5.0))
     assert load(tmp_path / "x").tolist() == [0, 1, 2, 3, 4]
     assert isinstance(load(tmp_path / "x", jax.ShapeDtypeStruct((5,), jnp.float32)), jax.Array)
@@ -128,7 +134,9 @@ def test_a_checkpoint_of_one_array_comes_back(tmp_path: Path) -> None:
 
 
 def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
-    """A v0 root with a prefix, padding, JSON, a single array, random keys and metrics opens as what it is."""
+    """A v0 root with a prefix, padding, JSON, a single array, random keys and metrics opens as what
+    it is.
+    """
     options = ocp.CheckpointManagerOptions(
         step_prefix="ck", step_format_fixed_length=6, best_fn=lambda metrics: metrics["loss"]
     )
@@ -173,7 +181,9 @@ def test_item_kinds_and_step_names_of_a_manager(tmp_path: Path) -> None:
 
 
 def test_a_manager_goes_on_where_orbax_stopped(tmp_path: Path) -> None:
-    """CheckpointManager restores the Orbax steps of its root, saves its own beside them, and never deletes or overwrites Orbax's."""
+    """CheckpointManager restores the Orbax steps of its root, saves its own beside them, and never
+    deletes or overwrites Orbax's.
+    """
     from holdfast.checkpoint import KeepLast
 
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -198,7 +208,9 @@ def test_a_manager_goes_on_where_orbax_stopped(tmp_path: Path) -> None:
 
 
 def test_damage_is_an_error_that_names_file_and_leaf(tmp_path: Path) -> None:
-    """Missing chunks, a cut-off database and a wrong description are errors with names, never the fill value."""
+    """Missing chunks, a cut-off database and a wrong description are errors with names, never the
+    fill value.
+    """
     write_v0(tmp_path / "c", {"w": jnp.arange(1000.0), "v": jnp.ones(3)}, use_ocdbt=False)
     shutil.copytree(tmp_path / "c", tmp_path / "lost")
     (tmp_path / "lost" / "w" / "0").unlink()

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 
 @pytest.mark.parametrize("item", ["state", "default"])
 def test_what_we_write_the_real_orbax_restores(tmp_path: Path, item: str) -> None:
-    """A checkpoint in Orbax's layout is restored, bit-exact, by the v0 manager and by v1's free functions, with and without a target."""
+    """A checkpoint in Orbax's layout is restored, bit-exact, by the v0 manager and by v1's free
+    functions, with and without a target.
+    """
     tree = rich_tree()
     abstract = jax.tree.map(
         lambda x: (
@@ -70,7 +72,9 @@ def test_what_we_write_the_real_orbax_restores(tmp_path: Path, item: str) -> Non
 
 
 def test_save_layout_orbax_and_what_it_cannot_hold(tmp_path: Path) -> None:
-    """`save(layout="orbax")` writes one checkpoint; arrays of size zero and bytes are refused by name, and nothing is left behind."""
+    """`save(layout="orbax")` writes one checkpoint; arrays of size zero and bytes are refused by
+    name, and nothing is left behind.
+    """
     save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
     assert_same(ocp1.load(tmp_path / "1"), {"w": jnp.arange(3)})
     with pytest.raises(StepExists):
@@ -88,7 +92,9 @@ def test_save_layout_orbax_and_what_it_cannot_hold(tmp_path: Path) -> None:
     ("name", "value"), [("step", 5), ("overwrite", True), ("per_process", lambda path: True)]
 )
 def test_what_orbax_has_no_place_for_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    """An argument that the layout cannot honour is a ValueError that names it, before anything is written; so is an unknown layout."""
+    """An argument that the layout cannot honour is a ValueError that names it, before anything is
+    written; so is an unknown layout.
+    """
     with pytest.raises(ValueError, match=f"layout='orbax' .*{name}=.*expected"):
         save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax", **{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="layout='orbx': expected 'holdfast' or 'orbax'"):
@@ -97,7 +103,9 @@ def test_what_orbax_has_no_place_for_is_refused(tmp_path: Path, name: str, value
 
 
 def _errors(path: Path, trees: list[object]) -> list[HoldfastError]:
-    """Returns how a save of two processes fails on each of them; the test's own limit is far below the save's."""
+    """Returns how a save of two processes fails on each of them; the test's own limit is far below
+    the save's.
+    """
 
     def fails(group: Group) -> HoldfastError:
         with pytest.raises(HoldfastError) as caught:
@@ -160,7 +168,9 @@ def test_what_is_made_is_not_made_behind_a_link(tmp_path: Path) -> None:
 
 
 def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> None:
-    """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing, and a dead writer's remains are replaced."""
+    """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing, and a dead
+    writer's remains are replaced.
+    """
     folder = StorePath(LocalStorage(tmp_path), "5")
     for _ in range(2):
         writer = OrbaxWriter(folder)

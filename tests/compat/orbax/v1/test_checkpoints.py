@@ -36,7 +36,9 @@ def state() -> dict[str, Any]:
     "ignore:coroutine '_create_paths'", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_a_tree(tmp_path: Path) -> None:
-    """Saved, loaded without a target, with one and by its metadata, replaced on request, deleted."""
+    """Saved, loaded without a target, with one and by its metadata, replaced on request,
+    deleted.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         path = str(root / "a")
@@ -93,7 +95,9 @@ def test_several_trees_and_responses(tmp_path: Path) -> None:
 
 
 def test_a_partial_load(tmp_path: Path) -> None:
-    """Context(pytree_options=...) leaves out what the target lacks; outside of it that is an error."""
+    """Context(pytree_options=...) leaves out what the target lacks; outside of it that is an
+    error.
+    """
 
     def program(ocp: Any, root: Path) -> Any:
         ocp.save(root / "a", state())

@@ -1,4 +1,6 @@
-"""Programs on v1's training.Checkpointer: each runs on Orbax and on holdfast, with the same results."""
+"""Programs on v1's training.Checkpointer: each runs on Orbax and on holdfast, with the same
+results.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ INFO = {"NodeID": "abc", "NodeManagerAddress": "10.0.0.7", "Alive": True}
 def test_a_machine_is_as_ray_reports_it(
     labels: dict[str, str] | None, draining: dict[str, int], expected: Node
 ) -> None:
-    """Labels give slice and worker; a drain's deadline is in milliseconds there and in seconds here, 0 meaning none."""
+    """Labels give slice and worker; a drain's deadline is in milliseconds there and in seconds
+    here, 0 meaning none.
+    """
     info: dict[str, Any] = INFO | {"Labels": labels}
     assert node_from_ray(info, {"CPU": 2.0}, draining) == expected
 

@@ -1,4 +1,6 @@
-"""The engine of Ray, on a real Ray cluster of four fake nodes: deaths, drains, shrinking, growing, slices."""
+"""The engine of Ray, on a real Ray cluster of four fake nodes: deaths, drains, shrinking, growing,
+slices.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ class Log:
 def run_with(
     folder: Path, spec: engine.JobSpec, script: Callable[[Log], None], *arguments: Any
 ) -> engine.RayResult:
-    """Runs `train` on a thread beside, while `script` does to the cluster what it does (Ray adds nodes in the main thread only)."""
+    """Runs `train` on a thread beside, while `script` does to the cluster what it does (Ray adds
+    nodes in the main thread only).
+    """
     results: list[engine.RayResult] = []
     thread = threading.Thread(
         target=lambda: results.append(engine.run(train, spec, args=(str(folder), *arguments)))
@@ -230,7 +234,9 @@ def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
-    """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the first that fails."""
+    """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the
+    first that fails.
+    """
     script = (
         "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']);"
         " sys.exit(int(sys.argv[1]))"
@@ -268,7 +274,9 @@ def fails_once(folder: str) -> str:
 
 
 def test_a_failed_process_is_started_again_in_its_actor(fleet: Fleet, tmp_path: Path) -> None:
-    """Where nothing but a process has died the next attempt takes over the actors, all of them; at the end they are given back."""
+    """Where nothing but a process has died the next attempt takes over the actors, all of them; at
+    the end they are given back.
+    """
     result = engine.run(fails_once, spec(), args=(str(tmp_path),))
     assert result.outcome == "done" and result.job.attempts == 2, result.job.reasons
     assert "RuntimeError: once" in "".join(result.job.reasons)
@@ -278,7 +286,9 @@ def test_a_failed_process_is_started_again_in_its_actor(fleet: Fleet, tmp_path: 
 
 
 def test_a_killed_actor_brings_the_job_back_to_the_last_step(fleet: Fleet, tmp_path: Path) -> None:
-    """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends done."""
+    """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends
+    done.
+    """
 
     def kill(log: Log) -> None:
         fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 110)
@@ -307,7 +317,9 @@ def test_a_lost_node_shrinks_the_job(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Path) -> None:
-    """Two nodes drained with a deadline: all save one step and leave, come back as two, and as four when nodes are there again."""
+    """Two nodes drained with a deadline: all save one step and leave, come back as two, and as four
+    when nodes are there again.
+    """
 
     def drain_then_return(log: Log) -> None:
         fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 110)
@@ -332,7 +344,9 @@ def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Pat
 
 
 def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) -> None:
-    """PRE-1: workers that save and return after a notice are started again, until the loop ends by itself."""
+    """PRE-1: workers that save and return after a notice are started again, until the loop ends by
+    itself.
+    """
 
     def drain(log: Log) -> None:
         fleet.wait_until(lambda: len(log.rows()) > 0 and log.rows()[-1][2] >= 50)
@@ -345,7 +359,9 @@ def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) 
 
 
 def test_a_gang_that_cannot_fit_times_out_once(fleet: Fleet, tmp_path: Path) -> None:
-    """ERR-2: one deadline for the gang, then StartupTimeout that says what was missing; nothing stays reserved."""
+    """ERR-2: one deadline for the gang, then StartupTimeout that says what was missing; nothing
+    stays reserved.
+    """
     began = time.monotonic()
     result = engine.run(
         train,
@@ -376,7 +392,9 @@ def megascale() -> dict[str, str]:
 
 
 def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
-    """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is used, and all four keys are gone."""
+    """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is
+    used, and all four keys are gone.
+    """
     the_fleet.become(SLICES)
     stale = {
         "MEGASCALE_NUM_SLICES": "3",

@@ -1,4 +1,6 @@
-"""Which machines a gang gets: a pure function, from what is free, what is leaving, and which slice is whole."""
+"""Which machines a gang gets: a pure function, from what is free, what is leaving, and which slice
+is whole.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_what_fits_between_the_least_and_the_most() -> None:
 
 
 def test_a_fraction_counts_as_one_thinks() -> None:
-    """Ten processes of a tenth fit one processor; a resource that a machine lacks is no room; a need of 0 is no need."""
+    """Ten processes of a tenth fit one processor; a resource that a machine lacks is no room; a
+    need of 0 is no need.
+    """
     assert len(names([node("a")], 1, 20, resources={"CPU": 0.1})) == 10
     assert names([node("a")], 1, 1, resources={"CPU": 1, "GPU": 1}) == []
     assert names([node("a")], 1, 1, resources={"CPU": 1, "GPU": 0}) == ["a"]

@@ -1,4 +1,6 @@
-"""WorkerActor, which Ray would hold in a process of its own: here as a plain object, with real processes."""
+"""WorkerActor, which Ray would hold in a process of its own: here as a plain object, with real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def poll_to_the_end(actor: WorkerActor) -> tuple[list[str], WorkerUpdate]:
 def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(
     actor: WorkerActor,
 ) -> None:
-    """The environment has the spec and what was given beside it; a stale slice is named; a command has no outcome."""
+    """The environment has the spec and what was given beside it; a stale slice is named; a command
+    has no outcome.
+    """
     code = (
         "import os, sys; print(os.environ['HOLDFAST_PROCESS_ID'], os.environ['EXTRA']);"
         " print('more'); sys.exit(4)"
@@ -89,7 +93,9 @@ def test_before_a_start_there_is_nothing_to_end(actor: WorkerActor) -> None:
 
 
 def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
-    """A call runs in a process of its own through the call runner, and its value comes with the exit code."""
+    """A call runs in a process of its own through the call runner, and its value comes with the
+    exit code.
+    """
     cloudpickle = pytest.importorskip(
         "ray.cloudpickle", reason='Ray is not installed: pip install "holdfast[ray]"'
     )
@@ -100,7 +106,9 @@ def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
 
 
 def test_the_next_attempt_ends_what_the_one_before_has_left(actor: WorkerActor) -> None:
-    """A second start kills a process that still runs; its lines and its end are not taken for those of the new one."""
+    """A second start kills a process that still runs; its lines and its end are not taken for those
+    of the new one.
+    """
     start(actor, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
     lines: tuple[str, ...] = ()
     while not lines:
