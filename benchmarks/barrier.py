@@ -96,8 +96,7 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
     )
 
 
-# ---- A worker: some clients, a thread each, with commands on its stdin
-# -------------------------------------------------------------
+# --- A worker: some clients, a thread each, with commands on its stdin
 
 
 def in_threads(calls: list[Callable[[], None]]) -> None:
@@ -182,8 +181,7 @@ def work(kind: str, address: str, first: int, count: int, secrets: Path | None) 
     os._exit(0)
 
 
-# ---- The measurement
-# ---------------------------------------------------------------------------------------------------------------
+# --- The measurement
 
 
 class Cluster:

@@ -34,8 +34,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-# ---- A worker: one process of a group, which reads from its stdin what to measure
-# -----------------------------------------------------
+# --- A worker: one process of a group, which reads from its stdin what to measure
 
 
 def barriers() -> dict[str, Callable[[str], None]]:
@@ -89,8 +88,7 @@ def work(service: str, address: str, index: int, count: int) -> None:
     multihost.shutdown()
 
 
-# ---- The launcher
-# -------------------------------------------------------------------------------------------------------------------
+# --- The launcher
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class QueueFrameTransport:
     def start(self) -> None:
         threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
 
-    # ---- Callers
+    # --- Callers
 
     def send(self, frame: bytes) -> None:
         with self._lock:
@@ -188,7 +188,7 @@ class QueueFrameTransport:
     def cancel(self) -> None:
         self._call.cancel(cygrpc.StatusCode.cancelled, "the client ends")
 
-    # ---- The stream's own thread
+    # --- The stream's own thread
 
     def _keep(self) -> None:
         """Reads while no caller does, makes the calls left for later, and frees a caller that is
@@ -228,7 +228,7 @@ class QueueFrameTransport:
                     call()
             self._pass_on()
 
-    # ---- Events, handled by the reader
+    # --- Events, handled by the reader
 
     def _handle_next(self) -> None:
         if not self._receiving:

@@ -162,8 +162,7 @@ class Barriers:
         ] = []  # instances that are over, whose rows of arrivals the journal still has
         self.passed = self.failed = 0
 
-    # ---- Arrivals
-    # --------------------------------------------------------------------------------------------------------------------
+    # --- Arrivals
 
     def arrive(self, arrival: Arrival, now: float) -> None:
         """Lets a task arrive at a barrier; its call is answered when the instance is over."""
@@ -300,8 +299,7 @@ class Barriers:
                 finished.outcome.came | finished.told
             ) & since(ended)
 
-    # ---- Replays
-    # ---------------------------------------------------------------------------------------------------------------------
+    # --- Replays
 
     def _is_replay(self, finished: Barrier, arrival: Arrival) -> bool:
         assert finished.outcome is not None
@@ -364,8 +362,7 @@ class Barriers:
             status = replace(status, missing=missing)
         return Completion(call, outcome.counter, status)
 
-    # ---- Refusals
-    # --------------------------------------------------------------------------------------------------------------------
+    # --- Refusals
 
     def _too_much(self, name: str) -> Status | None:
         if len(name.encode()) > self._limits.barrier_name_bytes:
@@ -384,8 +381,7 @@ class Barriers:
     def _refuse(self, arrival: Arrival, status: Status) -> None:
         self._completions.append(Completion(arrival.call, None, status))
 
-    # ---- Ends
-    # ------------------------------------------------------------------------------------------------------------------------
+    # --- Ends
 
     def _finish(self, barrier: Barrier, status: Status | None) -> None:
         if status is None:

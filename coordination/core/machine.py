@@ -84,8 +84,7 @@ class Machine:
             # list
         ] = []
 
-    # ---- Who calls
-    # -------------------------------------------------------------------------------------------------------------------
+    # --- Who calls
 
     def identify(
         self,
@@ -131,8 +130,7 @@ class Machine:
         """Notes a sign of life on a Session."""
         self.task_table.tasks[task_id].last_seen = now
 
-    # ---- Lives of tasks
-    # --------------------------------------------------------------------------------------------------------------
+    # --- Lives of tasks
 
     def heartbeat(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
         """Answers an agent's sign of life with the state of its task."""
@@ -383,8 +381,7 @@ class Machine:
         self.task_table.set_session(task, 0)
         task.last_seen = now
 
-    # ---- Keys and barriers
-    # -----------------------------------------------------------------------------------------------------------
+    # --- Keys and barriers
 
     def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
         """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
@@ -462,8 +459,7 @@ class Machine:
         waits += [*self.registration.waiting(), *self.shutdown_barrier.waiting()]
         return Counter(task_id for task_id in waits if self.task_table.get(task_id) is not None)
 
-    # ---- Calls that go away
-    # ----------------------------------------------------------------------------------------------------------
+    # --- Calls that go away
 
     def drop(self, call: Any) -> None:
         """Forgets a call whose client has gone away, without an answer."""
@@ -496,8 +492,7 @@ class Machine:
             dirty.clear()
         self.events.forget_changes()
 
-    # ---- The end
-    # ---------------------------------------------------------------------------------------------------------------------
+    # --- The end
 
     def over_since(self) -> float | None:
         """Returns since when every task has been gone, None while one is there or before the first

@@ -58,8 +58,7 @@ class Registration:
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
         self._completions.append(Completion(call, value, status))
 
-    # ---- Agents
-    # ----------------------------------------------------------------------------------------------------------------------
+    # --- Agents
 
     def register(
         self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf
@@ -128,8 +127,7 @@ class Registration:
             sentence = f"{what} The job is not recoverable"
         return Status(Code.ABORTED, sentence, source_task=task.task_id)
 
-    # ---- Sessions
-    # --------------------------------------------------------------------------------------------------------------------
+    # --- Sessions
 
     def open_session(
         self, task_id: int, incarnation: int, host: str, pid: int, now: float
@@ -193,8 +191,7 @@ class Registration:
             self._task_table.set_agent(task, 0)
         self._task_table.move(task, TaskState.CONNECTED, now)
 
-    # ---- All of them
-    # -----------------------------------------------------------------------------------------------------------------
+    # --- All of them
 
     def held(self, task_id: int) -> bool:
         """Returns whether a task is connected or waits to be."""

@@ -152,7 +152,7 @@ def expected_s(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus)
     return task.progress.values.get("report_interval_s", status.heartbeat_interval_s)
 
 
-# ---- Rules, in the order in which one explains the next
+# --- Rules, in the order in which one explains the next
 
 
 def _failed(evidence: Evidence) -> Iterator[Finding]:
@@ -358,7 +358,7 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-# ---- Groups of processes at one place
+# --- Groups of processes at one place
 
 
 @dataclass(frozen=True)
@@ -478,7 +478,7 @@ def _function(thread: Thread) -> tuple[str, str]:
     return (thread.place.file, thread.place.function) if thread.place else ("", "")
 
 
-# ---- Words
+# --- Words
 
 
 def _finding(

@@ -58,8 +58,7 @@ def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
     return _EMPTY
 
 
-# ---- Profile A
-# -----------------------------------------------------------------------------------------------------------------------
+# --- Profile A
 
 
 def _named(request: Any) -> tuple[int | None, int, int | None]:
@@ -257,8 +256,7 @@ RPCS_A: dict[str, Rpc] = {
     ),
 }
 
-# ---- Profile B, where it differs
-# -----------------------------------------------------------------------------------------------------
+# --- Profile B, where it differs
 
 
 def _source_task(request: Any) -> tuple[int | None, int, int | None]:
@@ -403,8 +401,7 @@ RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} |
     PROFILE_B + name: rpc for name, rpc in RPCS_B.items()
 }
 
-# ---- Errors
-# --------------------------------------------------------------------------------------------------------------------------
+# --- Errors
 
 MESSAGE_BYTES = 3_000
 """jaxlib cuts longer messages at 3,072 bytes, in the middle of a word."""

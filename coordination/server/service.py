@@ -284,8 +284,7 @@ class Service:
         ):
             self.machine.suspect(task.task_id, self._clock())
 
-    # ---- Sessions
-    # --------------------------------------------------------------------------------------------------------------------
+    # --- Sessions
 
     def stream_frame(self, stream: SessionStream, body: bytes) -> None:
         """Takes one frame of a Session."""
@@ -298,8 +297,7 @@ class Service:
         """
         self.sessions.closed_by_client(stream, self._clock())
 
-    # ---- Time and completions
-    # --------------------------------------------------------------------------------------------------------
+    # --- Time and completions
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""

@@ -213,8 +213,7 @@ class SessionStreams:
         """Returns the tasks that have a stream now."""
         return set(self._sessions)
 
-    # ---- Frames
-    # ----------------------------------------------------------------------------------------------------------------------
+    # --- Frames
 
     def frame(self, stream: SessionStream, body: bytes, now: float) -> None:
         """Takes one frame of a client."""
@@ -379,8 +378,7 @@ class SessionStreams:
         for session in self._sessions.values():
             session.stream.write(frame)
 
-    # ---- Queries to a client
-    # ---------------------------------------------------------------------------------------------------------
+    # --- Queries to a client
 
     def ask_stacks(self, call: SessionCall | StacksCall, task_id: int, now: float) -> None:
         """Sends a process an Ask for the stacks of its threads."""
@@ -415,8 +413,7 @@ class SessionStreams:
         body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
         self._machine.completions += [Completion(call, body, None) for call in askers]
 
-    # ---- Deltas
-    # ----------------------------------------------------------------------------------------------------------------------
+    # --- Deltas
 
     def note_changes(self, now: float) -> None:
         """Schedules a delta where tasks have changed: at most one in DELTA_INTERVAL_S. Ends the
@@ -488,8 +485,7 @@ class SessionStreams:
         session.version = task_table.version
         session.stream.write(frame)
 
-    # ---- Ends
-    # ------------------------------------------------------------------------------------------------------------------------
+    # --- Ends
 
     def closed_by_client(self, stream: SessionStream, now: float) -> None:
         """Forgets a stream that its client, or its client's kernel, has ended. Where the task has

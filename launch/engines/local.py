@@ -82,7 +82,7 @@ class LocalEngine(BaseEngine):
         self._capacity: int | None = None
         self._poll_at = 0.0
 
-    # ---- Actions
+    # --- Actions
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Reserve):
@@ -177,7 +177,7 @@ class LocalEngine(BaseEngine):
                 self._coordinator.close()
                 self._coordinator = None
 
-    # ---- Events
+    # --- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns what has happened, at the latest after `timeout_s`; reads the capacity file,

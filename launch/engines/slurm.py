@@ -78,7 +78,7 @@ class SlurmEngine(BaseEngine):
         self._srun: WorkerProcess | None = None
         self._coordinator: Coordinator | None = None
 
-    # ---- Actions
+    # --- Actions
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Reserve):  # the allocation is ours already

@@ -115,7 +115,7 @@ def _decision(job: Job, reason: str, *actions: Action) -> Decision:
     return Decision(job, actions, reason)
 
 
-# ---- Starting
+# --- Starting
 
 
 def _schedule(job: Job, now: float, why: str) -> Decision:
@@ -197,7 +197,7 @@ def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
     )
 
 
-# ---- Running
+# --- Running
 
 
 def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
@@ -330,7 +330,7 @@ def _on_stop(job: Job, event: Stop, now: float) -> Decision:
     )
 
 
-# ---- Leaving: preempting and resizing
+# --- Leaving: preempting and resizing
 
 
 def _add_notice(job: Job, source: str, deadline: float | None) -> Job:
@@ -412,7 +412,7 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     )
 
 
-# ---- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
+# --- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
 
 
 def _committing(job: Job) -> frozenset[int]:
@@ -638,7 +638,7 @@ def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decisi
     return _decision(following, reason, *actions, Release())
 
 
-# ---- Helpers
+# --- Helpers
 
 
 def _idle(job: Job) -> int:

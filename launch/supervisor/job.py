@@ -144,7 +144,7 @@ class Job:
         return len(self.alive) + len(self.exit_codes)
 
 
-# ---- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is
+# --- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is
 # read from.
 
 
@@ -279,7 +279,7 @@ Event: TypeAlias = (
 )
 
 
-# ---- Actions: what an engine is to do.
+# --- Actions: what an engine is to do.
 
 
 @dataclass(frozen=True)

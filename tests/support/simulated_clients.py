@@ -90,8 +90,7 @@ class Clients:
         """Says whether all have walked through their scripts."""
         return not self._unfinished
 
-    # ---- Faults
-    # --------------------------------------------------------------------------------------------------------------------
+    # --- Faults
 
     def break_one(self) -> None:
         """Breaks a stream."""
@@ -139,8 +138,7 @@ class Clients:
                 lambda life=client.life: self._open_stream(client, life),
             )  # type: ignore[misc]
 
-    # ---- Lives and streams
-    # ---------------------------------------------------------------------------------------------------------
+    # --- Lives and streams
 
     def begin_life(self, client: Client) -> None:
         client.dead, client.life = False, client.life + 1
@@ -276,8 +274,7 @@ class Clients:
         assert request.on_reply is not None
         request.on_reply(completion)
 
-    # ---- The script
-    # ----------------------------------------------------------------------------------------------------------------
+    # --- The script
 
     def _next_step(self, client: Client) -> None:
         if client.step >= self._steps:

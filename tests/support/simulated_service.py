@@ -59,8 +59,7 @@ class SimulatedService:
         self._tick_at = math.inf
         self._flushing = False
 
-    # ---- Its loop
-    # ------------------------------------------------------------------------------------------------------------------
+    # --- Its loop
 
     def wind(self) -> None:
         """Schedules a tick at the very moment that the machine asks for, as the service's loop
@@ -134,8 +133,7 @@ class SimulatedService:
                 lambda call=call, completion=completion: self._reach(call, completion), twice=True
             )  # type: ignore[misc]
 
-    # ---- Its end and its return
-    # ----------------------------------------------------------------------------------------------------
+    # --- Its end and its return
 
     def crash(self) -> None:
         """Crashes now, or between the machine's next decision and the journal: then that answer is
@@ -172,8 +170,7 @@ class SimulatedService:
         self._truth.keys_are_there(self.machine)
         self.wind()
 
-    # ---- What it is asked
-    # ----------------------------------------------------------------------------------------------------------
+    # --- What it is asked
 
     def has_stream(self, client: Client, stream: int) -> bool:
         """Says whether this is the stream that the client's task has."""

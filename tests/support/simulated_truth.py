@@ -34,8 +34,7 @@ class Truth:
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
 
-    # ---- Barriers
-    # ------------------------------------------------------------------------------------------------------------------
+    # --- Barriers
 
     def arrives(self, task_id: int, name: str, request: Request) -> None:
         """Notes that a task comes to a barrier. One request is one coming, to the one instance that
@@ -150,8 +149,7 @@ class Truth:
                 self._world.fail(f"two increments were answered {number}")
             self.counts.append(number)
 
-    # ---- Lives
-    # -----------------------------------------------------------------------------------------------------------------------
+    # --- Lives
 
     def nobody_connected_is_lost(self, machine: Machine) -> None:
         """Checks that while the job gathers whoever has a stream is there."""
@@ -185,8 +183,7 @@ class Truth:
         if task.session in task.former:
             self._world.fail(f"process {task_id} was given up, and is served")
 
-    # ---- Deadlines, keys and counts
-    # ------------------------------------------------------------------------------------------------
+    # --- Deadlines, keys and counts
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
         """Checks that nobody waits whose deadline was before `now`: before each tick, which comes

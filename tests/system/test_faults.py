@@ -49,8 +49,7 @@ def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float
     return float(when), kind, who
 
 
-# ---- Network namespaces
-# ------------------------------------------------------------------------------------------------------------
+# --- Network namespaces
 
 
 @pytest.fixture
@@ -116,8 +115,7 @@ def test_every_other_peer_has_a_named_error_in_time(
                 group.__exit__(None, None, None)
 
 
-# ---- The coordinator dies and comes back
-# -------------------------------------------------------------------------------------------
+# --- The coordinator dies and comes back
 
 STEPPER = """
 import sys

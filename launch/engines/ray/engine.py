@@ -190,7 +190,7 @@ class RayEngine(BaseEngine):
         self._noticed: set[str] = set()
         self._poll_at = 0.0
 
-    # ---- Actions
+    # --- Actions
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Reserve):
@@ -363,7 +363,7 @@ class RayEngine(BaseEngine):
             self._give_back(group, actors)
         return stands
 
-    # ---- Events
+    # --- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns what has happened to actors, cluster, coordinator and launcher; polls each of
@@ -419,7 +419,7 @@ class RayEngine(BaseEngine):
         kind, value = _unpickled(update.outcome)
         return f"{type(value).__name__}: {value}" if kind == "error" else ""
 
-    # ---- The cluster
+    # --- The cluster
 
     def _poll_cluster(self) -> list[Event]:
         if self._reserve is not None:

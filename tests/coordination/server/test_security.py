@@ -44,8 +44,7 @@ from tests.support.secured import (
 )
 from tests.support.tls import Authority
 
-# ---- Strangers and liars
-# -----------------------------------------------------------------------------------------------------------
+# --- Strangers and liars
 
 
 @pytest.fixture(scope="module")

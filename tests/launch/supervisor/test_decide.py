@@ -480,7 +480,7 @@ def test_impossible_policies_and_sizes_are_refused() -> None:
         Job("j", 3, 2)
 
 
-# ---- Any sequence of events
+# --- Any sequence of events
 
 
 def _random_event(lots: random.Random, job: Job, now: float) -> Event:
