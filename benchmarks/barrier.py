@@ -237,7 +237,8 @@ class Cluster:
                 arguments=server_arguments(self._folder) if secured else (),
             )
         undone.callback(service.close)
-        self.pid, self.address = service.pid, service.address
+        self.pid = service.pid
+        self.address = service.address
         if secrets is None or peer.way != "relay":
             return service.address
         relay = spawn_relay(service.address, secrets, range(clients))

@@ -53,7 +53,8 @@ class Ours:
     """A manager of ours."""
 
     def __init__(self, root: Path, *, incremental: bool, by_identity: bool = False) -> None:
-        self.root, self.by_identity = root, by_identity
+        self.root = root
+        self.by_identity = by_identity
         self.manager = CheckpointManager(
             root, keep_policy=KeepLast(2), options=Options(incremental=incremental)
         )

@@ -82,8 +82,11 @@ class Holdfast:
     ) -> None:
         from holdfast import checkpoint, multihost
 
-        self._checkpoint, self._multihost = checkpoint, multihost
-        self._memory, self._local_every, self._lost = memory, local_every, lost
+        self._checkpoint = checkpoint
+        self._multihost = multihost
+        self._memory = memory
+        self._local_every = local_every
+        self._lost = lost
 
     def join(self) -> None:
         self._multihost.initialize()
@@ -93,11 +96,9 @@ class Holdfast:
         self._manager = self._checkpoint.CheckpointManager(
             folder, save_policy=policy, keep_policy=keep, local=self._local()
         )
-        self.latest_step, self.wait, self.save = (
-            self._manager.latest_step,
-            self._manager.wait_until_finished,
-            self._manager.save,
-        )
+        self.latest_step = self._manager.latest_step
+        self.wait = self._manager.wait_until_finished
+        self.save = self._manager.save
 
     def _local(self) -> Any:
         if self._memory is None:
@@ -133,7 +134,8 @@ class Orbax:
             save_interval_steps=save_every, max_to_keep=2, create=True
         )
         self._manager = self._ocp.CheckpointManager(folder, options=options)
-        self.latest_step, self.wait = self._manager.latest_step, self._manager.wait_until_finished
+        self.latest_step = self._manager.latest_step
+        self.wait = self._manager.wait_until_finished
 
     def save(self, step: int, state: Any) -> None:
         self._manager.save(step, args=self._ocp.args.StandardSave(state))
@@ -188,7 +190,8 @@ def train(
     last = manager.latest_step() or 0
     if last:
         restored = manager.restore(last, {"state": state, "ballast": ballast})
-        state, ballast = restored["state"], restored["ballast"]
+        state = restored["state"]
+        ballast = restored["ballast"]
     jax.block_until_ready((state, ballast))
     mark(arguments.pipe, "restored", attempt, step=last)
     parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}

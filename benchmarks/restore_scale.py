@@ -52,7 +52,8 @@ class PlannedStore:
     for.
     """
 
-    root, max_concurrency = "planned", 4
+    root = "planned"
+    max_concurrency = 4
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._packs = plan, dict[int, dict[int, PackPlan]]()
@@ -85,7 +86,8 @@ class PlannedStore:
             buffer[: len(data)] = data
             buffer[len(data) : nbytes] = bytes(nbytes - len(data))
             done += nbytes
-        self.bytes, self.reads = self.bytes + done, self.reads + 1
+        self.bytes = self.bytes + done
+        self.reads = self.reads + 1
         return done
 
 
@@ -94,7 +96,8 @@ class CountingGroup:
     others.
     """
 
-    index, count = 0, PROCESSES
+    index = 0
+    count = PROCESSES
 
     def __init__(self) -> None:
         self.messages = self.bytes = 0
@@ -203,7 +206,8 @@ def many_processes() -> None:
 
 def many_of_few() -> None:
     """512 processes restore what 8 saved: a 64th of each chunk is for one of them."""
-    rows, columns = 8 * 64, 56_640  # chunks of 58 MB
+    rows = 8 * 64
+    columns = 56_640  # chunks of 58 MB
     placement = ShardPlacement((8, 1), np.arange(8)[:, None], np.arange(8)[:, None])
     leaves = [
         Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement)

@@ -86,7 +86,8 @@ class CheckpointManager:
         options: Options | None = None,
         local: Local | None = None,
     ) -> None:
-        self._closed, self._forked = True, False  # until it is open
+        self._closed = True
+        self._forked = False  # until it is open
         if local is not None and save_policy is None:
             raise ValueError(
                 "CheckpointManager: local= expects a save_policy besides: without one every call"
@@ -98,7 +99,8 @@ class CheckpointManager:
         if self._options.step_format is not None:
             parse_step_format(self._options.step_format)
         single_writer = self._options.single_writer
-        file_mode, folder_mode = self._options.file_mode, self._options.folder_mode
+        file_mode = self._options.file_mode
+        folder_mode = self._options.folder_mode
         self._storage = open_storage(
             directory, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode
         )
@@ -114,7 +116,8 @@ class CheckpointManager:
             find_foreign=find_foreign_steps,
             needs_claim=False,
         )
-        self._writer, self._has_claim = opened.writer, opened.has_claim
+        self._writer = opened.writer
+        self._has_claim = opened.has_claim
         self._foreign = ForeignSteps(self._storage, opened.foreign)
         self._statistics = Statistics()
         self._worker = BackgroundWorker()

@@ -156,7 +156,8 @@ def _stage(
 def _save(
     request: SaveRequest, storage: Storage, group: Group, options: Options, writer: Writer
 ) -> None:
-    claim, messages = f"{FOLDER}/{writer.id}", f"checkpoint/save/{writer.id}"
+    claim = f"{FOLDER}/{writer.id}"
+    messages = f"checkpoint/save/{writer.id}"
     target = SaveTarget(
         storage, group, request.key, "", claim, messages, options.save_timeout_s, request.overwrite
     )

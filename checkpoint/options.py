@@ -32,7 +32,9 @@ class ProgressMeter:
     """
 
     def __init__(self, step: int, total_bytes: int, listener: Callable[[Progress], None]) -> None:
-        self._step, self._total_bytes, self._listener = step, total_bytes, listener
+        self._step = step
+        self._total_bytes = total_bytes
+        self._listener = listener
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._passed_on_s = 0.0

@@ -53,19 +53,15 @@ class StepRestorer:
         lineage: Lineage | None,
         reporter: RootReporter | None,
     ) -> None:
-        self._storage, self._group, self._name, self._timeout_s = (
-            storage,
-            group,
-            name,
-            options.restore_timeout_s,
-        )
-        self._index, self._foreign, self._tier, self._lineage, self._reporter = (
-            index,
-            foreign,
-            tier,
-            lineage,
-            reporter,
-        )
+        self._storage = storage
+        self._group = group
+        self._name = name
+        self._timeout_s = options.restore_timeout_s
+        self._index = index
+        self._foreign = foreign
+        self._tier = tier
+        self._lineage = lineage
+        self._reporter = reporter
 
     def restore(
         self,

@@ -55,7 +55,8 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
         "items",
         "metrics",
     ):
-        narrow, is_number = column in ("items", "metrics"), column in ("step", "size", "frees")
+        narrow = column in ("items", "metrics")
+        is_number = column in ("step", "size", "frees")
         table.add_column(
             column, justify="right" if is_number else "left", overflow="fold", no_wrap=not narrow
         )
@@ -189,7 +190,8 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
     try:
         sizes, shared = list(file_sizes(folder).values()), shared_bytes(folder)
     except CheckpointError:
-        sizes, shared = [], 0
+        sizes = []
+        shared = 0
     row: dict[str, Any] = {
         "name": name,
         "step": step,

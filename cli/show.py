@@ -212,10 +212,8 @@ def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Tab
         ("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",)
     )
     for column in columns:
-        right, wide = (
-            column in ("size", "min", "max", "mean", "NaN"),
-            column in ("path", "sharding"),
-        )
+        right = column in ("size", "min", "max", "mean", "NaN")
+        wide = column in ("path", "sharding")
         table.add_column(
             column, justify="right" if right else "left", overflow="fold", no_wrap=not wide
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_KIB, _MIB = 1024, 1024 * 1024
+_KIB = 1024
+_MIB = 1024 * 1024
 
 HEARTBEATS_PER_TIMEOUT = 4
 """A client is heard of at least so often in one heartbeat timeout."""

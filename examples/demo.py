@@ -22,7 +22,8 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 FOLDER = Path.cwd() / "demo-run"
-STEPS, SAVE_EVERY = 300, 50
+STEPS = 300
+SAVE_EVERY = 50
 PREEMPTED = 75
 console = Console()
 if not console.is_terminal:
@@ -39,7 +40,8 @@ def run(name, processes, directory, preempt_at=None):
     """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets
     SIGTERM. Returns (exit code, report).
     """
-    log, report = FOLDER / f"{directory}.jsonl", FOLDER / f"{name}.json"
+    log = FOLDER / f"{directory}.jsonl"
+    report = FOLDER / f"{name}.json"
     trainer = [
         sys.executable,
         HERE / "train_digits.py",

@@ -82,7 +82,8 @@ def batches(mesh, images, labels, steps):
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     for step in steps:
         chosen = np.random.default_rng(step).choice(len(images), BATCH, replace=False)
-        x, y = images[chosen], labels[chosen]
+        x = images[chosen]
+        y = labels[chosen]
         yield (
             step,
             jax.make_array_from_callback(x.shape, sharding, x.__getitem__),
@@ -149,7 +150,8 @@ def main():
         data = batches(mesh, images[train], labels[train], range(last + 1, args.steps + 1))
         if sys.stdout.isatty():
             data = track(data, "training", total=args.steps - last)
-        step, preempted = last, False
+        step = last
+        preempted = False
         for step, x, y in data:
             state, loss = step_fn(state, x, y)
             if log:

@@ -42,7 +42,8 @@ def current_worker() -> RayTrainWorker | None:
     context = _context()
     if context is None:
         return None
-    ray, scaling = sys.modules["ray"], context.train_run_context.scaling_config
+    ray = sys.modules["ray"]
+    scaling = context.train_run_context.scaling_config
     num_slices = 1
     if scaling.use_tpu:
         from ray.util.tpu import get_tpu_num_slices_for_workers

@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH, GAP, PAD, ROW, TITLE = 1180, 20, 16, 56, 34
+WIDTH = 1180
+GAP = 20
+PAD = 16
+ROW = 56
+TITLE = 34
 STYLE = """
   svg { font-family: system-ui, sans-serif; } .page { fill: #fff; } .room { fill: #f6f8fa; stroke: #8c959f; }
   .wing { fill: #fff; stroke: #57606a; } .file { fill: #fff; stroke: #57606a; stroke-dasharray: 4 3; }
@@ -157,12 +161,10 @@ class Picture:
             self.text(x, y + 13 * number, kind, line)
 
     def arrow(self, start: Box, end: Box) -> None:
-        x1, y1, x2, y2 = (
-            start.x + start.width / 2,
-            start.y + start.height,
-            end.x + end.width / 2,
-            end.y,
-        )
+        x1 = start.x + start.width / 2
+        y1 = start.y + start.height
+        x2 = end.x + end.width / 2
+        y2 = end.y
         bend = (y2 - y1) / 2
         self.arrows.append(
             f'<path class="arrow" marker-end="url(#head)" d="M{x1:g},{y1:g} C{x1:g},{y1 + bend:g}'

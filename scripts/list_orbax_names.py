@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- names: made by scripts/list_orbax_names.py -->", "<!-- names end -->"
+BEGIN = "<!-- names: made by scripts/list_orbax_names.py -->"
+END = "<!-- names end -->"
 FACE = "holdfast.compat.orbax"
 # Names that are there and do something else than a caller of Orbax's might expect: what.
 TRANSLATED = {

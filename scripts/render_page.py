@@ -20,7 +20,10 @@ from holdfast.web.report import write_report
 from holdfast.web.snapshot import snapshot
 
 SCREENS = Path(__file__).resolve().parent.parent / "docs" / "screens"
-COUNT, ODD, NOW, SILENT_S = 256, 77, 1_700_000_900.0, 41
+COUNT = 256
+ODD = 77
+NOW = 1_700_000_900.0
+SILENT_S = 41
 WAITING = (
     'Thread MainThread:\n  File "/home/me/train.py", line 50, in step\n  File'
     ' "/x/site-packages/jax/a.py", line 1, in block_until_ready'
@@ -56,7 +59,8 @@ def made_up_job() -> session_pb2.StatusResponse:
             pid=4000 + number,
             heartbeat_age_s=1.2,
         )
-        task.progress.step, task.progress.saved_step = 2104, 2000
+        task.progress.step = 2104
+        task.progress.saved_step = 2000
         task.progress.values.update(
             {
                 "report_interval_s": 2.0,
@@ -65,9 +69,11 @@ def made_up_job() -> session_pb2.StatusResponse:
                 "save_blocked_s": 3.2,
             }
         )
-        task.step_age_s, task.usual_steps_per_second = SILENT_S, 4.1
+        task.step_age_s = SILENT_S
+        task.usual_steps_per_second = 4.1
     root = status.tasks[0].progress.root
-    root.path, root.num_steps = "gs://models/run7", 3
+    root.path = "gs://models/run7"
+    root.num_steps = 3
     for step, nbytes, flags in STEPS:
         root.steps.add(step=step, bytes=nbytes, **flags)
     status.goodput_s.update(

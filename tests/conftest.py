@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share, seed = config.getoption("--slow-share"), config.getoption("--slow-seed")
     if share >= 1:
         return
-    chosen, dropped = [], []
+    chosen = []
+    dropped = []
     for item in items:
         lot = (
             int.from_bytes(hashlib.sha256(f"{seed}:{item.nodeid}".encode()).digest()[:8], "big")

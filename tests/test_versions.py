@@ -66,7 +66,8 @@ def _environment(end: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{end}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ready, python = folder / ".ready", folder / "bin" / "python"
+        ready = folder / ".ready"
+        python = folder / "bin" / "python"
         wanted = f"{pins}\n{(ROOT / 'pyproject.toml').read_text()}"
         if not ready.exists() or ready.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
@@ -190,7 +191,8 @@ def _make(folder: Path, pythons: dict[str, str], *arguments: str) -> str:
     return ran.stdout + ran.stderr
 
 
-RUNS, SHIM = f'exec {sys.executable} "$@"', "echo 'pyenv: command not found' >&2; exit 127"
+RUNS = f'exec {sys.executable} "$@"'
+SHIM = "echo 'pyenv: command not found' >&2; exit 127"
 
 
 @pytest.mark.parametrize(

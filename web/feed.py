@@ -43,7 +43,8 @@ class Feed:
     def __init__(
         self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]
     ) -> None:
-        self._find, self._publish = find, publish
+        self._find = find
+        self._publish = publish
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._client: StatusClient | None = None
@@ -120,7 +121,9 @@ class Feed:
             else StatusClient(target.address, target.credentials, timeout_s=5.0)
         )
         with self._lock:
-            old, self._client, self._target = self._client, client, target
+            old = self._client
+            self._client = client
+            self._target = target
         if old is not None:
             old.close()
 

@@ -44,13 +44,15 @@ class Hub:
 
     def __init__(self) -> None:
         self.viewers = 0
-        self._version, self._data = 0, ""
+        self._version = 0
+        self._data = ""
         self._changed = asyncio.Event()
         self._closed = False
 
     def set(self, data: str) -> None:
         """Takes a newer snapshot. On the loop's thread."""
-        self._version, self._data = self._version + 1, data
+        self._version = self._version + 1
+        self._data = data
         self._wake()
 
     def close(self) -> None:

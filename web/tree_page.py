@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-WIDTH, HEIGHT = 1000.0, 420.0
+WIDTH = 1000.0
+HEIGHT = 420.0
 MOST_CELLS = 1000
 """Leaves in the treemap; what is smaller is one cell."""
 _MOST_LINES = 32  # of one picture of shards
 _COLOURS = 8
-_LABEL_WIDTH, _LABEL_HEIGHT = 70, 16
+_LABEL_WIDTH = 70
+_LABEL_HEIGHT = 16
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --soft: #59636e; --line: #d1d9e0; --panel: #f6f8fa; --bar: #0969da; }
 @media (prefers-color-scheme: dark) {
@@ -116,7 +118,8 @@ def _worst(areas: Sequence[float], side: float) -> float:
 
 def _treemap(arrays: Sequence[Mapping[str, Any]]) -> str:
     leaves = sorted((leaf for leaf in arrays if leaf["bytes"]), key=lambda leaf: -leaf["bytes"])
-    shown, rest = leaves[:MOST_CELLS], leaves[MOST_CELLS:]
+    shown = leaves[:MOST_CELLS]
+    rest = leaves[MOST_CELLS:]
     labels = [(f"{leaf['item']}/{leaf['path']}", leaf["bytes"]) for leaf in shown]
     if rest:
         labels = sorted(

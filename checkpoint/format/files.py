@@ -237,7 +237,8 @@ def read_step_names(storage: Storage) -> StepNames:
     """
     try:
         found = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
-        prefix, width = found["prefix"], found["width"]
+        prefix = found["prefix"]
+        width = found["width"]
         if type(width) is not int:
             raise ValueError(f"width {width!r}")
         return StepNames(prefix, width).check()

@@ -42,7 +42,9 @@ class Grid:
         """Returns where the chunks along an axis begin, and as the last element where the axis
         ends.
         """
-        size, shard, chunk = self.shape[axis], self.shard_shape[axis], self.chunk_shape[axis]
+        size = self.shape[axis]
+        shard = self.shard_shape[axis]
+        chunk = self.chunk_shape[axis]
         if not size:
             return np.zeros(2, np.int64)
         inner = np.arange(0, shard, chunk, dtype=np.int64)
@@ -55,7 +57,9 @@ class Grid:
         bounds = []
         for axis in range(len(self.shape) - 1, -1, -1):
             index, along = divmod(index, self.counts[axis])
-            size, shard, chunk = self.shape[axis], self.shard_shape[axis], self.chunk_shape[axis]
+            size = self.shape[axis]
+            shard = self.shard_shape[axis]
+            chunk = self.chunk_shape[axis]
             if not size:
                 bounds.append((0, 0))
                 continue

@@ -51,9 +51,11 @@ class HeaderFrame(NamedTuple):
         """Returns the frame for chunks (name, dtype, shape, bytes) in data order; the header's
         length is in it.
         """
-        texts, offset = [], 0
+        texts = []
+        offset = 0
         for name, dtype, shape, nbytes in entries:
-            begin, offset = offset, offset + nbytes
+            begin = offset
+            offset = offset + nbytes
             texts.append(
                 f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{begin},{offset}]}}'
             )
@@ -136,7 +138,8 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
                 tuple(prefixes[taken : taken + count]) if prefixes else (),
             )
             found[name] = ChunkEntry(str(dtype), shape, len(data) + start, stop - start, checksum)
-            at, taken = stop, taken + count
+            at = stop
+            taken = taken + count
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Corrupt(
             f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path

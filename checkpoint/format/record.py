@@ -192,7 +192,8 @@ def chunk_runs(where: Ints) -> list[list[int]]:
     """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one
     step.
     """
-    runs, at = [], 0
+    runs = []
+    at = 0
     steps = np.diff(where)
     ends = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
     for end in ends:
@@ -361,7 +362,8 @@ def is_file_of(name: str, process: int, save_id: str) -> bool:
 
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
-    path, kind = data["path"], data["kind"]
+    path = data["path"]
+    kind = data["kind"]
     value_kind, text = next(values, ("", ""))
     if type(path) is not str or value_kind != kind:
         raise ValueError(f"leaf {path!r} is of kind {kind}, its value of {value_kind}")

@@ -49,7 +49,8 @@ _MAPPINGS = {
 }
 _MAPPING_KINDS = frozenset(_MAPPINGS.values())
 _KEYED, _KEY_TYPES = _MAPPING_KINDS | {"namedtuple", "object"}, frozenset({str, int})
-_SEQUENCE, _MAPPING = {"kind", "nodes"}, {"kind", "nodes", "keys"}  # what a node's description has
+_SEQUENCE = {"kind", "nodes"}
+_MAPPING = {"kind", "nodes", "keys"}  # what a node's description has
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
     code: f"\\x{code:02x}" for code in (*range(32), 127)
 }

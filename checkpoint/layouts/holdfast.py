@@ -46,7 +46,8 @@ class HoldfastCheckpoint:
         self.record: Record = read_record(folder.storage, folder.name)
         items = {name: item.kind for name, item in self.record.items.items()}
         record = self.record
-        times, user = (record.started_s, record.finished_s), (record.metrics, record.metadata)
+        times = (record.started_s, record.finished_s)
+        user = (record.metrics, record.metadata)
         owners = {name: record.processes for name, item in record.items.items() if item.per_process}
         owners |= {
             name: len(item.files)

@@ -195,7 +195,8 @@ class SafetensorsArrays:
     """Fills regions of tensors, asking for no byte that is not in one of them."""
 
     def __init__(self, checkpoint: SafetensorsCheckpoint, tensors: Mapping[str, Tensor]) -> None:
-        self._checkpoint, self._tensors = checkpoint, tensors
+        self._checkpoint = checkpoint
+        self._tensors = tensors
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
@@ -204,7 +205,8 @@ class SafetensorsArrays:
             tensor = self._tensors[read.leaf.path]
             memory = allocate(read.nbytes)
             read.array = memory.view(tensor.dtype).reshape(read.shape)
-            flat, done = memory.data, 0
+            flat = memory.data
+            done = 0
             for start, length in (
                 runs(tensor.shape, read.region, tensor.dtype.itemsize) if read.nbytes else ()
             ):

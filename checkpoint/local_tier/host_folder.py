@@ -100,7 +100,8 @@ class HostStorage(LocalStorage):
     def drop_spare(self) -> None:
         """Deletes the spare files."""
         with self._spare_lock:
-            spare, self._spare = self._spare, []
+            spare = self._spare
+            self._spare = []
         for each in spare:
             with contextlib.suppress(OSError):
                 each.path.unlink()
@@ -143,7 +144,8 @@ class HostFolder:
     """
 
     def __init__(self, path: Path, run: str, *, syncs: bool = False) -> None:
-        self.run, self.path = run, path / run
+        self.run = run
+        self.path = path / run
         self.storage = HostStorage(self.path, syncs=syncs)
         self._kept: dict[LocalKey, list[Part]] = {}  # what this process has written
         self._lock = threading.Lock()
@@ -309,7 +311,8 @@ def read_checked(
                     path=where,
                     file=where,
                 )
-            checked, crc = checked + 1, 0
+            checked = checked + 1
+            crc = 0
         done(at, piece)
 
 

@@ -16,7 +16,9 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._rate_bytes_s, self._clock, self._sleep = rate_bytes_s, clock, sleep
+        self._rate_bytes_s = rate_bytes_s
+        self._clock = clock
+        self._sleep = sleep
         self._free_s = clock()  # when what went before is paid for
 
     def take(self, nbytes: int) -> None:

@@ -40,8 +40,11 @@ REQUEST = struct.Struct(
     "!BHQQ"
 )  # what is asked, the bytes of the name, offset (of WAIT: milliseconds), size
 ANSWER = struct.Struct("!BQ")  # how it went, the bytes that follow
-WAIT, GET = 1, 2
-THERE, ABSENT, LATE = 0, 1, 2
+WAIT = 1
+GET = 2
+THERE = 0
+ABSENT = 1
+LATE = 2
 NAME_LIMIT_BYTES = 512
 MOST_CONNECTIONS = 256
 GREETING_S = 10.0  # for a new connection to prove itself
@@ -96,7 +99,8 @@ class PartServer:
     def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
-        self._secret, self._tls = secret, tls
+        self._secret = secret
+        self._tls = tls
         self._folder = Path()
         self._changed = threading.Condition()
         self._parts: dict[str, Part | None] = {}  # None: it was given up

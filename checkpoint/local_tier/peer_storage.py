@@ -182,12 +182,10 @@ class Peers:
         timeout_s: float,
         tls: PeerTls | None = None,
     ) -> None:
-        self._addresses, self._secret, self._timeout_s, self._tls = (
-            addresses,
-            secret,
-            timeout_s,
-            tls,
-        )
+        self._addresses = addresses
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._tls = tls
         self._idle: dict[int, list[PeerConnection]] = {}
         self._lock = threading.Lock()
 
@@ -225,7 +223,8 @@ class Peers:
     def close(self) -> None:
         """Closes all connections that are not lent."""
         with self._lock:
-            idle, self._idle = self._idle, {}
+            idle = self._idle
+            self._idle = {}
         for connection in [each for found in idle.values() for each in found]:
             connection.close()
 
@@ -262,13 +261,11 @@ class PeerStorage:
         own: frozenset[int],
         peers: Peers,
     ) -> None:
-        self._own_folder, self._folder, self._record, self._peers, self._own = (
-            own_folder,
-            folder,
-            record,
-            peers,
-            own,
-        )
+        self._own_folder = own_folder
+        self._folder = folder
+        self._record = record
+        self._peers = peers
+        self._own = own
         self._holders = [sorted(ranks, key=lambda rank: rank not in own) for ranks in holders]
         self._damaged: dict[str, set[int]] = {}  # by file: the ranks whose copy is
         self._last: dict[str, int] = {}  # by file: the rank that it was read from

@@ -195,7 +195,8 @@ class LocalTier:
         self.options = replace(
             options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
-        self._writer_id, self._messages = writer_id, f"checkpoint/{writer_id}/local"
+        self._writer_id = writer_id
+        self._messages = f"checkpoint/{writer_id}/local"
         self._path = Path(local.path)
         self._pace = Pace(local.rate_bytes_s or math.inf)
         self._counter = 0
@@ -256,7 +257,8 @@ class LocalTier:
     def _meet(self) -> tuple[list[_Peer], bytes]:
         """Returns what all processes are, and the secret of this opening."""
         secret = secrets.token_bytes(32)
-        name, timeout_s = f"{self._messages}/meet", self._local.timeout_s
+        name = f"{self._messages}/meet"
+        timeout_s = self._local.timeout_s
         if self._group.index == 0:
             message = secret.hex().encode()
             self._group.broadcast(f"{name}/secret", message, timeout_s=timeout_s)
@@ -374,7 +376,8 @@ class LocalTier:
         """Finds out which local steps may come back, from all that is there now; every process
         calls it. Blocks.
         """
-        name, timeout_s = f"{self._messages}/survey", self.options.restore_timeout_s
+        name = f"{self._messages}/survey"
+        timeout_s = self.options.restore_timeout_s
         self._saver.join(timeout_s)
         openings: list[list[Any]] = ask_primary(
             self._group, f"{name}/run", self._read_openings, timeout_s
@@ -533,7 +536,8 @@ class LocalTier:
         return result
 
     def _save_together(self, request: SaveRequest) -> SaveResult:
-        group, messages = self._group, f"{self._messages}/{request.counter % MESSAGE_NAMES}"
+        group = self._group
+        messages = f"{self._messages}/{request.counter % MESSAGE_NAMES}"
         opening = Opening(
             *ask_primary(group, f"{messages}/begin", self._begin, self._local.timeout_s)
         )
@@ -674,7 +678,8 @@ class LocalTier:
 
     def _check_rate(self, nbytes: int, target: SaveTarget) -> None:
         """Refuses to begin what cannot be done in time."""
-        rate, left_s = self._local.rate_bytes_s, target.remaining_s
+        rate = self._local.rate_bytes_s
+        left_s = target.remaining_s
         if rate is not None and nbytes / rate > left_s:
             raise SaveFailed(
                 f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at"
@@ -756,7 +761,8 @@ class LocalTier:
         """
         found = next((found for found in self._found if found.key == key), None)
         assert found is not None and self._folder is not None
-        name, timeout_s = f"{self._messages}/record", self.options.restore_timeout_s
+        name = f"{self._messages}/record"
+        timeout_s = self.options.restore_timeout_s
         data: str = ask_primary(self._group, name, lambda: self._record(found), timeout_s)
         text = zlib.decompressobj().decompress(base64.b64decode(data), RECORD_LIMIT_BYTES)
         storage = self._storage_of(found, text)

@@ -83,15 +83,20 @@ class RestoreAgreement:
     """
 
     def __init__(self, group: Group, name: str, call: str, timeout_s: float) -> None:
-        self._group, self._name, self._call, self._timeout_s = group, name, call, timeout_s
+        self._group = group
+        self._name = name
+        self._call = call
+        self._timeout_s = timeout_s
         self._verdict: Verdict | None = None  # once it is final
-        self._is_open, self._save_id = False, ""
+        self._is_open = False
+        self._save_id = ""
 
     def opened(self, save_id: str) -> None:
         """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
         no such id.
         """
-        self._is_open, self._save_id = True, save_id
+        self._is_open = True
+        self._save_id = save_id
 
     def run(self, restore: Callable[[], T], path: str) -> tuple[T | None, Verdict]:
         """Returns what `restore` returns, and the verdict. The store's errors name a file, or

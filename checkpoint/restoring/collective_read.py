@@ -206,7 +206,8 @@ class _Route(NamedTuple):
 
 
 def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
-    leaf, sharding = request.leaf, request.sharding
+    leaf = request.leaf
+    sharding = request.sharding
     if (
         leaf.kind != "array"
         or not isinstance(sharding, NamedSharding)

@@ -31,7 +31,8 @@ class DevicePlacement:
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         sharding.shard_shape(shape)
-        self._sharding, self._shape = sharding, shape
+        self._sharding = sharding
+        self._shape = shape
         indices = sharding.addressable_devices_indices_map(shape)
         self._devices = list(indices)
         self._device_regions = [region_of(index or (), shape) for index in indices.values()]

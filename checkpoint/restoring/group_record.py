@@ -21,7 +21,9 @@ MESSAGE_BYTES = (
     256 << 10
 )  # of a compressed record: 1 GB from the primary's service to 4,096 processes
 
-_RECORD, _CHECKSUM, _NOTHING = b"record", b"checksum", b"nothing"  # kinds of messages
+_RECORD = b"record"
+_CHECKSUM = b"checksum"
+_NOTHING = b"nothing"  # kinds of messages
 
 
 def read_record_together(

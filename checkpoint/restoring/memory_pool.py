@@ -26,7 +26,8 @@ class _Block:
     """
 
     def __init__(self, pool: MemoryPool, mapping: mmap.mmap) -> None:
-        self._pool, self._mapping = pool, mapping
+        self._pool = pool
+        self._mapping = mapping
         address = np.frombuffer(mapping, np.uint8).ctypes.data
         self.__array_interface__ = {
             "data": (address, False),

@@ -73,7 +73,8 @@ class PerProcessReader:
     def __init__(
         self, reader: ArrayReader, item: ItemRecord, selection: PerProcessSelection
     ) -> None:
-        self._reader, self._process = reader, selection.process
+        self._reader = reader
+        self._process = selection.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:

@@ -102,7 +102,9 @@ class ItemReader:
     """Reads one item of one step; used by one restore, from one thread."""
 
     def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
-        self._storage, self._step_dir, self._item = storage, step_dir, item
+        self._storage = storage
+        self._step_dir = step_dir
+        self._item = item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
 
@@ -227,7 +229,8 @@ class ItemReader:
         )
 
     def _check_group(self, file: int, group: Sequence[ChunkRead], scratch: threading.local) -> None:
-        report, chunk = self._item.files[file], group[0]
+        report = self._item.files[file]
+        chunk = group[0]
         if not hasattr(scratch, "memory"):
             scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
         memory: memoryview = scratch.memory
@@ -540,7 +543,8 @@ class _Joined:
 
     def range(self, start: int, stop: int) -> list[memoryview]:
         """Returns the pieces of the buffers that make up a range."""
-        found, at = [], 0
+        found = []
+        at = 0
         for buffer in self._buffers:
             piece = buffer[max(0, start - at) : max(0, stop - at)]
             found += [piece] if piece.nbytes else []

@@ -227,7 +227,8 @@ def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed
         nbytes = sum(read.nbytes for read in _reads_of(request, placement))
         if wave and held + nbytes > limit_bytes:
             yield wave
-            wave, held = [], 0
+            wave = []
+            held = 0
         wave.append((request, placement))
         held += nbytes
     yield wave

@@ -51,11 +51,13 @@ class SaveHandle:
         self, step: int, request: SaveRequest | None = None, context: SaveRunner | None = None
     ) -> None:
         self.step = step
-        self._request, self._context = request, context
+        self._request = request
+        self._context = context
         self._ended = Latch()
         self._result: SaveResult | None = None
         self._defect: BaseException | None = None
-        self._is_unread, self._is_cancelled_here = request is not None, False
+        self._is_unread = request is not None
+        self._is_cancelled_here = False
         self._thread_id: int | None = None
         self._callbacks: collections.deque[Callable[[int], object]] = collections.deque()
         if request is None:

@@ -218,7 +218,8 @@ class _Part:
     """Carries out the effects of one process's part."""
 
     def __init__(self, target: SaveTarget, work: SaveWork) -> None:
-        self._target, self._work = target, work
+        self._target = target
+        self._work = work
         self.own_error: Exception | None = None
         self.reported = self._unclear = False
 

@@ -282,8 +282,13 @@ class SaveHistory:
             self.forget()
             return
         self._since_full = self._since_full + 1 if self._linked else 0
-        self._saved, self._begun, self._linked = self._begun, {}, False
+        self._saved = self._begun
+        self._begun = {}
+        self._linked = False
 
     def forget(self) -> None:
         """Forgets all: the next save writes everything."""
-        self._saved, self._begun, self._linked, self._since_full = {}, {}, False, math.inf
+        self._saved = {}
+        self._begun = {}
+        self._linked = False
+        self._since_full = math.inf

@@ -402,7 +402,9 @@ def pack_parts(
     A chunk's shard is dropped from `shards` once it is written. Where `digests` are wanted, they
     are appended too.
     """
-    offset, batch, held = pack.frame.nbytes, [], 0
+    offset = pack.frame.nbytes
+    batch = []
+    held = 0
     for index, chunk in enumerate(pack.chunks):
         data = chunk_bytes(shards[index], chunk)
         shards[index] = None
@@ -418,7 +420,9 @@ def pack_parts(
                 continue
         if batch:
             yield offset, batch
-            offset, batch, held = offset + held, [], 0
+            offset = offset + held
+            batch = []
+            held = 0
         if data.nbytes >= LARGE_BYTES:
             crcs = [0]
             for start in range(0, data.nbytes, PIECE_BYTES):

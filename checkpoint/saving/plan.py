@@ -339,10 +339,12 @@ def _file_order(chunk: Chunk) -> tuple[bool, int]:
 
 
 def _chunk(index: int, array: LeafPlan, position: int, rank: int) -> Chunk:
-    leaf, grid = array.leaf, array.grid
+    leaf = array.leaf
+    grid = array.grid
     region = grid.region(position)
     shape = tuple(stop - start for start, stop in region)
-    slot, inside = -1, None
+    slot = -1
+    inside = None
     if leaf.placement is not None:
         shard = grid.shards[position]
         slot = int(leaf.placement.slots[shard][leaf.placement.ranks[shard] == rank][0])

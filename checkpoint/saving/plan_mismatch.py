@@ -108,7 +108,9 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     All processes answer, so that the calls of all stay in step; only the one that is asked, and the
     primary, send their leaves.
     """
-    message, leaf, asked = error.message, "", error.process or 0
+    message = error.message
+    leaf = ""
+    asked = error.process or 0
     try:
         group.broadcast(
             f"{name}/outcome",
@@ -182,14 +184,13 @@ def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tu
         if path not in other or path not in first:
             here, there = (0, process) if path in first else (process, 0)
             return path, f"The leaf {path!r} is on process {here} and not on process {there}"
-        here_shown, there_shown = first[path][0], other[path][0]
+        here_shown = first[path][0]
+        there_shown = other[path][0]
         here_sharding, there_sharding = json.dumps(first[path][1]), json.dumps(other[path][1])
         if (here_shown, here_sharding) != (there_shown, there_sharding):
             if here_shown == there_shown:
-                here_shown, there_shown = (
-                    f"{here_shown} {here_sharding}",
-                    f"{there_shown} {there_sharding}",
-                )
+                here_shown = f"{here_shown} {here_sharding}"
+                there_shown = f"{there_shown} {there_sharding}"
             return (
                 path,
                 (

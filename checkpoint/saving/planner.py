@@ -51,12 +51,10 @@ class Planner:
         max_file_bytes: int | None = None,
         per_process: Callable[[str], bool] | None = None,
     ) -> None:
-        self._index, self._count, self._max_file_bytes, self._per_process = (
-            index,
-            count,
-            max_file_bytes,
-            per_process,
-        )
+        self._index = index
+        self._count = count
+        self._max_file_bytes = max_file_bytes
+        self._per_process = per_process
         self._rows: dict[int, ShardPlacement] = {}
         self._ranks = {
             process: rank
@@ -103,7 +101,9 @@ class Planner:
         return plan
 
     def _make(self, tree: Any, leaves: Sequence[Any], leaving: frozenset[int]) -> Plan:
-        self._placements, self._described, self._leaving = {}, {}, leaving
+        self._placements = {}
+        self._described = {}
+        self._leaving = leaving
         description, paths = describe(tree)
         assert len(paths) == len(leaves)
         described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
@@ -149,7 +149,8 @@ class Planner:
                 leaf=path,
                 found="deleted array",
             )
-        kind, impl = "array", ""
+        kind = "array"
+        impl = ""
         if is_key(leaf):
             kind, impl = "key", str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
@@ -246,7 +247,8 @@ def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     them.
     """
     slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
-    sharding, shape = array.sharding, array.shape
+    sharding = array.sharding
+    shape = array.shape
     if isinstance(sharding, NamedSharding):
         shards_per_axis, devices = _named_shards(sharding, len(shape))
     else:

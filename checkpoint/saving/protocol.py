@@ -450,7 +450,8 @@ def check_save_reports(
 
 def reported_error(report: SaveReport) -> HoldfastError:
     """Returns what all processes raise of the one whose report has an error."""
-    step, process = report.key.step, report.process
+    step = report.key.step
+    process = report.process
     match report.kind:
         case "StepExists":
             return StepExists(report.error, step=step)

@@ -221,7 +221,8 @@ def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemRe
         assert len(files) == tree.files, (
             f"item {name}: {len(files)} files were reported, {tree.files} planned"
         )
-        text, kept = tree.text, tree.values
+        text = tree.text
+        kept = tree.values
     else:
         assert isinstance(plan, Plan)
         layout = [(report.where, len(report.files)) for report in reports]

@@ -49,12 +49,10 @@ class SnapshotWork:
         options: Options,
         context: SaveContext | None = None,
     ) -> None:
-        self._request, self._target, self._options, self._context = (
-            request,
-            target,
-            options,
-            context,
-        )
+        self._request = request
+        self._target = target
+        self._options = options
+        self._context = context
         self._index = None if context is None else context.index
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
@@ -62,7 +60,9 @@ class SnapshotWork:
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
-        request, storage, listener = self._request, self._target.storage, self._options.progress
+        request = self._request
+        storage = self._target.storage
+        listener = self._options.progress
         if request.broken is not None:
             raise request.broken
         self._check_space()
@@ -136,7 +136,8 @@ class SnapshotWork:
         may_link = (
             self._history is not None and self._history.is_known
         )  # how much will be written is known once it is
-        root, need = storage.root, SPARE_BYTES + (0 if may_link else self._request.total_bytes)
+        root = storage.root
+        need = SPARE_BYTES + (0 if may_link else self._request.total_bytes)
         free = shutil.disk_usage(root).free
         if need > free:
             raise OSError(

@@ -36,7 +36,8 @@ class SaveScheduler:
         last_step: int | None = None,
     ) -> None:
         self._policy = policy
-        self._group, self._name = group, name
+        self._group = group
+        self._name = name
         self._skips = skips
         self._asks_preemption = group.count > 1 or asks_preemption(policy)
         self._last_step = last_step

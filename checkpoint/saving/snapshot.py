@@ -24,8 +24,10 @@ from ..storage.base import Latch
 from .incremental import Unmoved
 from .plan import Plan
 
-_PINNED, _PAGEABLE = "pinned_host", "unpinned_host"
-_POOL_VARIABLE, _POOL_GB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
+_PINNED = "pinned_host"
+_PAGEABLE = "unpinned_host"
+_POOL_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+_POOL_GB = 64
 
 
 class Shard:
@@ -99,7 +101,8 @@ class Snapshot:
                 self._let_go()
 
     def _let_go(self) -> None:
-        moved, self._moved = self._moved, None
+        moved = self._moved
+        self._moved = None
         if moved is not None:
             moved.set()
 
@@ -191,7 +194,10 @@ def _send(
     """Starts the copies that the limit allows, all together; returns the shards by the identity of
     their arrays.
     """
-    sent, places, kept, held = [], [], [], 0
+    sent = []
+    places = []
+    kept = []
+    held = 0
     limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
     for array in arrays:
         (device,) = array.devices()

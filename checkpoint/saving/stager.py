@@ -204,7 +204,8 @@ class SaveStager:
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
-            limit, per_process = self._storage.max_file_bytes, self._options.per_process
+            limit = self._storage.max_file_bytes
+            per_process = self._options.per_process
             self._planners[item] = Planner.of_group(
                 self._group, max_file_bytes=limit, per_process=per_process
             )

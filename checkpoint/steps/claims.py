@@ -339,7 +339,8 @@ class _Lock:
         return False
 
     def close(self) -> None:
-        file, self._file = self._file, -1
+        file = self._file
+        self._file = -1
         if file >= 0:
             os.close(file)
 
@@ -406,7 +407,8 @@ def _is_free(path: Path) -> bool:
 
 def _check_links(folder: Path) -> None:
     """Makes sure that link() works and refuses a name that exists: commits rest on it."""
-    source, target = folder / "probe", folder / "probe-link"
+    source = folder / "probe"
+    target = folder / "probe-link"
     source.touch()
     reason = ""
     try:

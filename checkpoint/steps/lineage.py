@@ -103,7 +103,9 @@ class Lineage:
     """
 
     def __init__(self, storage: Storage, writer_id: str, *, begins: bool) -> None:
-        self._storage, self._writer_id, self._begins = storage, writer_id, begins
+        self._storage = storage
+        self._writer_id = writer_id
+        self._begins = begins
         self._lock = threading.Lock()
         self._base = NOTHING
         self._restored = False  # since the last opening began
@@ -114,7 +116,8 @@ class Lineage:
         """Notes that whatever is saved next goes on from a step: of several, from the lowest."""
         with self._lock:
             self._base = min(step, self._base) if self._restored else step
-            self._restored, self._is_open = True, False
+            self._restored = True
+            self._is_open = False
 
     def deleting_newest(self, step: int) -> None:
         """Begins an opening below the newest step, which is about to be deleted: local steps from
@@ -132,7 +135,8 @@ class Lineage:
         with self._lock:
             if not self._is_open:
                 self._current = self._begin(self._base)
-                self._is_open, self._restored = True, False
+                self._is_open = True
+                self._restored = False
             return self._current
 
     def _begin(self, base: int) -> Opening | None:

@@ -27,7 +27,8 @@ from ..storage.tombstone import (
 )
 from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
 
-RACES, RACERS = 3, 4  # of the probe: writes to one name that begin at the same time
+RACES = 3
+RACERS = 4  # of the probe: writes to one name that begin at the same time
 
 
 class ObjectClaims:

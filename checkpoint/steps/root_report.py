@@ -30,7 +30,9 @@ class RootReporter:
     """
 
     def __init__(self, group: Group, path: str, index: StepIndex) -> None:
-        self._group, self._path, self._index = group, path, index
+        self._group = group
+        self._path = path
+        self._index = index
         self.local_steps: Callable[[], Mapping[int, HostCopies]] = dict
         self._lock = threading.Lock()
         self._saved: dict[

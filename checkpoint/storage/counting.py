@@ -15,7 +15,8 @@ class CountingStorage:
     """
 
     def __init__(self, storage: Storage, on_bytes: Callable[[int], None]) -> None:
-        self._storage, self._on_bytes = storage, on_bytes
+        self._storage = storage
+        self._on_bytes = on_bytes
 
     @property
     def inner(self) -> Storage:

@@ -66,7 +66,8 @@ class LocalStorage:
     ) -> None:
         self._root = Path(os.path.abspath(os.fspath(root)))
         self._single_writer = single_writer
-        self._file_mode, self.folder_mode = file_mode, folder_mode
+        self._file_mode = file_mode
+        self.folder_mode = folder_mode
 
     @property
     def root(self) -> str:

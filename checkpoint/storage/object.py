@@ -79,7 +79,8 @@ class ObjectStorage:
             for buffer in buffers:
                 raw = buffer.cast("B") if buffer.nbytes else memoryview(b"")
                 memory[offset : offset + raw.nbytes] = raw
-                offset, filled = offset + raw.nbytes, filled + raw.nbytes
+                offset = offset + raw.nbytes
+                filled = filled + raw.nbytes
         assert filled == size == len(value), f"{name}: the parts made {filled} bytes of {size}"
         self.put(name, value)
 
@@ -101,7 +102,8 @@ class ObjectStorage:
             return low
         high = 2 * low
         while self._range(name, high - 1, high):
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         while high - low > 1:  # `low` bytes are there, `high` are not
             middle = (low + high) // 2
             low, high = (middle, high) if self._range(name, middle - 1, middle) else (low, middle)
@@ -248,7 +250,8 @@ class ObjectStorage:
         """Writes a value, if its generation is still the one given; returns whether it was. A
         single writer sets no conditions.
         """
-        key, free = self._prefix + name, generation is None or self._single_writer
+        key = self._prefix + name
+        free = generation is None or self._single_writer
         written = _done(
             self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation),
             name,

@@ -348,7 +348,8 @@ def _to_holdfast(
     The plan is made of the records instead of live arrays, with their own grids as far as they have
     them. Each pack is written while its chunks are read, in their order.
     """
-    storage, step = root.storage, checkpoint.info.step or 0
+    storage = root.storage
+    step = checkpoint.info.step or 0
     claims = claims or open_claims(storage)
     opened = open_root(storage, claims, Solo(), Options())
     writer_id = opened.writer.id
@@ -394,25 +395,21 @@ class _ConversionWork:
         progress: Progress,
         process: int | None,
     ) -> None:
-        self._checkpoint, self._chosen, self._target, self._progress, self._process = (
-            checkpoint,
-            chosen,
-            target,
-            progress,
-            process,
-        )
+        self._checkpoint = checkpoint
+        self._chosen = chosen
+        self._target = target
+        self._progress = progress
+        self._process = process
         self._started_s = time.time()
         self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._names: list[str] = []
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes the packs while their chunks are read, durably."""
-        checkpoint, storage, folder, save_id = (
-            self._checkpoint,
-            self._target.storage,
-            self._target.folder,
-            self._target.key.save_id,
-        )
+        checkpoint = self._checkpoint
+        storage = self._target.storage
+        folder = self._target.folder
+        save_id = self._target.key.save_id
         for name, (item, reader) in self._chosen.items():
             self._items[name] = write_item(
                 item, reader, storage, folder, save_id, self._progress, self._names
@@ -446,7 +443,8 @@ class _ConversionWork:
         )
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
-        target, info = self._target, self._checkpoint.info
+        target = self._target
+        info = self._checkpoint.info
         selection = PerProcessSelection(self._process or 0 if owner is None else owner)
         with scratch_folder() as folder:
             put_files(folder, self._checkpoint.files(item, selection), info.path)
@@ -642,7 +640,8 @@ class _ChunkRegion(NamedTuple):
 
 
 def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
-    placement, grid = plan.leaves[chunk.leaf].placement, leaf.grid
+    placement = plan.leaves[chunk.leaf].placement
+    grid = leaf.grid
     assert grid is not None
     shard_shape, base = leaf.shape, [0] * len(leaf.shape)
     if placement is not None:
@@ -672,7 +671,8 @@ class _ChunkStream:
     """
 
     def __init__(self, reader: ArrayReader, regions: Sequence[_ChunkRegion]) -> None:
-        self._reader, self._regions = reader, regions
+        self._reader = reader
+        self._regions = regions
         self._ready: dict[int, Any] = {}
         self._held: tuple[Any, Any] = (None, None)
 

@@ -51,7 +51,8 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference
             yield LeafDifference(name, "", "only in B" if name not in items_a else "only in A")
             continue
         pair = items_a[name], items_b[name]
-        kind, other = a.info.items[pair[0]], b.info.items[pair[1]]
+        kind = a.info.items[pair[0]]
+        other = b.info.items[pair[1]]
         copies = a.info.copies(pair[0])
         if kind != other:
             yield LeafDifference(name, "", "type", kind, other)

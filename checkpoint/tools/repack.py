@@ -128,7 +128,8 @@ def _groups(
     for name, entry in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
         if group and held + entry.nbytes > limit_bytes:
             yield group
-            group, held = [], 0
+            group = []
+            held = 0
         group.append((name, entry))
         held += entry.nbytes
     yield group
@@ -139,7 +140,8 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
     chunk.
     """
     about["files"] = [file.entry for found in files for file in found]
-    first, of_chunk = [], {}
+    first = []
+    of_chunk = {}
     at = 0
     for found in files:
         first.append(at)

@@ -414,7 +414,8 @@ class _LazyInfo(PolicyCheckpointInfo):
     """A step for a policy of saving; its time and metrics are read when they are asked for."""
 
     def __init__(self, step: int, manager: CheckpointManager) -> None:
-        self.step, self._manager = step, manager
+        self.step = step
+        self._manager = manager
 
     @property
     def metrics(self) -> Any:

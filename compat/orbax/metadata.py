@@ -73,7 +73,8 @@ class TreeMetadata(Mapping[Any, Any]):
     """The metadata of a tree item: a pytree and a mapping of its `tree`."""
 
     def __init__(self, tree: Any, custom_metadata: Any = None) -> None:
-        self.tree, self.custom_metadata = tree, custom_metadata
+        self.tree = tree
+        self.custom_metadata = custom_metadata
 
     def __getitem__(self, key: Any) -> Any:
         return self.tree[key]

@@ -146,7 +146,9 @@ class Connection:
         watch: ProcessWatch,
         on_error: Callable[[CoordinationError], None] | None,
     ) -> None:
-        self._address, self._identity, self._credentials = address, identity, credentials
+        self._address = address
+        self._identity = identity
+        self._credentials = credentials
         self._wanted_heartbeat_timeout_s = heartbeat_timeout_s
         self._session_wanted = session
         self._watch = watch
@@ -210,7 +212,8 @@ class Connection:
         return True
 
     def _check_heartbeat_timeout(self) -> None:
-        wanted_s, found_s = self._wanted_heartbeat_timeout_s, self.heartbeat_timeout_s
+        wanted_s = self._wanted_heartbeat_timeout_s
+        found_s = self.heartbeat_timeout_s
         if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
             what = (
                 f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not"
@@ -565,7 +568,8 @@ class Connection:
         )  # which a thread may have held
         self._stop.set()
         self._threads.clear()
-        transport, self._transport = self._transport, None
+        transport = self._transport
+        self._transport = None
         keep_for_ever(transport)
 
     def statistics(self) -> dict[str, int | float | str]:

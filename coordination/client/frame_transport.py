@@ -88,7 +88,9 @@ class QueueFrameTransport:
     def __init__(
         self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
     ) -> None:
-        self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
+        self._channel = channel
+        self._on_frame = on_frame
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._outbox: deque[bytes] = deque()
         self._sending = True  # until the initial metadata is out
@@ -166,7 +168,8 @@ class QueueFrameTransport:
         return inbox.get_nowait()
 
     def _begin_turn(self, until: float) -> None:
-        self._reading, self._until = True, until
+        self._reading = True
+        self._until = until
         self._turns += 1
 
     def _pass_on(self) -> None:
@@ -178,7 +181,8 @@ class QueueFrameTransport:
                 inbox.put(_READ)
                 return
             self._reading = False
-            asleep, self._asleep = self._asleep, False
+            asleep = self._asleep
+            self._asleep = False
         if asleep:
             self._own.put(_nothing)
 
@@ -214,7 +218,8 @@ class QueueFrameTransport:
             idle = not self._reading and not self._over and self._turns == seen
             turn, overdue_s = self._turns, time.monotonic() - self._until if self._reading else 0.0
             if idle:
-                self._reading, self._until = True, math.inf
+                self._reading = True
+                self._until = math.inf
         if overdue_s > 0 and self._nudged != turn:
             self._nudged = turn
             self.send(NUDGE)
@@ -287,7 +292,9 @@ class PublicFrameTransport:
     def __init__(
         self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
     ) -> None:
-        self._channel, self._on_frame, self._on_end = channel, on_frame, on_end
+        self._channel = channel
+        self._on_frame = on_frame
+        self._on_end = on_end
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(SESSION)(self._frames(), metadata=metadata)
 
@@ -313,7 +320,8 @@ class PublicFrameTransport:
         self._call.cancel()
 
     def _read(self) -> None:
-        code, details = "OK", ""
+        code = "OK"
+        details = ""
         try:
             for frame in self._call:
                 self._on_frame(frame)

@@ -65,8 +65,12 @@ class SessionTransport:
         on_broken: Callable[[], None],
         on_fenced: Callable[[CoordinationError], None],
     ) -> None:
-        self._address, self._identity, self._credentials = address, identity, credentials
-        self._on_delta, self._on_broken, self._on_fenced = on_delta, on_broken, on_fenced
+        self._address = address
+        self._identity = identity
+        self._credentials = credentials
+        self._on_delta = on_delta
+        self._on_broken = on_broken
+        self._on_fenced = on_fenced
         self._metadata = credentials.metadata()
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
@@ -80,7 +84,8 @@ class SessionTransport:
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)
-            old, self._stream = self._stream, None
+            old = self._stream
+            self._stream = None
         if old is not None:
             old.end()
         channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
@@ -158,7 +163,8 @@ class SessionTransport:
         """Ends the stream; calls in flight raise TransportError."""
         with self._lock:
             self._closed = True
-            stream, self._stream = self._stream, None
+            stream = self._stream
+            self._stream = None
         if stream is not None:
             stream.end()
 

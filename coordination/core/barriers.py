@@ -146,12 +146,10 @@ class Barriers:
         completions: list[Completion],
         recoverable: bool,
     ) -> None:
-        self._limits, self._task_table, self._timers, self._completions = (
-            limits,
-            task_table,
-            timers,
-            completions,
-        )
+        self._limits = limits
+        self._task_table = task_table
+        self._timers = timers
+        self._completions = completions
         self._recoverable = recoverable
         self._everyone = bits_of(task_table.everyone)
         self.open: dict[str, Barrier] = {}
@@ -204,7 +202,8 @@ class Barriers:
             barrier.unwritten.append(task_id)
             self.dirty.add(barrier.name)
             if arrival.counter > barrier.counter:
-                barrier.counter, barrier.renumbered = arrival.counter, True
+                barrier.counter = arrival.counter
+                barrier.renumbered = True
         barrier.waiting[task_id] = arrival.call
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
@@ -475,7 +474,8 @@ class Barriers:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
-            finished, first = barrier, 0 if barrier is None else barrier.counter + 1
+            finished = barrier
+            first = 0 if barrier is None else barrier.counter + 1
             participants = (
                 tasks_of(finished.outcome.members)
                 if finished and finished.outcome

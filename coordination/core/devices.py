@@ -45,7 +45,8 @@ class Devices:
 
     def numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
-        first, numbered = 0, []
+        first = 0
+        numbered = []
         for node_id in sorted(self.nodes):
             numbered.append((node_id, self.nodes[node_id], first))
             first += len(self.nodes[node_id].devices)

@@ -20,7 +20,12 @@ from .machine import Machine
 from .status import Code, Missing, Status
 from .task_table import Task, TaskState
 
-META, TASK, KEY, BARRIER, ARRIVED, EVENT = "meta", "task", "key", "barrier", "arrived", "event"
+META = "meta"
+TASK = "task"
+KEY = "key"
+BARRIER = "barrier"
+ARRIVED = "arrived"
+EVENT = "event"
 
 
 class Row(NamedTuple):
@@ -75,7 +80,8 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     barriers: dict[str, Barrier] = {}
     parts: list[bytes] = []
     events: list[Event] = []
-    version, task_table = 0, machine.task_table
+    version = 0
+    task_table = machine.task_table
     for table, key, value in rows:
         assert value is not None
         if table == KEY:
@@ -152,7 +158,8 @@ def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
     for name, value in kept["progress"].items():
         setattr(task.progress, name, value)
     machine.task_table.set_agent(task, kept["agent"])
-    task.agent_since, task.session_since = kept["agent_since"], kept["session_since"]
+    task.agent_since = kept["agent_since"]
+    task.session_since = kept["session_since"]
     machine.task_table.set_owner(task, kept["owner"])
     if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
         machine.task_table.lost.add(task.task_id)
@@ -220,7 +227,8 @@ def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) 
         if kept["participants"] is None
         else frozenset(kept["participants"])
     )
-    counters, opened = (kept["first"], kept["counter"]), kept["opened"] - wall_offset_s
+    counters = (kept["first"], kept["counter"])
+    opened = kept["opened"] - wall_offset_s
     barrier = Barrier(
         kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False
     )

@@ -49,7 +49,9 @@ class Keys:
     """
 
     def __init__(self, limits: Limits, timers: Timers, completions: list[Completion]) -> None:
-        self._limits, self._timers, self._completions = limits, timers, completions
+        self._limits = limits
+        self._timers = timers
+        self._completions = completions
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
         self._waits: dict[str, dict[Any, KeyWait]] = {}

@@ -47,7 +47,9 @@ class LivenessBarrier:
     def __init__(
         self, task_table: TaskTable, timers: Timers, completions: list[Completion]
     ) -> None:
-        self._task_table, self._timers, self._completions = task_table, timers, completions
+        self._task_table = task_table
+        self._timers = timers
+        self._completions = completions
         self._gatherings: dict[frozenset[int], _Gathering] = {}
 
     def arrive(

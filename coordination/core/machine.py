@@ -120,7 +120,8 @@ class Machine:
         if task_incarnation in task.former and not lost:
             return self.task_table.fenced(task)
         if not task.session and task.state is TaskState.CONNECTED:
-            task.last_seen, task.suspect_since = now, None
+            task.last_seen = now
+            task.suspect_since = None
         return known
 
     def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
@@ -174,7 +175,8 @@ class Machine:
         if now - self._next_scan > STANDSTILL_S:
             self.task_table.forgive(now - self._next_scan, now)
         self._next_scan = now + _SCAN_INTERVAL_S
-        limit_s, grace_s = self.config.heartbeat_timeout_s, self.config.reconnect_grace_s
+        limit_s = self.config.heartbeat_timeout_s
+        grace_s = self.config.reconnect_grace_s
         for task in self.task_table.tasks:
             if task.state is not TaskState.CONNECTED or task.last_seen is None:
                 continue
@@ -422,7 +424,8 @@ class Machine:
     ) -> None:
         """Notes how far a process has come. What is None keeps its value."""
         values = values or {}
-        progress, most = self.task_table.tasks[task_id].progress, self.config.limits.report_values
+        progress = self.task_table.tasks[task_id].progress
+        most = self.config.limits.report_values
         if len(progress.values | values) > most or any(len(name) > 100 for name in values):
             sentence = (
                 f"a report of {len(progress.values | values)} values; expected at most {most}, with"

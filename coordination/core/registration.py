@@ -38,18 +38,14 @@ class Registration:
         connected: Callable[[], None],
         replace: Callable[[int, int], None],
     ) -> None:
-        self._config, self._task_table, self._timers, self._completions = (
-            config,
-            task_table,
-            timers,
-            completions,
-        )
-        self._lose, self._propagate, self._connected, self._replace = (
-            lose,
-            propagate,
-            connected,
-            replace,
-        )
+        self._config = config
+        self._task_table = task_table
+        self._timers = timers
+        self._completions = completions
+        self._lose = lose
+        self._propagate = propagate
+        self._connected = connected
+        self._replace = replace
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
@@ -152,13 +148,11 @@ class Registration:
                 return status
             self._begin_life(task, now)
         self._task_table.set_session(task, incarnation)
-        task.host, task.pid, task.last_seen, task.attached, task.suspect_since = (
-            host,
-            pid,
-            now,
-            True,
-            None,
-        )
+        task.host = host
+        task.pid = pid
+        task.last_seen = now
+        task.attached = True
+        task.suspect_since = None
         self._task_table.touch(task)
         self._gather(now)
         return None
@@ -226,7 +220,8 @@ class Registration:
         for call, wait in self._gathering.items():
             wait.done = True
             self._complete(call, self._config.incarnation)
-        self._registering, self._gathering = {}, {}
+        self._registering = {}
+        self._gathering = {}
         self._connected()
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
@@ -263,7 +258,8 @@ class Registration:
         """
         seen = now, self._task_table.version, len(self._registering)
         if self._latest[0] != seen:
-            here, tasks = self._registering, self._task_table.tasks
+            here = self._registering
+            tasks = self._task_table.tasks
             absent = [
                 task.task_id
                 for task in tasks

@@ -24,8 +24,11 @@ class ShutdownBarrier:
         leave: Callable[[Task, float], None],
         propagate: Callable[[Status], None],
     ) -> None:
-        self._task_table, self._timers, self._completions = task_table, timers, completions
-        self._leave, self._propagate = leave, propagate
+        self._task_table = task_table
+        self._timers = timers
+        self._completions = completions
+        self._leave = leave
+        self._propagate = propagate
         self._waits: dict[int, Wait] = {}
 
     def arrive(self, call: Any, task_id: int, now: float, timeout_s: float) -> None:

@@ -161,9 +161,11 @@ class TaskTable:
     def move(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
         self.set_state(task, state)
-        task.error, task.state_since = error, now
+        task.error = error
+        task.state_since = now
         if state is TaskState.CONNECTED:
-            task.ended, task.suspect_since = "", None
+            task.ended = ""
+            task.suspect_since = None
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)

@@ -13,7 +13,8 @@ class TaskWatches:
     """Holds the waiting calls. Call `notify` after each change of the task table."""
 
     def __init__(self, task_table: TaskTable, completions: list[Completion]) -> None:
-        self._task_table, self._completions = task_table, completions
+        self._task_table = task_table
+        self._completions = completions
         self._versions: dict[Any, int] = {}  # call: the version that it knows
         self._shared: dict[object, tuple[int, bytes]] = {}
 

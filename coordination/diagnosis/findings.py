@@ -25,10 +25,10 @@ _BARRIER_S = 5.0  # at a barrier, before somebody is missed
 _GATHERING_S = 10.0
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
 _MAX_NAMED = 8
-_WAITS_SHARE, _WORKS_SHARE = (
-    0.35,
-    0.15,
-)  # of its time that a process waits, where another one that works keeps it waiting
+_WAITS_SHARE = 0.35
+_WORKS_SHARE = (
+    0.15  # of its time that a process waits, where another one that works keeps it waiting
+)
 _MAX_GROUPS = 3
 _OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
 

@@ -14,7 +14,8 @@ from ..client.status import StatusClient
 from ..diagnosis.findings import Evidence, Look, silent, wants_stacks
 from .local_look import look
 
-_SAMPLES, _SAMPLE_INTERVAL_S = 4, 0.25
+_SAMPLES = 4
+_SAMPLE_INTERVAL_S = 0.25
 _ANSWER_S = 3.0  # for stacks: a process that cannot answer in this time has something to hide
 _MOST_STACKS = 1024  # in all samples together: one is 10 to 50 KB
 _MOST_LOOKS = 16  # each takes up to 6 s

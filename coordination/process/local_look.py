@@ -101,7 +101,8 @@ def _later(file: int, text: bytes) -> bytes | None:
 def _read(file: int, complete: Callable[[bytes], bool]) -> str:
     """Returns the answer, "" where none came within 3 s, and empties the file."""
     deadline = time.monotonic() + _ANSWER_S
-    text, whole = b"", False
+    text = b""
+    whole = False
     while not whole and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         text = os.pread(file, _MOST_BYTES, 0)

@@ -142,7 +142,9 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         metadata: tuple[tuple[str, str], ...],
         allowed: frozenset[int],
     ) -> None:
-        self._channel, self._metadata, self._allowed = channel, metadata, allowed
+        self._channel = channel
+        self._metadata = metadata
+        self._allowed = allowed
         self._incarnations: set[int] = set()  # those that registered here
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:

@@ -24,7 +24,8 @@ class SpawnedServer:
     """A server that this process has started; `address` is where it listens. A context manager."""
 
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self._process, self.address = process, address
+        self._process = process
+        self.address = address
 
     @property
     def pid(self) -> int:

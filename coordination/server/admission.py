@@ -48,7 +48,8 @@ class Admission:
         self._limits = limits
         self._keys = keys
         self._calls: dict[object, int] = {}
-        self._second, self._total = 0.0, 0
+        self._second = 0.0
+        self._total = 0
 
     def admit(
         self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
@@ -73,7 +74,8 @@ class Admission:
         bound of one: a peer's name costs time.
         """
         if now - self._second >= 1.0:
-            self._second, self._total = now, 0
+            self._second = now
+            self._total = 0
             self._calls.clear()
         self._total += 1
         if self._total <= self._limits.calls_per_second:
@@ -110,7 +112,8 @@ class TaskOwners:
     """
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._task_table = machine, machine.task_table
+        self._machine = machine
+        self._task_table = machine.task_table
 
     def may_join(
         self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True

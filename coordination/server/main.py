@@ -35,7 +35,8 @@ from .transports import Listening, Tls
 log = logging.getLogger("holdfast.coordination")
 
 _SHUT_DOWN_GRACE_S = 1.0
-_LOG_BYTES, _OLD_LOGS = 16 << 20, 3
+_LOG_BYTES = 16 << 20
+_OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -218,7 +219,8 @@ class _StopCondition:
     """
 
     def __init__(self, service: Service, options: Options) -> None:
-        self._service, self._options = service, options
+        self._service = service
+        self._options = options
         self.signal: signal.Signals | None = None
         self._over_at: float | None = None
         self._parent = os.getppid()
@@ -234,7 +236,8 @@ class _StopCondition:
             return self.signal.name
         if self._options.end_with_input and _input_has_ended():
             return "the process that started it is gone"
-        linger_s, startup_timeout_s = self._options.linger_s, self._options.startup_timeout_s
+        linger_s = self._options.linger_s
+        startup_timeout_s = self._options.startup_timeout_s
         if os.getppid() != self._parent and linger_s:  # nobody is left who would start processes
             startup_timeout_s = min(linger_s, startup_timeout_s or linger_s)
         reason = self._service.over(linger_s, startup_timeout_s)

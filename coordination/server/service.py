@@ -52,7 +52,9 @@ class UnaryCall:
     __slots__ = ("caller", "rpc", "writer")
 
     def __init__(self, writer: ResponseWriter, rpc: Rpc, caller: Caller) -> None:
-        self.writer, self.rpc, self.caller = writer, rpc, caller
+        self.writer = writer
+        self.rpc = rpc
+        self.caller = caller
 
     @property
     def watched(self) -> bool:
@@ -98,7 +100,9 @@ class Service:
         *,
         secured: bool = False,
     ) -> None:
-        self.machine, self._clock, self._journal = machine, clock, journal
+        self.machine = machine
+        self._clock = clock
+        self._journal = journal
         self._owners = TaskOwners(machine) if secured else None
         self.sessions = SessionStreams(machine, self.status, self._owners)
         self.calls = 0
@@ -169,7 +173,9 @@ class Service:
                 self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
             )
             if named is not None:
-                key, names, owners = writer.key, writer.names, self._owners
+                key = writer.key
+                names = writer.names
+                owners = self._owners
                 status = (
                     owners.may_join(named, key, names())
                     if rpc.registers

@@ -71,10 +71,13 @@ class Session:
     )
 
     def __init__(self, stream: SessionStream, task_id: int, incarnation: int) -> None:
-        self.stream, self.task_id, self.incarnation = stream, task_id, incarnation
+        self.stream = stream
+        self.task_id = task_id
+        self.incarnation = incarnation
         self.version = -1
         self.query = 0  # the number of the last Ask that was sent
-        self.second, self.frames = 0.0, 0
+        self.second = 0.0
+        self.frames = 0
         self.calls: dict[int, SessionCall] = {}
 
 
@@ -84,12 +87,16 @@ class SessionCall:
     __slots__ = ("caller", "number", "rpc", "session")
 
     def __init__(self, session: Session, number: int, rpc: Rpc | None, caller: Caller) -> None:
-        self.session, self.number, self.rpc, self.caller = session, number, rpc, caller
+        self.session = session
+        self.number = number
+        self.rpc = rpc
+        self.caller = caller
 
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine as a frame."""
         self.session.calls.pop(self.number, None)
-        limits, stream = machine.config.limits, self.session.stream
+        limits = machine.config.limits
+        stream = self.session.stream
         if stream.backlog_bytes > 2 * limits.message_bytes:
             stream.finish(
                 Code.RESOURCE_EXHAUSTED,
@@ -136,7 +143,8 @@ _encode_missing = _MissingEncoder()
 
 def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
     """Returns the fields of a root, within their bounds."""
-    limits, steps = config.limits, []
+    limits = config.limits
+    steps = []
     for step in root.steps[-config.limits.root_steps :]:
         copies = [
             {"processes": list(each.processes[: limits.root_copies])}
@@ -174,7 +182,8 @@ class StacksCall:
     __slots__ = ("_task_id", "_writer")
 
     def __init__(self, writer: ResponseWriter, task_id: int) -> None:
-        self._writer, self._task_id = writer, task_id
+        self._writer = writer
+        self._task_id = task_id
 
     def settle(self, machine: Machine, completion: Completion) -> None:
         """Answers with all that is known; fails only where nothing is."""
@@ -201,7 +210,9 @@ class SessionStreams:
         job_status: Callable[[], session_pb2.StatusResponse],
         owners: TaskOwners | None = None,
     ) -> None:
-        self._machine, self._job_status, self._owners = machine, job_status, owners
+        self._machine = machine
+        self._job_status = job_status
+        self._owners = owners
         self._sessions: dict[int, Session] = {}
         self._sent_version = 0
         self._send_at = math.inf
@@ -284,15 +295,11 @@ class SessionStreams:
             and config.job
             and (opening.job, opening.attempt) != (config.job, config.attempt)
         ):
-            expected, found = (
-                f"job {config.job!r}, attempt {config.attempt}",
-                f"job {opening.job!r}, attempt {opening.attempt}",
-            )
+            expected = f"job {config.job!r}, attempt {config.attempt}"
+            found = f"job {opening.job!r}, attempt {opening.attempt}"
         elif opening.num_processes not in (0, config.num_tasks):
-            expected, found = (
-                f"a job of {config.num_tasks} processes",
-                f"one of {opening.num_processes}",
-            )
+            expected = f"a job of {config.num_tasks} processes"
+            found = f"one of {opening.num_processes}"
         else:
             return None
         return Status(
@@ -326,7 +333,8 @@ class SessionStreams:
     def _too_much(self, session: Session, now: float) -> str | None:
         limits = self._machine.config.limits
         if now - session.second >= 1.0:
-            session.second, session.frames = now, 0
+            session.second = now
+            session.frames = 0
         session.frames += 1
         if session.frames > limits.calls_per_second:
             return (
@@ -340,7 +348,8 @@ class SessionStreams:
         return None
 
     def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
-        machine, task_id = self._machine, call.caller.task_id
+        machine = self._machine
+        task_id = call.caller.task_id
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
             given = {
@@ -454,7 +463,8 @@ class SessionStreams:
                 self._machine.completions += [Completion(call, None, status) for call in askers]
         if now < self._send_at:
             return
-        self._send_at, self._sent_at = math.inf, now
+        self._send_at = math.inf
+        self._sent_at = now
         self._sent_version = self._machine.task_table.version
         frames: dict[int, bytes] = {}  # by the version that a Session has
         for session in list(self._sessions.values()):

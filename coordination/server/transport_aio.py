@@ -52,7 +52,8 @@ class _QueuedStream:
     """A SessionStream whose frames to write wait in a queue."""
 
     def __init__(self, context: Any, key: str) -> None:
-        self._context, self.key = context, key
+        self._context = context
+        self.key = key
         self.session: Session | None = None
         self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self.backlog_bytes = 0
@@ -72,7 +73,8 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Serves a Service until it is over."""
 
     def __init__(self, service: Service, listening: Listening) -> None:
-        self._service, self._listening = service, listening
+        self._service = service
+        self._listening = listening
         self._admission = listening.admission(service.config.limits)
         self._flushing = False
         self._woken = asyncio.Event()
@@ -82,7 +84,8 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
-        server, address = self._server, self._listening.address
+        server = self._server
+        address = self._listening.address
         return self._listening.bind(
             lambda tls: (
                 server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)

@@ -61,13 +61,11 @@ class _UnaryWriter:
     def __init__(
         self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool
     ) -> None:
-        self._transport, self._call, self.path, self.key, self.timed = (
-            transport,
-            call,
-            path,
-            key,
-            timed,
-        )
+        self._transport = transport
+        self._call = call
+        self.path = path
+        self.key = key
+        self.timed = timed
         self._held: UnaryCall | None = None
         self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
@@ -125,7 +123,9 @@ class _QueuedStream:
     )
 
     def __init__(self, transport: CompletionQueueTransport, call: Any, key: str) -> None:
-        self._transport, self._call, self.key = transport, call, key
+        self._transport = transport
+        self._call = call
+        self.key = key
         self.session: Session | None = None
         self.backlog_bytes = 0
         self._queue: deque[bytes | tuple[int, str]] = deque()
@@ -201,7 +201,8 @@ class CompletionQueueTransport:
     """Serves a Service on the calling thread until it is over."""
 
     def __init__(self, service: Service, listening: Listening) -> None:
-        self.service, self._listening = service, listening
+        self.service = service
+        self._listening = listening
         self.unanswered: list[_UnaryWriter] = []
         self._admission = listening.admission(service.config.limits)
         self._queue = cygrpc.CompletionQueue()
@@ -249,7 +250,9 @@ class CompletionQueueTransport:
 
     def serve(self, stop_reason: Callable[[], str | None]) -> str:
         """Serves until `stop_reason()` gives one, which it returns."""
-        service, clock, poll = self.service, self._listening.clock, self._queue.poll
+        service = self.service
+        clock = self._listening.clock
+        poll = self._queue.poll
         next_stop_poll = 0.0
         batch = _BATCH if service.journaled else 1
         while True:

@@ -40,7 +40,8 @@ class BaseEngine(Engine):
     """
 
     def __init__(self, output: Output, policy: RestartPolicy) -> None:
-        self._output, self._policy = output, policy
+        self._output = output
+        self._policy = policy
         self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
@@ -174,7 +175,8 @@ class BaseEngine(Engine):
                     self._output.say(f"hang: {finding.text}")
 
     def _close_watch(self) -> None:
-        watch, self._watch = self._watch, None
+        watch = self._watch
+        self._watch = None
         if watch is not None:
             watch.close()
             self._status = watch.status

@@ -65,11 +65,9 @@ class LocalEngine(BaseEngine):
     ) -> None:
         super().__init__(output, policy)
         self._command, self._job_id, self._env, self._cwd = list(command), job_id, env, cwd
-        self._capacity_file, self._heartbeat_timeout_s, self._coordinator_log = (
-            capacity_file,
-            heartbeat_timeout_s,
-            coordinator_log,
-        )
+        self._capacity_file = capacity_file
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._coordinator_log = coordinator_log
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
@@ -120,7 +118,8 @@ class LocalEngine(BaseEngine):
         prepared = self._prepared.pop((attempt, num_processes), None)
         self._drop_prepared()
         self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
-        self._environments, self._warmed = {}, False
+        self._environments = {}
+        self._warmed = False
         address = self._coordinator.address
         self._open_watch(address, attempt)
         self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
@@ -206,7 +205,8 @@ class LocalEngine(BaseEngine):
         if self._reserve is not None and (
             capacity is None or capacity >= self._reserve.min_processes
         ):
-            reserve, self._reserve = self._reserve, None
+            reserve = self._reserve
+            self._reserve = None
             most = reserve.max_processes
             return [Reserved(reserve.attempt, most if capacity is None else min(capacity, most))]
         if capacity is not None and self._workers and self._reserve is None:

@@ -68,7 +68,8 @@ class SlurmEngine(BaseEngine):
             dict(environment),
             host,
         )
-        self._secured, self._heartbeat_timeout_s = secured, heartbeat_timeout_s
+        self._secured = secured
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._lock = (
             threading.Lock()
         )  # of `_running` and `_step`: the reader of srun's output writes them

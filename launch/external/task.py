@@ -109,7 +109,8 @@ def _prepare(
             "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
             " Indexed Job (see docs/engines-*.md)"
         )
-    job, number = job_id or detected.job_id, detected.attempt if attempt is None else attempt
+    job = job_id or detected.job_id
+    number = detected.attempt if attempt is None else attempt
     environment = dict(environment)
     secrets = (
         JobSecrets.take_from_env(environment)

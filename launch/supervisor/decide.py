@@ -244,7 +244,8 @@ def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
         return _end_job(
             job, _error(job, StartupFailed, message, knob="stall_timeout_s"), message, Kill()
         )
-    message, limit_s = f"attempt {job.attempt} hangs: {event.why}", job.policy.stall_timeout_s
+    message = f"attempt {job.attempt} hangs: {event.why}"
+    limit_s = job.policy.stall_timeout_s
     error = _error(
         job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s"
     )

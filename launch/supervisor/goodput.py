@@ -45,7 +45,8 @@ class GoodputMeter:
     """
 
     def __init__(self, now: float) -> None:
-        self._at, self._part = now, "starting_s"
+        self._at = now
+        self._part = "starting_s"
         self._known = Goodput(), now, self._part  # replaced as one
         self._attempt = 0
         self._step = self._best = -1  # of this attempt, and of all before it
@@ -63,7 +64,8 @@ class GoodputMeter:
             self._step = max(self._step, event.step)
             self._move("starting_s", "restoring_s", event.restored_s - self._restored_s)
             self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
-            self._restored_s, self._blocked_s = event.restored_s, event.blocked_s
+            self._restored_s = event.restored_s
+            self._blocked_s = event.blocked_s
         self._part = self._part_of(job)
         self._known = Goodput(**self._seconds), now, self._part
 

@@ -14,7 +14,10 @@ from holdfast.multihost import JobError
 from holdfast.multihost.group.group import SaveStage
 
 # Exit codes between a process and whoever started it.
-DONE, PREEMPTED, DO_NOT_RESTART, HANG = 0, 75, 93, 124
+DONE = 0
+PREEMPTED = 75
+DO_NOT_RESTART = 93
+HANG = 124
 
 
 class State(enum.StrEnum):

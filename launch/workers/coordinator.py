@@ -95,7 +95,10 @@ class ProgressWatch:
         say: Callable[[str], None],
         goodput: Callable[[], Goodput] = Goodput,
     ) -> None:
-        self._attempt, self._report, self._say, self._goodput = attempt, report, say, goodput
+        self._attempt = attempt
+        self._report = report
+        self._say = say
+        self._goodput = goodput
         self._rule = StallRule(
             policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
         )

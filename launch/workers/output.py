@@ -28,7 +28,8 @@ _COLOURS = (
     "bright_green",
     "bright_yellow",
 )
-_LOG_BYTES, _OLD_LOGS = 64 << 20, 3
+_LOG_BYTES = 64 << 20
+_OLD_LOGS = 3
 
 
 class Output(Protocol):
@@ -48,7 +49,8 @@ class ConsoleOutput:
 
     def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int) -> None:
         self.console = Console(file=stdout, highlight=False, soft_wrap=True)
-        self._stdout, self._stderr = stdout, stderr
+        self._stdout = stdout
+        self._stderr = stderr
         self._width = len(str(max(0, num_processes - 1)))
         self._lock = threading.Lock()
 
@@ -90,7 +92,9 @@ class LogFiles:
 
     def __init__(self, output: Output, folder: Path, *, max_bytes: int = _LOG_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._output, self._folder, self._max_bytes = output, folder, max_bytes
+        self._output = output
+        self._folder = folder
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._files: dict[str, _LogFile] = {}
 
@@ -136,7 +140,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         self._say: Callable[[str], None] | None = say
 
     def handleError(self, record: logging.LogRecord) -> None:
-        say, self._say = self._say, None
+        say = self._say
+        self._say = None
         if say is not None:
             say(
                 f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost"

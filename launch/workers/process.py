@@ -14,7 +14,8 @@ from pathlib import Path
 
 _SHIMS = Path(__file__).resolve().parent / "shims"
 _MAX_LINE = 1_000_000
-CALL_RUNNER, STANDBY = _SHIMS / "call_runner.py", _SHIMS / "standby.py"
+CALL_RUNNER = _SHIMS / "call_runner.py"
+STANDBY = _SHIMS / "standby.py"
 
 
 class WorkerProcess:
@@ -38,7 +39,8 @@ class WorkerProcess:
         on_exit: Callable[[int], None],
         pass_fds: Sequence[int] = (),
     ) -> None:
-        self._on_line, self._on_exit = on_line, on_exit
+        self._on_line = on_line
+        self._on_exit = on_exit
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SHIMS / "subreaper.py"), str(os.getpid()), *command],
             env=dict(env),

@@ -171,7 +171,8 @@ class Standby:
         failed = self.said("failed")
         with self._lock:
             self._ended = True
-            taken, closed = self._taken, self._closed
+            taken = self._taken
+            closed = self._closed
         if taken is not None:
             taken[1](code)
         elif not closed:

@@ -279,7 +279,8 @@ class GroupClient:
         none. Asks nobody.
         """
         with self._changed:
-            first, self._pushed = self._pushed is None, self._pushed or ()
+            first = self._pushed is None
+            self._pushed = self._pushed or ()
         if first and self._pushes:
             client: Any = self.client
             client.watch_processes(self._take)  # which calls it at once

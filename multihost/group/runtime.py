@@ -25,7 +25,8 @@ def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
     back to jax.distributed's own.
     """
     global _own_client, _spec
-    _own_client, _spec = client, spec
+    _own_client = client
+    _spec = spec
 
 
 def current_spec() -> ProcessSpec | None:

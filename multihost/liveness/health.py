@@ -173,7 +173,8 @@ class Health:
                 _log.warning(
                     "process %d (host %s) is lost: %s", process, ended.host or "unknown", why
                 )
-            self._infos, self._version = infos, self._version + 1
+            self._infos = infos
+            self._version = self._version + 1
             for listener in list(self._listeners):
                 try:
                     listener.update_global_process_info(infos)

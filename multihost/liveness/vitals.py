@@ -143,7 +143,8 @@ def start_vitals(client: Any, process_id: int, num_processes: int) -> None:
 def stop_vitals() -> None:
     """Ends the reports, where there are any."""
     global _current
-    vitals, _current = _current, None
+    vitals = _current
+    _current = None
     if vitals is not None:
         vitals.close()
 

@@ -40,7 +40,8 @@ from .step_agreement import SyncPoint
 _log = logging.getLogger(__name__)
 
 EVENT = "/jax/orbax/write/preemption"
-RAISED, LOWERED = "raised", "lowered"
+RAISED = "raised"
+LOWERED = "lowered"
 # The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
@@ -103,7 +104,8 @@ class Preemption:
             on_change=self._on_change,
         )
         with self._settling:
-            alone, self._sync = self._sync, sync
+            alone = self._sync
+            self._sync = sync
             self._group_client, self._process_id, self._lowest = (
                 group_client_of(client),
                 process_id,
@@ -437,7 +439,8 @@ def _forget_in_child() -> None:
     """
     global _current, _current_lock
     _current_lock = threading.Lock()  # another thread of the parent may have held it
-    running, _current = _current, None
+    running = _current
+    _current = None
     if running is not None:
         running.abandon()
 

@@ -88,7 +88,8 @@ class Polled:
                     self.name,
                     error,
                 )
-                seen, failing = standing, True
+                seen = standing
+                failing = True
             if seen != standing and not self._closed.is_set():
                 standing = seen
                 notify(seen)

@@ -264,7 +264,9 @@ class SyncPoint:
                     announcement is not None and not self._closed.is_set()
                 ):  # it woke an earlier life of this process
                     group_client.delete(f"{self.folder}/{mail}")
-                failures, self._last_error, self._coordinator_lost = 0, None, False
+                failures = 0
+                self._last_error = None
+                self._coordinator_lost = False
             except Exception as error:
                 if getattr(error, "code", "") in (
                     "CANCELLED",

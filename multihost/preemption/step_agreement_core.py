@@ -132,7 +132,8 @@ class StepLog:
             (change for change in reversed(self._changes) if change.step <= step), self._before
         )
         if step > self.floor:
-            has_changed, self.floor = last.step > self.floor, step
+            has_changed = last.step > self.floor
+            self.floor = step
             if has_changed:
                 self._fired.add(step)
                 self._forget()

@@ -163,7 +163,8 @@ def shutdown(timeout_s: float | None = None) -> None:
     logged. A second call does nothing.
     """
     global _job
-    job, _job = _job, None
+    job = _job
+    _job = None
     if job is not None:
         preemption.set_waiting(True)
         health().close()  # from the barrier on the others leave, which is no loss
@@ -363,7 +364,8 @@ def _leave(job: _Job, why: str = "") -> None:
 def _give_up(why: str) -> None:
     """Leaves at once, and reports why to the others."""
     global _job
-    job, _job = _job, None
+    job = _job
+    _job = None
     if job is not None:
         _leave(job, why)
     preemption.close()
@@ -386,7 +388,8 @@ def _forget_in_child() -> None:
     and jax's own exit does not either.
     """
     global _job
-    job, _job = _job, None
+    job = _job
+    _job = None
     if job is None:
         return
     state = distributed.global_state

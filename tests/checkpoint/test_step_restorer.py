@@ -80,7 +80,8 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
         writer.save(1, tree(1))
         writer.wait_until_finished()
         with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-            inner, replaced = reader._storage, []
+            inner = reader._storage
+            replaced = []
 
             class Replacing(LocalStorage):
                 # Once the reader knows the newest step, from its folder, its record or one of its

@@ -91,7 +91,8 @@ def arguments(command: str, path: Path, tmp_path: Path) -> list[object]:
 @pytest.mark.parametrize("command", FOLDER_COMMANDS)
 def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: Path) -> None:
     """Every command says a sentence that helps, with the right exit code, on each kind of path."""
-    empty, foreign = tmp_path / "empty", tmp_path / "notes"
+    empty = tmp_path / "empty"
+    foreign = tmp_path / "notes"
     empty.mkdir()
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")

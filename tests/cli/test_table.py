@@ -130,7 +130,8 @@ def test_every_command_on_every_kind_of_path(
     """
     code, saying = expected(command, kind)
     for as_json in (False, True):
-        path, target = tmp_path / f"path{as_json:d}", tmp_path / f"target{as_json:d}"
+        path = tmp_path / f"path{as_json:d}"
+        target = tmp_path / f"target{as_json:d}"
         make(kind, good, path)
         before = snapshot(path)
         words = {"PATH": str(path), "GOOD": str(good), "TARGET": str(target)}

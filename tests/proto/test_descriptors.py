@@ -44,7 +44,8 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         value |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
+        shift = shift + 7
+        at = at + 1
         if data[at - 1] < 128:
             return value, at
 

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-KIND, ADDRESS = sys.argv[1], sys.argv[2]
+KIND = sys.argv[1]
+ADDRESS = sys.argv[2]
 RECOVERABLE = "recoverable" in sys.argv
 HEARTBEAT_S = 10 if RECOVERABLE else 60  # jaxlib's client that left alone is waited for so long
 OUT = threading.Lock()

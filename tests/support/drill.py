@@ -102,7 +102,10 @@ class Drill:
         environment: dict[str, str],
         job: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self.folder, self.address, self.environment, self.job = folder, address, environment, job
+        self.folder = folder
+        self.address = address
+        self.environment = environment
+        self.job = job
 
     def status(self, *arguments: str) -> str:
         """Returns what `holdfast status` prints, "" where it finds nobody."""

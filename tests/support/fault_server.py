@@ -347,19 +347,22 @@ def main() -> None:
     logging.disable(logging.ERROR)
     assert threading.active_count() == 1, "only what has no threads may fork"
     scratch, name, first, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    operation, template = OPERATIONS[name], scratch / "template"
+    operation = OPERATIONS[name]
+    template = scratch / "template"
     _, wrong = in_child(lambda: operation.make(template))
     assert not wrong, wrong
     root = scratch / "root"
     for error, times, after in json.loads(sys.argv[5]):
-        point, reached = first, True
+        point = first
+        reached = True
         while reached:
             assert point < MOST_POINTS, "the walk did not come to the end of the operation"
             shutil.copytree(template, root)
             said = inject(operation, name, root, point, error, times, after)
             print(json.dumps(said), flush=True)
             shutil.rmtree(root)
-            point, reached = point + every, said["reached"]
+            point = point + every
+            reached = said["reached"]
 
 
 main()

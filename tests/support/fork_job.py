@@ -131,7 +131,9 @@ class _ForkAtLine:
     """
 
     def __init__(self, line: int, end: End, manager: CheckpointManager) -> None:
-        self._remaining, self._end, self._manager = line, end, manager
+        self._remaining = line
+        self._end = end
+        self._manager = manager
         self.reached = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:

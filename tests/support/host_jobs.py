@@ -60,7 +60,8 @@ class Hosts:
     """
 
     def __init__(self, network: Network, folder: Path, size_bytes: int) -> None:
-        self.network, self._size_bytes = network, size_bytes
+        self.network = network
+        self._size_bytes = size_bytes
         self.folders = [folder / f"h{index}" for index in range(len(network.names))]
 
     def mount(self, index: int) -> None:
@@ -140,7 +141,9 @@ class Program:
     """
 
     def __init__(self, place: Place, pipe: Connection, may_go_on: Connection) -> None:
-        self.place, self._pipe, self._may_go_on = place, pipe, may_go_on
+        self.place = place
+        self._pipe = pipe
+        self._may_go_on = may_go_on
         self._sending = threading.Lock()
         self.logged: list[str] = []
         handler = logging.Handler()
@@ -160,7 +163,8 @@ class Program:
         self.manager = self._opened()
 
     def _opened(self) -> CheckpointManager:
-        place, tier = self.place, None
+        place = self.place
+        tier = None
         if place.local is not None:
             settings = {
                 "save_policy": AtSteps(()),
@@ -328,11 +332,13 @@ class HostJob:
     ) -> None:
         places = range(len(hosts.folders)) if places is None else places
         network, count = hosts.network, len(places)
-        self._stacks, self.root = root.parent, root
+        self._stacks = root.parent
+        self.root = root
         self._events: list[list[str]] = [[] for _ in places]
         self._answers: list[list[tuple[str, Any]]] = [[] for _ in places]
         self._service = CoordinationService.spawn(count, host=network.host, heartbeat_timeout_s=100)
-        self.pipes, self.processes = [], []
+        self.pipes = []
+        self.processes = []
         self._go_on: list[Connection] = []  # no events: those wait for a process that is stopped
         for rank, host in enumerate(places):
             place = Place(

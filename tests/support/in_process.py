@@ -113,7 +113,8 @@ class InMemoryWriter:
     """A ResponseWriter that keeps the response."""
 
     def __init__(self, key: str = "") -> None:
-        self.key, self.timed = key, True
+        self.key = key
+        self.timed = True
         self.outcome: tuple[str, Any] | None = None
         self.details = b""
 

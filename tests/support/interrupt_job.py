@@ -75,7 +75,8 @@ class Interrupter:
             os._exit(0)
         os.close(told)
         os.close(say)
-        self._tell, self._hear = tell, hear
+        self._tell = tell
+        self._hear = hear
         signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, number: int, frame: Any) -> None:

@@ -38,7 +38,9 @@ LIBRARY.killpoint_arm_below.argtypes = (
     ctypes.c_int,
 )
 LIBRARY.killpoint_count.restype = ctypes.c_long
-DURABLE, LOCAL, LAST = 1, 2, 6
+DURABLE = 1
+LOCAL = 2
+LAST = 6
 
 
 def state(step: int, rank: int) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Job:
     """Managers of all ranks of one life of a job, called at once."""
 
     def __init__(self, managers: Sequence[CheckpointManager], every: int) -> None:
-        self.managers, self._every = managers, every
+        self.managers = managers
+        self._every = every
 
     def each(self, call: Callable[[int, CheckpointManager], Any]) -> list[Any]:
         """Makes a call on every rank, and returns the values, or raises the first error."""

@@ -94,7 +94,8 @@ def work(index: int, address: str, plan: Plan, root: Path) -> None:
         time.sleep(LIMIT_S)
     multihost.initialize(address, plan.count, index, timeout_s=30)
     print("joined", flush=True)
-    stopped, last = None, plan.stride * (plan.steps - 1)
+    stopped = None
+    last = plan.stride * (plan.steps - 1)
     manager = checkpoint.CheckpointManager(root)
     for step in range(0, last + 1, plan.stride):
         if step == last:

@@ -187,7 +187,8 @@ def placed(facts: dict[str, Any]) -> Any:
 
 def do_load(request: dict[str, Any]) -> None:
     """Loads it with a `like`, without one, in part, and with each byte read once."""
-    folder, tree = request["folder"], request["tree"]
+    folder = request["folder"]
+    tree = request["tree"]
     wanted = build(tree, like)
     found = load(folder, wanted)
     assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)

@@ -30,7 +30,8 @@ MESSAGES = {
     "/holdfast.Coordination/": session_pb2,
 }
 OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
-VICTIM, LIAR = 1, 2
+VICTIM = 1
+LIAR = 2
 FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
 
 

@@ -57,13 +57,11 @@ class Clients:
     def __init__(
         self, world: World, truth: Truth, count: int, steps: int, *, unison: bool, recoverable: bool
     ) -> None:
-        self._world, self._random, self._truth, self._steps, self._unison = (
-            world,
-            world.random,
-            truth,
-            steps,
-            unison,
-        )
+        self._world = world
+        self._random = world.random
+        self._truth = truth
+        self._steps = steps
+        self._unison = unison
         self._recoverable = recoverable
         self.service: SimulatedService
         self.all = [Client(task_id) for task_id in range(count)]
@@ -141,7 +139,8 @@ class Clients:
     # --- Lives and streams
 
     def begin_life(self, client: Client) -> None:
-        client.dead, client.life = False, client.life + 1
+        client.dead = False
+        client.life = client.life + 1
         client.incarnation = self._random.getrandbits(62) | 1
         client.counters = {}
         self._world.note("start", f"{client.task_id} life {client.life}")
@@ -169,7 +168,9 @@ class Clients:
         if client.dead or client.finished or stream not in (client.stream, client.opening):
             return
         self._world.note("fenced", f"{client.task_id} life {client.life}")
-        client.dead, client.stream, client.opening = True, 0, 0
+        client.dead = True
+        client.stream = 0
+        client.opening = 0
         for request in client.pending.values():
             request.done = True
         client.pending.clear()
@@ -254,7 +255,8 @@ class Clients:
                 client, request, Completion(None, None, Status(Code.UNAVAILABLE, "no answer"))
             )
             return
-        stream, request.sent_before = client.stream, True
+        stream = client.stream
+        request.sent_before = True
         self._world.send(lambda: self.service.serve(client, stream, request), twice=request.again)
         self._world.at(RESEND_S * self._random.uniform(1, 2), lambda: self._post(client, request))
 
@@ -397,7 +399,8 @@ class Clients:
 
     def reach(self, call: Call, completion: Completion) -> None:
         """Brings a completion to its client, if that still listens on this stream."""
-        client, machine = call.client, self.service.machine
+        client = call.client
+        machine = self.service.machine
         if client.stream != call.stream or client.dead:
             return
         if self._world.now < client.paused_until:

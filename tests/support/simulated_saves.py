@@ -134,7 +134,9 @@ class SaveSimulation:
         self, seed: int, *, parses: bool = True, counts_failures: bool = True, closes: bool = True
     ) -> None:
         self.seed, self.rng = seed, random.Random(seed)
-        self.parses, self.counts_failures, self.closes = parses, counts_failures, closes
+        self.parses = parses
+        self.counts_failures = counts_failures
+        self.closes = closes
         self.store = Store(objects=self.rng.random() < 0.5)
         self.processes = [Process(rank) for rank in range(self.rng.randint(1, 4))]
         everyone = [process.rank for process in self.processes]
@@ -148,7 +150,9 @@ class SaveSimulation:
         self.rounds = [Round() for _ in range(SAVES + 1)]
         self.ends: dict[str, list[tuple[int, SaveResult]]] = {}
         self.cancelled: set[str] = set()  # saves that were called off in time
-        self.now, self.order, self.rivals = 0.0, 0, 0
+        self.now = 0.0
+        self.order = 0
+        self.rivals = 0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[str] = []
 
@@ -259,7 +263,10 @@ class SaveSimulation:
         process.counter += 1
         step = self.steps[number]
         process.key = SaveKey(f"a{process.counter}", process.counter, step)
-        process.began, process.effects, process.unclear, process.own = self.now, 0, False, None
+        process.began = self.now
+        process.effects = 0
+        process.unclear = False
+        process.own = None
         process.cancellation = Cancellation()
         if self.chance(0.05):
             self.at(self.rng.uniform(0, 8), self.cancel)
@@ -447,7 +454,8 @@ class SaveSimulation:
         self.at(delay_s, done)
 
     def try_commit(self, key: SaveKey, record: Record, replace: bool) -> Event:
-        store, step = self.store, key.step
+        store = self.store
+        step = key.step
         there = store.records.get(step)
         if self.chance(0.05):
             return p.Refused(OSError(28, "full"))
@@ -502,10 +510,8 @@ class SaveSimulation:
         self.answer(process, 0.1, None)
 
     def hear(self, process: Process, key: SaveKey) -> None:
-        earlier, until = (
-            self.rounds[key.counter - 1].result,
-            process.began + TIMEOUT_S + RESULT_WAIT_S,
-        )
+        earlier = self.rounds[key.counter - 1].result
+        until = process.began + TIMEOUT_S + RESULT_WAIT_S
         if earlier is not None and self.chance(0.05):
             self.answer(process, self.rng.random(), p.Heard(earlier))
         elif self.chance(0.05):

@@ -43,13 +43,11 @@ class SimulatedService:
         journal: bool,
         batch_s: float,
     ):
-        self._world, self._config, self._truth, self._reach, self._batch_s = (
-            world,
-            config,
-            truth,
-            reach,
-            batch_s,
-        )
+        self._world = world
+        self._config = config
+        self._truth = truth
+        self._reach = reach
+        self._batch_s = batch_s
         self.disk = Disk(config) if journal else None
         self.machine: Machine | None = Machine(config, 0.0)
         self._crash_unwritten = False
@@ -72,7 +70,8 @@ class SimulatedService:
             self._world.at_time(due, self._tick)
 
     def _tick(self) -> None:
-        machine, now = self.machine, self._world.now
+        machine = self.machine
+        now = self._world.now
         if machine is None or now < self._tick_at:
             return
         self._tick_at = math.inf
@@ -108,7 +107,8 @@ class SimulatedService:
         if not self._batch_s:
             self._flush(self.machine)
         elif not self._flushing:
-            self._flushing, life = True, self.machine
+            self._flushing = True
+            life = self.machine
             self._world.at(self._batch_s, lambda: self._flush(life))
         if self.machine is not None:
             self.wind()
@@ -149,7 +149,9 @@ class SimulatedService:
     def _end(self) -> None:
         """Loses all that is not in the journal."""
         self._world.note("service crashes")
-        self.machine, self._crash_unwritten, self._flushing = None, False, False
+        self.machine = None
+        self._crash_unwritten = False
+        self._flushing = False
         self._tick_at = math.inf
         self._calls.clear()
         self._streams.clear()
@@ -218,14 +220,16 @@ class SimulatedService:
 
     def serve(self, client: Client, stream: int, request: Request) -> None:
         """Takes a request."""
-        machine, now = self.machine, self._world.now
+        machine = self.machine
+        now = self._world.now
         if machine is None or not self.has_stream(client, stream):
             return
         self._truth.is_served(machine, client.task_id)
         machine.seen(client.task_id, now)
         call = Call(client, stream, request)
         self._calls[call] = None
-        task_id, argument = client.task_id, request.argument
+        task_id = client.task_id
+        argument = request.argument
         if request.method == "barrier":
             self._barrier(machine, call)
         elif request.method == "register":
@@ -247,7 +251,9 @@ class SimulatedService:
         self._flush_soon()
 
     def _barrier(self, machine: Machine, call: Call) -> None:
-        client, request, now = call.client, call.request, self._world.now
+        client = call.client
+        request = call.request
+        now = self._world.now
         name, participants, limit_s = request.argument
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants

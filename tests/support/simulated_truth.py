@@ -18,7 +18,9 @@ class Truth:
     """
 
     def __init__(self, world: World, num_tasks: int, *, recoverable: bool) -> None:
-        self._world, self._num_tasks, self._recoverable = world, num_tasks, recoverable
+        self._world = world
+        self._num_tasks = num_tasks
+        self._recoverable = recoverable
         self.came: set[int] = set()  # tasks that have ever opened a stream
         self.leaving: set[int] = set()  # tasks that have asked to leave, or are over
         self.acknowledged: dict[str, bytes] = {}

@@ -37,7 +37,8 @@ class World:
     """One heap of events in virtual time. The same seed gives the same run, to the last event."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
-        self.seed, self.faults = seed, faults
+        self.seed = seed
+        self.faults = faults
         self.random = random.Random(seed)
         self.now = 0.0
         self.numbers = itertools.count(1)

@@ -52,7 +52,8 @@ class Simulation:
         batch_s: float = 0.0,
     ) -> None:
         self.world = World(seed, faults if faults is not None else Faults())
-        self._steps, self._recoverable = steps, recoverable
+        self._steps = steps
+        self._recoverable = recoverable
         config = Config(
             processes,
             SERVICE_INCARNATION,
@@ -92,7 +93,8 @@ class Simulation:
 
     def _plan_faults(self) -> None:
         """Spreads crashes, pauses and broken streams over the run."""
-        faults, span_s = self.world.faults, 4.0 * self._steps
+        faults = self.world.faults
+        span_s = 4.0 * self._steps
         for rate, fault in (
             (faults.breaks, self.clients.break_one),
             (faults.client_crashes if self._recoverable else 0.0, self.clients.crash_one),

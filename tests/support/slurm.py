@@ -101,7 +101,8 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         log.close()
 
     def __enter__(self) -> Self:
-        socket_path, folder = f"{self.folder}/munge.socket", self.folder
+        socket_path = f"{self.folder}/munge.socket"
+        folder = self.folder
         munge = [
             "munged",
             "--foreground",

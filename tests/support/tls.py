@@ -31,7 +31,8 @@ class Authority:
     """Issues certificates for 127.0.0.1, or another address, into a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._folder = folder
+        self._name = name
         self._key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._certificate = self._builder(subject, subject, self._key).add_extension(
@@ -110,7 +111,8 @@ def dial(address: str) -> socket.socket:
 
 def _believing_anyone() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 

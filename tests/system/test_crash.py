@@ -20,7 +20,8 @@ from tests.support.killpoints import build, walk
 
 FAST_SEEDS = 3
 SEEDS = 20
-ROWS, COLUMNS = 4, 3_250_000  # f32: 52 MB
+ROWS = 4
+COLUMNS = 3_250_000  # f32: 52 MB
 
 SAVES_FOR_EVER = """
 whole = np.arange(4 * 3_250_000, dtype=np.float32).reshape(4, 3_250_000)

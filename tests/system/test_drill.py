@@ -38,7 +38,8 @@ class Watched:
     """A job whose page stands in a browser's tab, where there is one."""
 
     def __init__(self, job: Drill, tab: Any) -> None:
-        self._job, self._tab = job, tab
+        self._job = job
+        self._tab = tab
 
     def says(self, pattern: str) -> None:
         """Asserts that the first line of the status, and the first sentence of the page, come to

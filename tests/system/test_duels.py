@@ -20,8 +20,10 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, sweep, verify
 from tests.support.cluster import Processes
 
-DUELS, ROUNDS_OF_DUELS = 50, 20  # 1,000 duels
-PAUSES, ROUNDS_OF_PAUSES = 10, 10
+DUELS = 50
+ROUNDS_OF_DUELS = 20  # 1,000 duels
+PAUSES = 10
+ROUNDS_OF_PAUSES = 10
 
 DUELLIST = """
 import sys, json
@@ -54,7 +56,8 @@ def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
     winner's. In odd turns incrementally.
     """
     root = tmp_path / "run"
-    first, last = turn * DUELS, (turn + 1) * DUELS
+    first = turn * DUELS
+    last = (turn + 1) * DUELS
     for index in range(2):
         os.mkfifo(f"{root}.go{index}")
     with Processes(DUELLIST, 2, arguments=[root, first, last, turn % 2]) as both:

@@ -88,7 +88,8 @@ def test_every_other_peer_has_a_named_error_in_time(
         try:
             for group in groups:
                 group.wait_for(0, "started")
-            victim, others = groups[2], groups[:2]
+            victim = groups[2]
+            others = groups[:2]
             begun = time.monotonic()
             if fault.startswith("SIG"):
                 victim.kill(0, getattr(signal, fault))

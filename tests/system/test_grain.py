@@ -18,7 +18,8 @@ from tests.support.checkpointing import at_once, groups, run_together, together
 grain = pytest.importorskip("grain")
 experimental = pytest.importorskip("grain.experimental")
 
-NUM_ELEMENTS, GLOBAL_BATCH = 240, 24
+NUM_ELEMENTS = 240
+GLOBAL_BATCH = 24
 
 READER = f"""
 import grain

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
-FAST_SAVES, SAVES = 60, 500
+FAST_SAVES = 60
+SAVES = 500
 WAYS = ("manager", "managers", "oneshot", "convert")
 
 

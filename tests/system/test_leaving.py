@@ -15,7 +15,8 @@ from holdfast.checkpoint import load
 from holdfast.coordination import CoordinationService, StatusClient
 from tests.support.cluster import Processes
 
-COUNT, LEAVER = 4, 3
+COUNT = 4
+LEAVER = 3
 
 # argv: index, count, address, root, the leaves; whoever has something to write begins, and goes on
 # when there is a file named go

@@ -77,7 +77,8 @@ def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
     """Three processes save every other step; one host is lost, and two processes go on from the
     newest local step, resharded.
     """
-    root, folders = tmp_path / "root", tmp_path / "hosts"
+    root = tmp_path / "root"
+    folders = tmp_path / "hosts"
     outputs = run_together(TRAIN, 3, root, folders, _names(3), 30, devices=2)
     newest = {re.findall(r"local (\d+)", output)[-1] for output in outputs}
     assert len(newest) == 1
@@ -152,7 +153,8 @@ def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_p
     """An attempt is stopped, another goes on from its step, and then the first runs on: its later
     steps are of a dead branch.
     """
-    root, folders = tmp_path / "root", tmp_path / "hosts"
+    root = tmp_path / "root"
+    folders = tmp_path / "hosts"
     with together(TRAIN, 2, root, folders, _names(2), 100_000) as late:
         late.wait_for(0, "acknowledged 2:", 60)
         late.wait_for(1, "acknowledged 2:", 60)

@@ -51,10 +51,8 @@ def _by_tls(script: str, folder: Path, names: str, *arguments: object) -> Iterat
                 **files,
             ).to_env()
 
-        devices, own = (
-            6 // count,
-            ["launched", folder / "root", folder / "hosts", names, *arguments],
-        )
+        devices = 6 // count
+        own = ["launched", folder / "root", folder / "hosts", names, *arguments]
         with Processes(
             START_LAUNCHED + script, count, arguments=own, env_of=environment, devices=devices
         ) as processes:

@@ -21,7 +21,8 @@ from holdfast.checkpoint import load, verify
 from tests.support.pages import serious_faults
 from tests.support.paths import ROOT
 
-STEPS, SAVE_EVERY = 70, 20
+STEPS = 70
+SAVE_EVERY = 20
 pytestmark = pytest.mark.timeout(300)
 
 

@@ -22,7 +22,8 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options, verify
 
-CUTS, FAST_CUTS = 20, 4
+CUTS = 20
+FAST_CUTS = 4
 IMAGE_MIB = 128
 
 OPEN = """

@@ -23,7 +23,10 @@ from holdfast.launch import JobResult, RestartPolicy, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import ROOT
 
-STEPS, SAVE_EVERY, KILLS, PROCESSES = 4000, 25, 20, 2
+STEPS = 4000
+SAVE_EVERY = 25
+KILLS = 20
+PROCESSES = 2
 
 
 class Killer(CollectedOutput):
@@ -33,7 +36,8 @@ class Killer(CollectedOutput):
 
     def __init__(self, chance: random.Random, kills: int) -> None:
         super().__init__()
-        self._chance, self._kills = chance, kills
+        self._chance = chance
+        self._kills = kills
         self._pids: dict[int, int] = {}
         self.resumed: list[int] = []  # where each attempt after a kill began
         self.acknowledged: list[int] = []  # the last step that was, at each kill

@@ -35,7 +35,8 @@ class Job:
     """A job of real processes that makes round trips on demand."""
 
     def __init__(self, processes: int, devices: int) -> None:
-        self.processes, self.devices = processes, processes * devices
+        self.processes = processes
+        self.devices = processes * devices
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(ANSWER_S)
             arguments = [free_port(), listener.getsockname()[1]]
@@ -133,7 +134,8 @@ def meshes(
         sizes, order = (devices,), draw(st.permutations(range(devices)))
     spec, free = [], list(zip("xyz", sizes, strict=False))
     for size in shape:
-        axes, parts = [], 1
+        axes = []
+        parts = 1
         for name, count in (
             draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []
         ):

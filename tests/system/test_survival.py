@@ -21,7 +21,8 @@ from holdfast.launch import JobResult, RestartPolicy, run_local
 from tests.support.paths import EXAMPLES
 
 TRAINER = EXAMPLES / "train_digits.py"
-STEPS, KILLS = 300, 10
+STEPS = 300
+KILLS = 10
 
 
 class Watcher:
@@ -32,7 +33,10 @@ class Watcher:
     def __init__(
         self, log: Path, strikes: list[int], lots: random.Random, number: int = signal.SIGKILL
     ) -> None:
-        self._log, self._strikes, self._lots, self._number = log, strikes, lots, number
+        self._log = log
+        self._strikes = strikes
+        self._lots = lots
+        self._number = number
         self.text: list[str] = []
         self.pids: dict[int, int] = {}
         self.struck: list[int] = []
@@ -55,7 +59,8 @@ class Watcher:
                 self._strikes.pop(0)
                 self.struck.append(step)
                 process = self._lots.choice(sorted(self.pids))
-                pid, self.pids = self.pids[process], {}
+                pid = self.pids[process]
+                self.pids = {}
                 os.kill(pid, self._number)
 
     def __enter__(self) -> Watcher:

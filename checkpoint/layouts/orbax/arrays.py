@@ -42,7 +42,8 @@ class OrbaxItem:
     """
 
     def __init__(self, name: str, folder: StorePath, context: Any) -> None:
-        self._folder, self._context = folder, context
+        self._folder = folder
+        self._context = context
         self._files = folder.names()
         about = self._metadata()
         self._fills = about.fills
@@ -261,7 +262,8 @@ class OrbaxItem:
         """Gives every request its array: see ArrayReader."""
         regions = []
         for read in reads:
-            leaf, shape = read.leaf, read.shape
+            leaf = read.leaf
+            shape = read.shape
             read.array = allocate(read.nbytes).view(leaf.numpy_dtype).reshape(shape)
             if read.array.size:
                 index = (

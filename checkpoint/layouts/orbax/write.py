@@ -289,7 +289,8 @@ class OrbaxWriter:
 
     def flush(self) -> None:
         """Waits for what `write` has started; raises SaveFailed naming the leaf."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         for name, future in pending:
             try:
                 future.result()
@@ -344,7 +345,8 @@ class OrbaxWriter:
 
     def _drain(self) -> None:
         """Waits until nothing is on its way any more."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         for _, future in pending:
             with contextlib.suppress(Exception):  # why the save is abandoned is known
                 future.result()

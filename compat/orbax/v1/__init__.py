@@ -26,13 +26,11 @@ from .modules import arrays, errors, handlers, partial, path, tree
 from .options import Context
 from .results import AsyncResponse, CheckpointMetadata
 
-save_pytree, save_pytree_async, load_pytree, load_pytree_async, pytree_metadata = (
-    save,
-    save_async,
-    load,
-    load_async,
-    metadata,
-)
+save_pytree = save
+save_pytree_async = save_async
+load_pytree = load
+load_pytree_async = load_async
+pytree_metadata = metadata
 Checkpointable = AbstractCheckpointable = object
 PyTreeMetadata = object
 

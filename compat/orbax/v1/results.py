@@ -20,7 +20,8 @@ class AsyncResponse(Generic[T]):
     """The outcome of what runs in the background; `wait` blocks for it."""
 
     def __init__(self, wait: Callable[[], None], value: T) -> None:
-        self._wait, self._value = wait, value
+        self._wait = wait
+        self._value = value
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until it is done and returns its value; raises its error."""
@@ -44,12 +45,13 @@ class CheckpointMetadata(Generic[T]):
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.metadata, self.custom_metadata = path, metadata, custom_metadata
-        self.init_timestamp_nsecs, self.commit_timestamp_nsecs = (
-            init_timestamp_nsecs,
-            commit_timestamp_nsecs,
-        )
-        self.step, self.metrics = step, metrics
+        self.path = path
+        self.metadata = metadata
+        self.custom_metadata = custom_metadata
+        self.init_timestamp_nsecs = init_timestamp_nsecs
+        self.commit_timestamp_nsecs = commit_timestamp_nsecs
+        self.step = step
+        self.metrics = metrics
 
     @property
     def init_timestamp(self) -> datetime | None:
@@ -77,7 +79,8 @@ class RootMetadata:
     """What is known of a root: where it is."""
 
     def __init__(self, directory: Any, custom_metadata: Any = None) -> None:
-        self.directory, self.custom_metadata = directory, custom_metadata or {}
+        self.directory = directory
+        self.custom_metadata = custom_metadata or {}
 
 
 def _time(nanoseconds: int | None) -> datetime | None:

@@ -192,12 +192,10 @@ class Checkpointer:
             lambda: None, self.load_checkpointables(step, abstract_checkpointables)
         )
 
-    save_pytree, save_pytree_async, load_pytree, load_pytree_async = (
-        save,
-        save_async,
-        load,
-        load_async,
-    )
+    save_pytree = save
+    save_pytree_async = save_async
+    load_pytree = load
+    load_pytree_async = load_async
 
     # --- what is known
 

@@ -10,7 +10,8 @@ from holdfast.multihost import Fatal
 
 from .placement import Node
 
-SLICE_LABEL, WORKER_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
+SLICE_LABEL = "ray.io/tpu-slice-name"
+WORKER_LABEL = "ray.io/tpu-worker-id"
 
 
 def load_ray() -> Any:

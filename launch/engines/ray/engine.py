@@ -172,7 +172,10 @@ class RayEngine(BaseEngine):
         output: Output,
     ) -> None:
         super().__init__(output, spec.restart)
-        self._job_id, self._spec, self._command, self._call = job_id, spec, command, call
+        self._job_id = job_id
+        self._spec = spec
+        self._command = command
+        self._call = call
         self._reserve: Reserve | None = None
         self._why_waiting = ""
         self._placement = Placement()
@@ -194,7 +197,8 @@ class RayEngine(BaseEngine):
 
     def carry_out(self, action: Action) -> None:
         if isinstance(action, Reserve):
-            self._reserve, self._attempt = action, action.attempt
+            self._reserve = action
+            self._attempt = action.attempt
         elif isinstance(action, Launch):
             self._launch(action.attempt)
         elif isinstance(action, Notify):
@@ -323,7 +327,10 @@ class RayEngine(BaseEngine):
             self._kept = self._placement, self._group, self._actors
         else:
             self._give_back(self._group, self._actors)
-        self._actors, self._group, self._pending, self._reserve = {}, None, {}, None
+        self._actors = {}
+        self._group = None
+        self._pending = {}
+        self._reserve = None
         self._noticed, self._lost_actor = set(), False
 
     def _give_back(self, group: Any, actors: Mapping[int, Any]) -> None:
@@ -353,12 +360,10 @@ class RayEngine(BaseEngine):
         except ray.exceptions.RayError:  # one has died, or does not answer in time
             stands = False
         if stands:
-            self._placement, self._group, self._actors, self._reserve = (
-                placement,
-                group,
-                actors,
-                None,
-            )
+            self._placement = placement
+            self._group = group
+            self._actors = actors
+            self._reserve = None
         else:
             self._give_back(group, actors)
         return stands
@@ -475,7 +480,9 @@ class RayEngine(BaseEngine):
         if not group.wait(_READY_S):  # somebody else was faster, or a node has gone since
             ray.util.remove_placement_group(group)
             return []
-        self._group, self._placement, self._reserve = group, placement, None
+        self._group = group
+        self._placement = placement
+        self._reserve = None
         return [Reserved(reserve.attempt, len(placement.nodes))]
 
     def values(self) -> tuple[Any, ...]:

@@ -54,7 +54,8 @@ class Program:
     """A command, and what the interpreter would be like had it been started by it."""
 
     def __init__(self, command: list[str], launcher: Launcher) -> None:
-        self.command, self._launcher = command, launcher
+        self.command = command
+        self._launcher = launcher
         rest = command[2:] if command[1] == "-u" else command[1:]
         self.module = rest[1] if rest[0] == "-m" else None
         self.argv = ["-m", *rest[2:]] if self.module else rest
@@ -120,7 +121,8 @@ class ImportGuard:
     """
 
     def __init__(self, program: Program) -> None:
-        self._program, self._import = program, builtins.__import__
+        self._program = program
+        self._import = builtins.__import__
         self._roots = (
             {name.partition(".")[0] for name in sys.modules}
             - sys.stdlib_module_names

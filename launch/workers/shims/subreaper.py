@@ -16,7 +16,9 @@ import select
 import signal
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
 _NOT_FOR_US = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -74,7 +76,9 @@ class Subreaper:
     """The command's process, and how it ended."""
 
     def __init__(self, pid: int, parent: int, woken: int) -> None:
-        self._pid, self._parent, self._woken = pid, parent, woken
+        self._pid = pid
+        self._parent = parent
+        self._woken = woken
         self._input = b""
         self._over = False
         self.status: int | None = None

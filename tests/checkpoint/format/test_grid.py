@@ -15,7 +15,9 @@ from holdfast.checkpoint.format.grid import Grid, chunk_name
 @st.composite
 def grids(draw: st.DrawFn) -> Grid:
     """Draws grids of up to three axes, with empty axes and last chunks that are shorter."""
-    shape, shard, chunk = [], [], []
+    shape = []
+    shard = []
+    chunk = []
     for _ in range(draw(st.integers(0, 3))):
         part, count = draw(st.integers(1, 6)), draw(st.integers(1, 3))
         shape.append(part * count)

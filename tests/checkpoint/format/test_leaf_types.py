@@ -32,7 +32,8 @@ class Quantized:
     """A leaf: int8 values and a scale."""
 
     def __init__(self, data: Any, scale: Any) -> None:
-        self.data, self.scale = data, scale
+        self.data = data
+        self.scale = scale
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -90,7 +90,8 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
     else no file is waited for.
     """
     calls: list[str] = []
-    fsync, replace_file = os.fsync, os.replace
+    fsync = os.fsync
+    replace_file = os.replace
 
     def note_fsync(file: int) -> None:
         fsync(file)

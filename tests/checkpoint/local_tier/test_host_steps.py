@@ -23,7 +23,8 @@ def saved(tmp_path: Path) -> tuple[LocalStorage, Path]:
     """Two lives on two hosts; host 1 was away in the second, so that it has a dead step, and host 0
     a living one.
     """
-    root, hosts = tmp_path / "root", [tmp_path / "host0", tmp_path / "host1", tmp_path / "host2"]
+    root = tmp_path / "root"
+    hosts = [tmp_path / "host0", tmp_path / "host1", tmp_path / "host2"]
     with job(root, hosts[:2], every=4) as first:
         first.save(4)
         first.save(9)

@@ -38,7 +38,8 @@ from holdfast.checkpoint.steps.lineage import NOTHING, Opening
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import body_of, sealed
 
-RUN, SAVE = "0123456789abcdef" * 2, "0000000100000001"
+RUN = "0123456789abcdef" * 2
+SAVE = "0000000100000001"
 
 
 def _saved(folder: Path, count: int = 2, save_id: str = SAVE, step: int = 7) -> list[Part]:
@@ -311,15 +312,21 @@ class Job:
         found = next(iter(living_steps(inventories, self.openings)), None)
         newest = max(self.durable, default=NOTHING)
         if found is not None and found.key.step > newest:
-            self.state, self.step = self.history[found.key], found.key.step
+            self.state = self.history[found.key]
+            self.step = found.key.step
         else:
             found, self.state, self.step = None, self.durable.get(newest, ()), max(newest, 0)
-        self.base, self.fresh, self.of_this_life = (found.key.step if found else newest), True, []
+        self.base = found.key.step if found else newest
+        self.fresh = True
+        self.of_this_life = []
         return found
 
     def roll_back(self, step: int) -> None:
         """Restores a durable step by its number; what is above is deleted."""
-        self.state, self.step, self.base, self.fresh = self.durable[step], step, step, True
+        self.state = self.durable[step]
+        self.step = step
+        self.base = step
+        self.fresh = True
         if any(at > step for at in self.durable):
             self.durable = {at: state for at, state in self.durable.items() if at <= step}
             self._open()
@@ -402,7 +409,8 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
     everybody, gaps = list(range(job.hosts)), st.integers(1, 3)
     for life in range(data.draw(st.integers(2, 6))):
         present = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
-        trunk, acknowledged = job.trunk, job.acknowledged
+        trunk = job.trunk
+        acknowledged = job.acknowledged
         found = job.begin(present)
         if found is not None:
             assert job.covers(present, found.key), "a mixture"

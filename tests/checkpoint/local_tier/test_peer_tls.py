@@ -85,7 +85,8 @@ class Wire:
     """
 
     def __init__(self, address: str, tls: PeerTls | None = None) -> None:
-        self._address, self._tls = address, tls
+        self._address = address
+        self._tls = tls
         self.heard = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"

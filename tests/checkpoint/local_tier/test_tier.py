@@ -198,7 +198,8 @@ def test_several_processes_of_one_host_are_one_to_lose(root: Path, hosts: list[P
     """Two ranks share a host and its folder: the copies are on the other, and each folder is listed
     once.
     """
-    folders, names = [hosts[0], hosts[0], hosts[1], hosts[1]], ["a", "a", "b", "b"]
+    folders = [hosts[0], hosts[0], hosts[1], hosts[1]]
+    names = ["a", "a", "b", "b"]
     with job(root, folders, hosts=names) as first:
         first.save(5)
     assert len(packs(hosts[0])) == len(packs(hosts[1])) == 4

@@ -90,7 +90,8 @@ def flip_many(folder: Path, count: int, seed: int) -> tuple[int, int]:
             file.write(bytes([byte ^ (1 << rng.randrange(8))]))
             file.flush()
             error = read_error(folder)
-            errors, unaffected = errors + (error is not None), unaffected + (error is None)
+            errors = errors + (error is not None)
+            unaffected = unaffected + (error is None)
             if error is not None:
                 assert path.name in str(error), error
             if error is not None and path.suffix == ".safetensors" and "header" not in str(error):

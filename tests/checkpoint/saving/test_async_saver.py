@@ -299,7 +299,9 @@ def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(
     name any more.
     """
     with CheckpointManager(tmp_path) as manager:
-        parse, handles, in_time = SnapshotWork.check, [], []
+        parse = SnapshotWork.check
+        handles = []
+        in_time = []
         started = threading.Event()
 
         def check(work: SnapshotWork, record: bytes) -> None:

@@ -38,7 +38,8 @@ def _failing_sync(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]
     """Lets the fsync of a folder that holds a record fail with EIO, after the record has got its
     name.
     """
-    real, spared = local.sync_folder, [times]
+    real = local.sync_folder
+    spared = [times]
 
     def sync(folder: Path) -> None:
         if (folder / "checkpoint.json").exists() and spared[0]:

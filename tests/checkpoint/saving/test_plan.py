@@ -214,7 +214,8 @@ def test_a_job_of_4096_processes() -> None:
     """1,000 leaves over 4,096 processes are planned, recorded and read back; the record stays below
     1 MB. (Times: benchmarks.)
     """
-    count, me = 4096, 7
+    count = 4096
+    me = 7
     ranks = np.arange(count)
     placements = [
         placement((count, 1), ranks[:, None], me),

@@ -171,7 +171,8 @@ def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": np.broadcast_to(np.int8(0), 1)})
         manager.wait_until_finished()
-        spare, save.SPARE_BYTES = save.SPARE_BYTES, 1 << 60
+        spare = save.SPARE_BYTES
+        save.SPARE_BYTES = 1 << 60
         try:
             manager.save(2, {"w": np.zeros(100)})
             with pytest.raises(

@@ -24,7 +24,8 @@ from holdfast.checkpoint.saving.protocol import (
 from tests.support.simulated_saves import SaveSimulation, Violation
 
 SEEDS_AN_ITEM = 500
-REAL_SETTLE, REAL_UNHEARD = protocol.settle, protocol.unheard
+REAL_SETTLE = protocol.settle
+REAL_UNHEARD = protocol.unheard
 
 
 def test_the_invariants_hold_in_the_first_seeds() -> None:

@@ -102,7 +102,8 @@ def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
     comes, and every value is right.
     """
     tree = {f"w{i}": jnp.full(1000, i) for i in range(6)}
-    real, room = jax.device_put, [3]
+    real = jax.device_put
+    room = [3]
 
     def device_put(value: Any, place: Any) -> Any:
         if isinstance(value, list) or not room[0]:
@@ -137,7 +138,8 @@ class Device:
     """What is asked of a device: its platform and its memories."""
 
     def __init__(self, platform: str, *kinds: str) -> None:
-        self.platform, self._kinds = platform, kinds
+        self.platform = platform
+        self._kinds = kinds
 
     def addressable_memories(self) -> list[Any]:
         return [SimpleNamespace(kind=kind) for kind in self._kinds]

@@ -30,7 +30,8 @@ from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
 
-WRITER, OTHER = "0a0b0c0d", "00c0ffee"
+WRITER = "0a0b0c0d"
+OTHER = "00c0ffee"
 
 
 def put(root: Path, *names: str) -> None:
@@ -102,10 +103,8 @@ def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
     storage, writer = LocalStorage(tmp_path), this_writer()
     claims = LocalClaims(storage)
     claims.take(writer)
-    stays, goes = (
-        f"5/state/00000-00000-{writer.id}.safetensors",
-        f"5/state/00000-00000-{OTHER}.safetensors",
-    )
+    stays = f"5/state/00000-00000-{writer.id}.safetensors"
+    goes = f"5/state/00000-00000-{OTHER}.safetensors"
     put(tmp_path, stays, goes)
     (tmp_path / "6" / "state").mkdir(parents=True)
     assert (

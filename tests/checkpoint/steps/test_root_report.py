@@ -27,10 +27,8 @@ def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
     found = root_report("/data/run7", [5, 10], {10: copies, 12: copies}, {5}, {10: (640, True)})
-    ten, twelve = (
-        {"step": 10, "bytes": 640, "incremental": True},
-        {"step": 12, "bytes": 0, "incremental": False},
-    )
+    ten = {"step": 10, "bytes": 640, "incremental": True}
+    twelve = {"step": 12, "bytes": 0, "incremental": False}
     durable = {"local": False, "survives": 0, "copies": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
     assert found["steps"] == [

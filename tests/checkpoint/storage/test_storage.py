@@ -177,7 +177,8 @@ def test_a_listing_of_names_alone(opened: tuple[Storage, Claims, Writer]) -> Non
 def test_a_commit_happens_once(opened: tuple[Storage, Claims, Writer]) -> None:
     """The first of many commits of a name wins, all others are refused; `replace` replaces."""
     storage, _, writer = opened
-    claim, name = f".holdfast/{writer.id}", "1/checkpoint.json"
+    claim = f".holdfast/{writer.id}"
+    name = "1/checkpoint.json"
     outcomes: list[str] = []
     several = 1 if storage.root.startswith(LOOSE) else 6
 

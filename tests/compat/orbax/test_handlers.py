@@ -120,7 +120,8 @@ def test_handlers_with_futures(tmp_path: Path) -> None:
     def program(ocp: Any, root: Path) -> Any:
         class Later:
             def __init__(self, path: Any, text: str) -> None:
-                self._path, self._text = path, text
+                self._path = path
+                self._text = text
 
             def result(self, timeout: int | None = None) -> None:
                 self._path.write_text(self._text)

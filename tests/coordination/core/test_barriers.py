@@ -414,7 +414,8 @@ def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str
     and jaxlib's do meet again.
     """
     driver = Driver(3, recoverable=recoverable, limits=Limits(barriers_kept=1))
-    counters, lives = [-1, -1, -1], [1, 1, 1]
+    counters = [-1, -1, -1]
+    lives = [1, 1, 1]
 
     def take(task_id: int, call: int) -> bool:
         value, status = driver.answers[call]
@@ -458,7 +459,8 @@ def test_what_is_over_is_small() -> None:
     """A result of a thousand arrivals costs less than 3 KiB, passed or failed, and still replays
     with all who were missing.
     """
-    num_tasks, instances = 1_000, 40
+    num_tasks = 1_000
+    instances = 40
     driver = Driver(num_tasks, recoverable=True)
     tracemalloc.start()
     try:

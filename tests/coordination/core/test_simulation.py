@@ -127,7 +127,8 @@ def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: i
     faults = Faults(breaks=20, client_crashes=deaths, client_pauses=deaths, service_crashes=3)
     run = Simulation(seed, 4096, 4, faults, unison=True, batch_s=0.02)
     run.run()
-    happened, results = run.world.happened, run.truth.results
+    happened = run.world.happened
+    results = run.truth.results
     assert happened["service is back"] >= 1 and happened["finish"] == 4096, happened
     assert (happened["crash"] >= 1) == bool(deaths), happened
     if deaths:
@@ -173,7 +174,8 @@ def forgiving(table: TaskTable, task: Task) -> None:
 
 def hasty(registration: Any, now: float) -> None:
     for call, wait in registration._gathering.items():
-        wait.done, registration.gathered = True, True
+        wait.done = True
+        registration.gathered = True
         registration._complete(call, 7)
     registration._gathering = {}
 

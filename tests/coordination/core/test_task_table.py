@@ -65,6 +65,7 @@ def test_owners_are_counted() -> None:
 def test_the_missing_are_described_in_order() -> None:
     """By number, with host, seconds of silence, and whether they are lost."""
     table = TaskTable(3)
-    table.tasks[2].host, table.tasks[2].last_seen = "h", 4.0
+    table.tasks[2].host = "h"
+    table.tasks[2].last_seen = 4.0
     table.move(table.tasks[2], TaskState.ERROR, 4.0)
     assert table.missing([2, 0], 9.0) == (Missing(0, "", None, False), Missing(2, "h", 5.0, True))

@@ -22,7 +22,8 @@ def test_a_watch_waits_for_a_newer_version() -> None:
 def test_a_watch_whose_client_has_gone_is_never_answered() -> None:
     """It is dropped once, and a change answers the others alone."""
     driver = Driver(2)
-    watches, version = driver.machine.watches, driver.machine.task_table.version
+    watches = driver.machine.watches
+    version = driver.machine.task_table.version
     gone, kept = [driver.make(lambda call: watches.watch(call, version)) for _ in range(2)]
     assert watches.drop(gone) and not watches.drop(gone)
     driver.machine.task_table.touch(driver.machine.task_table.tasks[0])

@@ -44,12 +44,10 @@ def job(count: int = 4, **changes: dict[int, Any]) -> session_pb2.StatusResponse
             pid=100 + number,
             heartbeat_age_s=1,
         )
-        task.step_age_s, task.steps_per_second, task.usual_steps_per_second, task.progress.step = (
-            41,
-            0,
-            4,
-            7,
-        )
+        task.step_age_s = 41
+        task.steps_per_second = 0
+        task.usual_steps_per_second = 4
+        task.progress.step = 7
     for name, values in changes.items():
         for number, value in values.items():
             where = (

@@ -17,7 +17,8 @@ class OldClient:
 
     def __init__(self, address: str, node_id: int, version: int) -> None:
         self.channel = grpc.insecure_channel(address)
-        self.node_id, self.version = node_id, version
+        self.node_id = node_id
+        self.version = version
         self.session_id = 0
 
     def call(self, method: str, request: object, response: type) -> object:

@@ -329,7 +329,8 @@ def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
         Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)),
         InMemoryStream(),
     )
-    tasks, first = sessions.machine.task_table.tasks, sessions.streams[0]
+    tasks = sessions.machine.task_table.tasks
+    first = sessions.streams[0]
     sessions.open(second, process_id=0, incarnation=tasks[0].session)
     sessions.sessions.closed_by_client(first, sessions.now)
     sessions.streams[1].backlog_bytes = 101

@@ -57,7 +57,8 @@ class Job:
         engine: str = "",
         steps: int | None = None,
     ) -> None:
-        self.cluster, self.folder = cluster, folder
+        self.cluster = cluster
+        self.folder = folder
         export = "--export=ALL" + (f",STEPS={steps}" if steps else "")
         self.id = cluster.submit(
             SCRIPT.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder

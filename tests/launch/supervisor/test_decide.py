@@ -69,7 +69,8 @@ class Run:
         self.actions = []
         for event in events:
             decision = decide(self.job, event, self.now)
-            self.job, self.reason = decision.job, decision.reason
+            self.job = decision.job
+            self.reason = decision.reason
             self.actions += decision.actions
         return self
 

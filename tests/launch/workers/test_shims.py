@@ -226,7 +226,8 @@ def test_an_error_that_cannot_be_unpickled_is_told_as_text(
     call_runner: types.ModuleType, tmp_path: Path
 ) -> None:
     """The launcher reads its type and message, and does not fail itself."""
-    call, result = tmp_path / "call", tmp_path / "result"
+    call = tmp_path / "call"
+    result = tmp_path / "result"
     call.write_bytes(pickle.dumps((picky, (), {})))
     assert call_runner.main(str(call), str(result)) == 1
     kind, error = pickle.loads(result.read_bytes())
@@ -239,7 +240,8 @@ def test_a_call_leaves_its_value_or_its_error(
     """The result file holds what the call returned or raised, and TypeError where that cannot be
     pickled.
     """
-    call, result = tmp_path / "call", tmp_path / "result"
+    call = tmp_path / "call"
+    result = tmp_path / "result"
 
     def outcome(function: object, *arguments: object) -> tuple[int, str, object]:
         call.write_bytes(pickle.dumps((function, arguments, {})))

@@ -311,10 +311,8 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         "import os\nprint(*(os.environ.get(key) for key in ('HOLDFAST_ATTEMPT', 'MEGASCALE_PORT',"
         " 'OTHER')))"
     )
-    command, early = (
-        [sys.executable, "program.py"],
-        env | {"OTHER": "1", "MEGASCALE_PORT": "8081", "HOLDFAST_ATTEMPT": "1"},
-    )
+    command = [sys.executable, "program.py"]
+    early = env | {"OTHER": "1", "MEGASCALE_PORT": "8081", "HOLDFAST_ATTEMPT": "1"}
     waiting = Waiting(command, early, tmp_path)
     del waiting.env["MEGASCALE_PORT"]
     assert waiting.take(HOLDFAST_ATTEMPT="2") == ["2 None 1", 0]

@@ -12,7 +12,9 @@ class Device:
     """Stands for a device of another process, which one process of a test cannot have."""
 
     def __init__(self, number: int, process_index: int, slice_index: int) -> None:
-        self.id, self.process_index, self.slice_index = number, process_index, slice_index
+        self.id = number
+        self.process_index = process_index
+        self.slice_index = slice_index
 
 
 class Mesh:

@@ -82,7 +82,8 @@ class World:
 
     def event(self) -> None:
         process = self.rng.randrange(self.count)
-        log, step = self.logs[process], self.positions[process]
+        log = self.logs[process]
+        step = self.positions[process]
         kind = self.rng.choice(["ask", "ask", "ask", "freeze", "decide", "learn"])
         if kind == "ask" and log.may_answer(step):
             answer = log.answer(step)

@@ -266,7 +266,8 @@ def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> Non
 def fails_once(folder: str) -> str:
     with open(f"/proc/{os.getppid()}/stat") as file:  # the subreaper's
         actor = file.read().rpartition(")")[2].split()[1]
-    attempt, process = os.environ["HOLDFAST_ATTEMPT"], os.environ["HOLDFAST_PROCESS_ID"]
+    attempt = os.environ["HOLDFAST_ATTEMPT"]
+    process = os.environ["HOLDFAST_PROCESS_ID"]
     (Path(folder) / f"{attempt}-{process}").write_text(actor)
     if attempt == "1" and process == "2":
         raise RuntimeError("once")
