@@ -54,17 +54,13 @@ accelerator: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python scripts/link_types.py
-	PYTHONPATH=build/types $(BIN)/lint-imports --no-logo --no-cache
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo --no-cache
 
-# Type checkers cannot follow an editable install's import hook: they get a tree of links instead.
 types: $(STAMP)
-	$(BIN)/python scripts/link_types.py
 	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.web -p holdfast.cli
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
-	$(BIN)/python scripts/link_types.py
 	$(BIN)/zensical build --clean --strict
 
 proto: $(STAMP)

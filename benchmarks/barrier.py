@@ -7,7 +7,7 @@
 All peers stand side by side and take turns, so that a noisy machine harms all alike: trust the
 ratios. Prints Markdown tables. `--launched` adds peers as launched jobs have them: a Unix socket on
 one machine; TLS and a token elsewhere, with a relay and without. `--before` adds service and
-clients of another commit: the folder build/types of its tree (scripts/link_types.py).
+clients of another commit: the folder src of its tree.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ def main() -> None:
     parser.add_argument(
         "--before",
         metavar="TREE",
-        help="also: service and clients of another commit, by its build/types",
+        help="also: service and clients of another commit, by its src",
     )
     parser.add_argument("--crowd", type=int, default=0)
     parser.add_argument(

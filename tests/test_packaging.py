@@ -36,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         ROOT,
         source,
+        symlinks=True,
         ignore=shutil.ignore_patterns(
             ".venv", ".git", "build", "demo-run", "__pycache__", "*.egg-info"
         ),
@@ -75,7 +76,14 @@ def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path
         next(n.split("/")[0] for n in names if ".dist-info" in n),
     }
     assert "holdfast/__init__.py" not in names, "holdfast is a namespace"
-    assert {"holdfast/checkpoint/py.typed", "holdfast/proto/coordination.proto"} <= set(names)
+    sources = {
+        path.relative_to(ROOT / "src").as_posix()
+        for room in (ROOT / "src" / "holdfast").iterdir()
+        for path in room.rglob("*")
+        if path.suffix in (".py", ".pyi", ".proto", ".typed")
+    }
+    assert {"holdfast/checkpoint/py.typed", "holdfast/web/page/page.html"} <= set(names)
+    assert sources <= set(names)
     folder = _hostile_folder(tmp_path / "user")
     code = (
         "import sys, holdfast.checkpoint as c; assert c.__file__.startswith(sys.argv[1]),"

@@ -71,11 +71,11 @@ def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
         for item, report in part.items.items():
             for file in report.files:
                 name = f"{step.key.folder}/{item}/{file.name}"
-                read_checked(
-                    lambda offset, buffer, name=name: folder.storage.read(name, offset, [buffer]),
-                    file,
-                    str(folder.path / name),
-                )  # type: ignore[misc]
+
+                def read(offset: int, buffer: memoryview, name: str = name) -> int:
+                    return folder.storage.read(name, offset, [buffer])
+
+                read_checked(read, file, str(folder.path / name))
                 files += 1
     return files
 

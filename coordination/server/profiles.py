@@ -177,8 +177,10 @@ def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now
 def task_info(task: Task, session: bool) -> a.TaskInfo:
     """Returns a task as a message of profile A."""
     info = a.TaskInfo(
-        task_id=task.task_id, state=int(task.state), incarnation=task.incarnation(session)
-    )  # type: ignore[arg-type]
+        task_id=task.task_id,
+        state=int(task.state),  # type: ignore[arg-type]
+        incarnation=task.incarnation(session),
+    )
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
         info.error_payload.CopyFrom(
@@ -321,9 +323,9 @@ def _task_b(task_id: int) -> b.CoordinatedTask:
 def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
     info = b.CoordinatedTaskStateInfo(
         task=_task_b(task.task_id),
-        state=int(task.state),
+        state=int(task.state),  # type: ignore[arg-type]
         incarnation=task.incarnation(session=False),
-    )  # type: ignore[arg-type]
+    )
     if task.error is not None:
         info.error_code, info.error_message = int(task.error.code), task.error.message
         info.error_payload.CopyFrom(

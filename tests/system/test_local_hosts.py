@@ -491,9 +491,9 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
     got = []
     for name in names:
         for ask in (
-            lambda peer: peer.wait(name, 0.2),
-            lambda peer: peer.read(name, 0, [memoryview(bytearray(9))], 5),
-        ):  # noqa: B023
+            lambda peer, name=name: peer.wait(name, 0.2),
+            lambda peer, name=name: peer.read(name, 0, [memoryview(bytearray(9))], 5),
+        ):
             with (
                 contextlib.suppress(OSError),
                 PeerConnection(address, program.manager._tier._secret) as peer,

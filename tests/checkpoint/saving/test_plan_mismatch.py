@@ -124,9 +124,11 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
 def test_a_result_without_a_question_comes_through() -> None:
     """Who is not asked receives the result as it was sent."""
     with groups(2) as both:
-        send = lambda: both[0].broadcast(
-            "name/outcome", SaveResult(KEY, superfluous=(1,)).to_bytes(), timeout_s=60
-        )  # noqa: E731
+        sent = SaveResult(KEY, superfluous=(1,)).to_bytes()
+
+        def send() -> bytes:
+            return both[0].broadcast("name/outcome", sent, timeout_s=60)
+
         _, received = at_once([send, lambda: receive_result(both[1], "name", {}, 60)])
     assert received == SaveResult(KEY, superfluous=(1,))
 

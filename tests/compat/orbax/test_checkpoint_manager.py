@@ -259,9 +259,10 @@ def test_what_does_not_fit_is_the_same_kind_of_error(tmp_path: Path) -> None:
             nothing = outcome(lambda: manager.restore(None))
             manager.save(1, args=ocp.args.StandardSave({"w": jnp.ones(2)}))
             manager.wait_until_finished()
-            restore = lambda target: outcome(
-                lambda: manager.restore(1, args=ocp.args.StandardRestore(target))
-            )  # noqa: E731
+
+            def restore(target: Any) -> Any:
+                return outcome(lambda: manager.restore(1, args=ocp.args.StandardRestore(target)))
+
             targets = (
                 restore({"x": jnp.ones(2)}),
                 restore({"w": jnp.ones(3)}),

@@ -49,10 +49,11 @@ def test_steps_are_listed_and_waited_for(tmp_path: Path) -> None:
 
     def program(ocp: Any, root: Path) -> Any:
         with ocp.CheckpointManager(root) as manager:
-            save = lambda step: (
-                manager.save(step, args=ocp.args.StandardSave({"x": step})),
-                manager.wait_until_finished(),
-            )  # noqa: E731
+
+            def save(step: int) -> None:
+                manager.save(step, args=ocp.args.StandardSave({"x": step}))
+                manager.wait_until_finished()
+
             save(1)
             first = list(ocp.checkpoint_utils.checkpoints_iterator(root, timeout=0))
             timer = threading.Timer(0.2, save, [2])
