@@ -30,6 +30,8 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
+from ..agreement.restore_verdict import ask_primary
+from ..agreement.save_protocol import SaveReport, SaveResult, check_save_reports
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -47,11 +49,9 @@ from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Options
 from ..policy import SavePolicy
-from ..restoring.agreement import ask_primary
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
-from ..saving.protocol import SaveReport, SaveResult, check_save_reports
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
