@@ -21,7 +21,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
-from .agreement.restore_verdict import ask_primary, wanted_items
+from .agreement.restore_verdict import wanted_items
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
 from .format.files import parse_step_format
 from .format.limits import check_step
@@ -427,10 +427,7 @@ class CheckpointManager:
         if self._tier is None:
             begin()
         else:
-            ask_primary(
-                self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s
-            )
-            self._tier.forget_from(step)
+            self._tier.roll_back(step, begin)
 
     # --- restoring
 
