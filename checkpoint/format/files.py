@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..storage.base import Storage, run_side_by_side
+from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 

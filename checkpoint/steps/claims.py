@@ -31,8 +31,8 @@ from typing import Any, Protocol
 from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError, Corrupt
-from ..storage.base import Storage
-from ..storage.local import LocalStorage, is_gone, make_folders, open_to_read
+from ..storage.base import PosixFolder
+from ..storage.local import is_gone, make_folders, open_to_read
 
 _log = logging.getLogger(__name__)
 FOLDER = ".holdfast"
@@ -116,9 +116,9 @@ class Claims(Protocol):
 class LocalClaims:
     """Claims in a POSIX folder: the lock says who lives."""
 
-    def __init__(self, storage: Storage, *, single_writer: bool = False) -> None:
-        self._folder = Path(storage.root) / FOLDER
-        self._folder_mode = storage.folder_mode if isinstance(storage, LocalStorage) else None
+    def __init__(self, root: PosixFolder, *, single_writer: bool = False) -> None:
+        self._folder = root.path / FOLDER
+        self._folder_mode = root.folder_mode
         self._single_writer = single_writer
         self._locks: dict[str, _Lock] = {}
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from ..errors import CheckpointError, StepNotFound
 from ..format.files import read_step_names, step_folders
 from ..format.record import read_record
-from ..storage.base import Latch, Storage, start_thread
+from ..storage.base import Storage
 from ..storage.path import join, open_storage
+from ..storage.threads import Latch, start_thread
 from ..storage.tombstone import RECORD_NAME
 from .claims import FOLDER, Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
