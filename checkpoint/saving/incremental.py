@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from holdfast.coordination.distribution import install_command
+
 from ..format.files import FileReport, pack_name
 from ..storage.local import LocalStorage
 from ..storage.path import join
@@ -39,7 +41,7 @@ def load_digest() -> ModuleType:
         import xxhash
     except ImportError as error:
         raise ImportError(
-            "Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'"
+            f"Options(incremental=True) needs xxhash: {install_command('incremental')}"
         ) from error
     return xxhash
 
