@@ -22,8 +22,8 @@ import numpy as np
 from crc32c import crc32c
 from plan_scale import PROCESSES, make_job, timed
 
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.grid import Grid
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES, ChunkChecksum, count_prefixes
 from holdfast.checkpoint.format.record import Record, parse_record
 from holdfast.checkpoint.restoring.group_record import read_record_together

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.multihost import Group
 
 from .errors import StepGone, StepNotFound, error_text, naming_path
-from .format.files import list_steps
+from .format.step_folders import list_steps
 from .layouts.detect import ForeignSteps, restore_checkpoint
 from .local_tier.parts import LocalKey
 from .local_tier.tier import LocalTier

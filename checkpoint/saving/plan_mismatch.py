@@ -16,7 +16,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
 from ..errors import SaveFailed
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 from ..format.sharding import show_sharding
 from .plan import Leaf, Plan
 from .protocol import SaveResult

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
 from holdfast.checkpoint.errors import failure_of
-from holdfast.checkpoint.format.files import FileReport, ItemReport
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport
 from holdfast.checkpoint.saving import protocol as p
 from holdfast.checkpoint.saving.protocol import (
     Event,
