@@ -21,6 +21,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
+from .agreement.restore_verdict import wanted_items
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
 from .format.limits import check_step
 from .format.record import Record, read_record
@@ -34,7 +35,6 @@ from .local_tier.parts import StepHead
 from .local_tier.tier import Local, LocalTier
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import ask_primary, wanted_items
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
 from .saving.async_saver import AsyncSaver, SaveHandle
@@ -428,10 +428,7 @@ class CheckpointManager:
         if self._tier is None:
             begin()
         else:
-            ask_primary(
-                self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s
-            )
-            self._tier.forget_from(step)
+            self._tier.roll_back(step, begin)
 
     # --- restoring
 

@@ -15,6 +15,7 @@ from crc32c import crc32c
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
+from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
 from ..format.grid import Chunk
@@ -43,7 +44,6 @@ from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
-from ..saving.protocol import SaveKey, SaveReport, Superfluous
 from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims

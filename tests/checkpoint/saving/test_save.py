@@ -20,11 +20,12 @@ from holdfast.checkpoint import (
     StepExists,
     UnsupportedLeaf,
 )
+from holdfast.checkpoint.agreement import save_protocol as protocol
+from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.options import Statistics
-from holdfast.checkpoint.saving import commit, protocol, save
-from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.checkpoint.saving import commit, save
 from holdfast.checkpoint.saving.save import SaveContext, run_save
 from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
 from holdfast.checkpoint.steps.background import BackgroundWorker
