@@ -24,7 +24,7 @@ import jax
 
 from holdfast.coordination.distribution import install_command
 
-from ..format.files import FileReport, pack_name
+from ..format.item_report import FileReport, pack_name
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from .plan import Plan
