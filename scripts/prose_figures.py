@@ -26,7 +26,8 @@ _CODE = re.compile(r"`[^`]+`")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _URL = re.compile(r"https?://\S+")
 # A full stop ends a sentence where something begins after it; "e.g. this" and "0.4.38" go on.
-_END = re.compile(r"(?<=[.!?])[*)\"']*\s+(?=[\"'(*]*[A-Z0-9@])")
+# Some names begin with a small letter wherever they stand.
+_END = re.compile(r"(?<=[.!?])[*)\"']*\s+(?=[\"'(*]*(?:[A-Z0-9@]|holdfast|jax|gcsfuse|gRPC))")
 _WORD = re.compile(r"[\w@][\w@'./-]*")
 
 
