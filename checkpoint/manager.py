@@ -21,11 +21,12 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
+from .agreement.restore_verdict import wanted_items
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
-from .format.files import parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
+from .format.step_folders import parse_step_format
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
@@ -34,7 +35,6 @@ from .local_tier.parts import StepHead
 from .local_tier.tier import Local, LocalTier
 from .options import Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import ask_primary, wanted_items
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
 from .saving.async_saver import AsyncSaver, SaveHandle
@@ -44,7 +44,8 @@ from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
 from .step_restorer import StepRestorer
-from .steps.garbage import BackgroundWorker, sweep_files
+from .steps.background import BackgroundWorker
+from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
@@ -427,10 +428,7 @@ class CheckpointManager:
         if self._tier is None:
             begin()
         else:
-            ask_primary(
-                self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s
-            )
-            self._tier.forget_from(step)
+            self._tier.roll_back(step, begin)
 
     # --- restoring
 

@@ -30,6 +30,8 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
+from ..agreement.restore_verdict import ask_primary
+from ..agreement.save_protocol import SaveReport, SaveResult, check_save_reports
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -40,18 +42,16 @@ from ..errors import (
     failure_of,
     naming_path,
 )
-from ..format.files import FileReport
+from ..format.item_report import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Options
 from ..policy import SavePolicy
-from ..restoring.agreement import ask_primary
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
-from ..saving.protocol import SaveReport, SaveResult, check_save_reports
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
@@ -195,6 +195,7 @@ class LocalTier:
         self.options = replace(
             options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
+        self._root_timeout_s = options.save_timeout_s
         self._writer_id = writer_id
         self._messages = f"checkpoint/{writer_id}/local"
         self._path = Path(local.path)
@@ -465,6 +466,15 @@ class LocalTier:
         """Notes that a local step could not be restored."""
         self._passed_over.add(key)
         self._count(restores_failed=1)
+
+    def roll_back(self, step: int, begin: Callable[[], None]) -> None:
+        """Lets no local step from `step` on come back: `begin` has the root say so, at the primary.
+
+        Every process calls it. Blocks. Raises, on every process, what `begin` raises.
+        """
+        timeout_s = self._root_timeout_s
+        ask_primary(self._group, f"checkpoint/{self._writer_id}/delete", begin, timeout_s)
+        self.forget_from(step)
 
     def forget_from(self, step: int) -> None:
         """Knows no local step from `step` on any more; the root says by now that they are dead."""

@@ -17,24 +17,7 @@ from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 
-from ..errors import (
-    CheckpointError,
-    SaveCancelled,
-    SaveFailed,
-    StepExists,
-    StepNotFound,
-    failure_of,
-)
-from ..format.files import ItemReport
-from ..format.record import parse_record, read_record
-from ..steps.garbage import BackgroundWorker, delete_files
-from ..storage.base import NameTaken, NotCommitted, Storage
-from ..storage.local import LocalStorage, make_durable
-from ..storage.path import join
-from ..storage.tombstone import RECORD_NAME
-from .plan import Plan
-from .plan_mismatch import PlansDiffer, explain, receive_result
-from .protocol import (
+from ..agreement.save_protocol import (
     BuildRecord,
     Built,
     Commit,
@@ -68,6 +51,24 @@ from .protocol import (
     follow,
     lead,
 )
+from ..errors import (
+    CheckpointError,
+    SaveCancelled,
+    SaveFailed,
+    StepExists,
+    StepNotFound,
+    failure_of,
+)
+from ..format.item_report import ItemReport
+from ..format.record import parse_record, read_record
+from ..steps.background import BackgroundWorker
+from ..steps.step_files import delete_files
+from ..storage.base import NameTaken, NotCommitted, Storage
+from ..storage.local import LocalStorage, make_durable
+from ..storage.path import join
+from ..storage.tombstone import RECORD_NAME
+from .plan import Plan
+from .plan_mismatch import PlansDiffer, explain, receive_result
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from ..format.files import FileReport, pack_name
+from ..format.item_report import FileReport, pack_name
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from .plan import Plan

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveKey
 from ..errors import SaveFailed, error_text
 from ..format.json_state import Json, is_iterator, state_of
 from ..format.leaf_types import encode_leaf_types
@@ -26,7 +27,6 @@ from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
-from .protocol import SaveKey
 from .record_builder import check_sizes
 from .snapshot import Snapshot, take_snapshot
 

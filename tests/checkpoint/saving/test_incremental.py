@@ -33,7 +33,7 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
-from holdfast.checkpoint.format.files import FileReport
+from holdfast.checkpoint.format.item_report import FileReport
 from holdfast.checkpoint.saving import incremental
 from holdfast.checkpoint.saving.incremental import (
     HEAD_BYTES,
