@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from holdfast.coordination.distribution import install_command
+
 from ..errors import CheckpointError
 from .object import ObjectStorage
 from .threads import run_side_by_side
@@ -33,7 +35,8 @@ class AzureStorage(ObjectStorage):
             import obstore
             from obstore.store import AzureStore
         except ImportError as error:
-            message = f'{url} needs obstore, which is not installed: pip install "holdfast[azure]"'
+            command = install_command("azure")
+            message = f"{url} needs obstore, which is not installed: {command}"
             raise CheckpointError(message, path=url) from error
         parts = urlsplit(url)
         self._url = url.split("?", 1)[0].rstrip("/")

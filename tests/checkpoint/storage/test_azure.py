@@ -15,9 +15,9 @@ from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
 from holdfast.checkpoint.storage.azure import MISSING, AzureStorage
 from holdfast.checkpoint.storage.path import StorePath
+from tests.support.libraries import need
 
-pytest.importorskip("obstore")
-from obstore.store import MemoryStore
+MemoryStore = need("obstore.store", "make setup").MemoryStore
 
 
 @pytest.fixture
