@@ -461,7 +461,7 @@ def test_a_session_of_another_job_is_fenced(other: JobIdentity) -> None:
 LIAR_ELSEWHERE = """
 import sys
 import grpc
-from holdfast.coordination import CoordinationClient, CoordinationError, Credentials
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, Timeouts
 from holdfast.proto import coordination_pb2
 address, credentials = sys.argv[3], Credentials(*sys.argv[4:])
 try:
