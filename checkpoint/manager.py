@@ -23,10 +23,10 @@ from holdfast.multihost import Group, Watchdog, default_group
 
 from .agreement.restore_verdict import wanted_items
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
-from .format.files import parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
+from .format.step_folders import parse_step_format
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
@@ -44,7 +44,8 @@ from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
 from .step_restorer import StepRestorer
-from .steps.garbage import BackgroundWorker, sweep_files
+from .steps.background import BackgroundWorker
+from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage
 from .steps.object_claims import open_claims

@@ -15,11 +15,11 @@ from holdfast.multihost import Group, default_group
 
 from .agreement.restore_verdict import RestoreAgreement, ask_primary, name_items, wanted_items
 from .errors import StepExists, naming_path
-from .format.files import has_record, other_step
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
+from .format.step_folders import has_record, other_step
 from .layouts.base import CheckpointReader
 from .layouts.detect import (
     find_checkpoint,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..format.files import FileReport
+from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
 from ..storage import base

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import Corrupt, HostileCheckpoint, SaveFailed
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 from ..format.limits import ITEM_NAME
 from ..format.record import is_file_of, whole
 from ..saving.plan_mismatch import check_json, check_shares

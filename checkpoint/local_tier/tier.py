@@ -42,7 +42,7 @@ from ..errors import (
     failure_of,
     naming_path,
 )
-from ..format.files import FileReport
+from ..format.item_report import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
 from ..layouts.holdfast import HoldfastCheckpoint

@@ -59,9 +59,10 @@ from ..errors import (
     StepNotFound,
     failure_of,
 )
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 from ..format.record import parse_record, read_record
-from ..steps.garbage import BackgroundWorker, delete_files
+from ..steps.background import BackgroundWorker
+from ..steps.step_files import delete_files
 from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join

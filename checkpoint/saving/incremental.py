@@ -22,7 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from ..format.files import FileReport, pack_name
+from holdfast.coordination.distribution import install_command
+
+from ..format.item_report import FileReport, pack_name
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from .plan import Plan
@@ -39,7 +41,7 @@ def load_digest() -> ModuleType:
         import xxhash
     except ImportError as error:
         raise ImportError(
-            "Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'"
+            f"Options(incremental=True) needs xxhash: {install_command('incremental')}"
         ) from error
     return xxhash
 

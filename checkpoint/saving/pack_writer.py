@@ -18,8 +18,8 @@ import numpy as np
 from crc32c import crc32c
 
 from ..format.dtypes import dtype_named, stored_as
-from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
+from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.own_files import StagedFiles
 from ..format.pack_header import (
     LARGE_BYTES,
@@ -29,6 +29,7 @@ from ..format.pack_header import (
     count_prefixes,
 )
 from ..format.record import chunk_runs
+from ..format.values import encode_value
 from ..options import Statistics
 from ..storage.base import Part, Storage, count_parts, run_side_by_side
 from ..storage.local import LocalStorage, make_durable

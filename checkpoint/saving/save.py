@@ -14,11 +14,13 @@ from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveReport, SaveResult, Superfluous
 from ..errors import CheckpointError, CommitUnknown, failure_of
-from ..format.files import ItemReport, bin_name, decode_value, has_record, json_name, pack_name
+from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
+from ..format.step_folders import has_record
+from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
+from ..steps.background import BackgroundWorker
 from ..steps.claims import FOLDER, Claims, Writer
-from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
 from ..steps.lineage import Lineage
 from ..steps.root_report import RootReporter

@@ -25,7 +25,8 @@ from ..storage.tombstone import (
     read_tombstone,
     tombstone,
 )
-from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
+from .claims import FOLDER, Claims, Writer, parse_writer
+from .local_claims import LocalClaims
 
 RACES = 3
 RACERS = 4  # of the probe: writes to one name that begin at the same time

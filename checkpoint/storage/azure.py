@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from holdfast.coordination.distribution import install_command
+
 from ..errors import CheckpointError
 from .base import run_side_by_side
 from .object import ObjectStorage
@@ -20,8 +22,8 @@ class AzureStorage(ObjectStorage):
     """A store below one prefix of a container. Safe for use from several threads.
 
     What follows a `?` in the URL are settings of obstore's AzureStore, such as `account_name=mine`;
-    the rest it takes from the environment (AZURE_STORAGE_ACCOUNT_NAME, ...). Needs `pip install
-    "holdfast[azure]"`. tensorstore does not know Azure, so that other people's arrays are not read
+    the rest it takes from the environment (AZURE_STORAGE_ACCOUNT_NAME, ...). Needs the extra
+    `azure`. tensorstore does not know Azure, so that other people's arrays are not read
     there. Nothing is deleted on a condition, as on S3.
     """
 
@@ -30,7 +32,8 @@ class AzureStorage(ObjectStorage):
             import obstore
             from obstore.store import AzureStore
         except ImportError as error:
-            message = f'{url} needs obstore, which is not installed: pip install "holdfast[azure]"'
+            command = install_command("azure")
+            message = f"{url} needs obstore, which is not installed: {command}"
             raise CheckpointError(message, path=url) from error
         parts = urlsplit(url)
         self._url, self._single_writer = url.split("?", 1)[0].rstrip("/"), single_writer

@@ -18,14 +18,15 @@ from holdfast.multihost import Solo
 from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
-from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
+from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
 from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
+from ..format.values import encode_value
 from ..layouts.base import (
     BATCH_BYTES,
     CheckpointReader,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError, Corrupt, StepExists
-from ..format.files import other_step
 from ..format.record import Record, parse_record, read_record
+from ..format.step_folders import other_step
 from ..layouts.detect import open_if_finished
 from ..layouts.orbax import metadata as orbax
 from ..restoring.restore import verify_step

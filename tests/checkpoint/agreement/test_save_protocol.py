@@ -22,7 +22,7 @@ from holdfast.checkpoint.agreement.save_protocol import (
     lead,
 )
 from holdfast.checkpoint.errors import failure_of
-from holdfast.checkpoint.format.files import FileReport, ItemReport
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 KEY = SaveKey("0a0b0c0d00000003", 3, 100)

@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.local_tier.host_folder import (
     PIECE_BYTES,
     HostFolder,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.parts import (
     FoundStep,

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.checkpoint import SaveFailed
 from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult
-from holdfast.checkpoint.format.files import ItemReport
+from holdfast.checkpoint.format.item_report import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import (
     PlansDiffer,

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.storage.azure import MISSING, AzureStorage
+from tests.support.libraries import need
 
-pytest.importorskip("obstore")
-from obstore.store import MemoryStore
+MemoryStore = need("obstore.store", "make setup").MemoryStore
 
 
 @pytest.fixture
