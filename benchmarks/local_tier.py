@@ -44,7 +44,7 @@ from holdfast.checkpoint.local_tier.parts import Branch, FoundStep, living_steps
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
 from holdfast.checkpoint.local_tier.tier import copy_file
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
-from holdfast.checkpoint.storage.base import run_side_by_side
+from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
 SECRET = b"s" * 32

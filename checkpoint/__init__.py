@@ -45,6 +45,8 @@ from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
 from .saving.async_saver import SaveHandle
 from .steps.garbage import Swept, sweep
+from .storage.base import Storage
+from .storage.path import register_storage
 from .watch import iterate_steps, wait_for_new_step
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "StepFacts",
     "StepGone",
     "StepNotFound",
+    "Storage",
     "Structure",
     "Swept",
     "TreeMismatch",
@@ -95,6 +98,7 @@ __all__ = [
     "load",
     "load_async",
     "register_leaf_type",
+    "register_storage",
     "save",
     "structure",
     "sweep",

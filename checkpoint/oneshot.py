@@ -40,8 +40,9 @@ from .saving.stager import SaveRequest, SaveStager
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
-from .storage.base import Storage, start_thread
+from .storage.base import Storage
 from .storage.path import StorePath, join, open_storage, split
+from .storage.threads import start_thread
 
 
 def save(

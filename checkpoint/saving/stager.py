@@ -21,7 +21,6 @@ from ..format.tree import flatten
 from ..options import Options
 from ..policy import StepFacts
 from ..storage.base import Storage
-from ..storage.local import LocalStorage
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
@@ -169,10 +168,7 @@ class SaveStager:
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
-                if isinstance(self._storage, LocalStorage):
-                    unlink(
-                        snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id
-                    )
+                unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -191,12 +187,12 @@ class SaveStager:
     ) -> Unmoved | None:
         if self._history is None:
             return None
-        assert isinstance(self._storage, LocalStorage)
+        assert self._storage.posix is not None
         return link_unmoved(
             self._history,
             plan,
             flatten(tree)[0],
-            self._storage,
+            self._storage.posix,
             request.folder,
             item,
             request.save_id,

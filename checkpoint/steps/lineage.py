@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 
 from ..errors import CheckpointError
 from ..format.record import whole
-from ..storage.base import NameTaken, Storage, run_side_by_side
+from ..storage.base import NameTaken, Storage
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import body_of, sealed
 from .claims import FOLDER
 
