@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan

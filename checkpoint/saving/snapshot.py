@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..format.tree import FlatTree, is_key, paused_gc
-from ..storage.base import Latch
+from ..storage.threads import Latch
 from .incremental import Unmoved
 from .plan import Plan
 

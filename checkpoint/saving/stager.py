@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveKey
 from ..errors import SaveFailed, error_text
 from ..format.json_state import Json, is_iterator, state_of
 from ..format.leaf_types import encode_leaf_types
@@ -20,13 +21,11 @@ from ..format.tree import FlatTree
 from ..options import Options
 from ..policy import StepFacts
 from ..storage.base import Storage
-from ..storage.local import LocalStorage
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
-from .protocol import SaveKey
 from .record_builder import check_sizes
 from .snapshot import Snapshot, take_snapshot
 
@@ -169,10 +168,7 @@ class SaveStager:
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
-                if isinstance(self._storage, LocalStorage):
-                    unlink(
-                        snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id
-                    )
+                unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -191,12 +187,12 @@ class SaveStager:
     ) -> Unmoved | None:
         if self._history is None:
             return None
-        assert isinstance(self._storage, LocalStorage)
+        assert self._storage.posix is not None
         return link_unmoved(
             self._history,
             plan,
             tree.leaves,
-            self._storage,
+            self._storage.posix,
             request.folder,
             item,
             request.save_id,
