@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from .events import EventLog
-from .pace import Pace
+from .step_rate import Pace
 from .status import Code, Missing, Progress, Status
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives

@@ -19,7 +19,7 @@ from ..limits import Config
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
 from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
-from .report import left_stacks
+from .job_status import left_stacks
 
 log = logging.getLogger("holdfast.coordination")
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
+from tests.support.libraries import need
 from tests.support.pages import HOLDFAST, fetch, not_reading, page, processes, snapshots
 
-pytest.importorskip("uvicorn", reason="needs the extra web")
+need("uvicorn", "make setup")
 
 
 def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
@@ -181,6 +180,7 @@ def test_without_the_extra_the_line_that_installs_it_is_said(tmp_path: Path) -> 
         check=False,
     )
     assert (
-        ended.stderr == "Error: the page needs starlette and uvicorn: pip install 'holdfast[web]'\n"
+        ended.stderr
+        == "Error: the page needs starlette and uvicorn: pip install 'holdfast-jax[web]'\n"
         and ended.returncode == 1
     )
