@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..storage.base import Storage, run_side_by_side
+from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 LOOKS = 64  # at a root whose steps change meanwhile
