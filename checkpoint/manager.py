@@ -32,8 +32,8 @@ from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.parts import StepHead
-from .local_tier.tier import Local, LocalTier
-from .options import Options, Statistics
+from .local_tier.tier import LocalTier
+from .options import Local, Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
@@ -52,7 +52,6 @@ from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
 from .steps.root_report import RootReporter
 from .storage.base import Storage
-from .storage.local import LocalStorage
 from .storage.path import StorePath, join, open_storage
 
 _log = logging.getLogger(__name__)
@@ -674,7 +673,7 @@ def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
     if not options.incremental:
         return None
     load_digest()
-    if not isinstance(storage, LocalStorage) or options.single_writer:
+    if storage.posix is None or not storage.posix.can_link:
         message = (
             f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a"
             " POSIX folder, without single_writer"

@@ -19,7 +19,8 @@ from holdfast.multihost import Group
 from ..agreement.save_protocol import SaveResult
 from ..errors import SaveCancelled, SaveFailed, error_text
 from ..options import Options
-from ..storage.base import Latch, Storage, start_thread
+from ..storage.base import Storage
+from ..storage.threads import Latch, start_thread
 from .commit import RESULT_WAIT_S
 from .stager import SaveRequest
 

@@ -64,7 +64,6 @@ from ..format.record import parse_record, read_record
 from ..steps.background import BackgroundWorker
 from ..steps.step_files import delete_files
 from ..storage.base import NameTaken, NotCommitted, Storage
-from ..storage.local import LocalStorage, make_durable
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .plan import Plan
@@ -384,13 +383,13 @@ class _Part:
             found = read_record(target.storage, target.folder).writer_id
         except StepNotFound:
             return RecordAbsent()
-        if found != target.key.save_id or not isinstance(target.storage, LocalStorage):
+        if found != target.key.save_id or target.storage.posix is None:
             return RecordFound(found)
         # a disk that failed to make it durable once does not always fail again, and it is no more
         # durable then
         if self._unclear:
             return RecordFound(found, durable=False)
-        make_durable(target.storage, target.folder)
+        target.storage.posix.make_durable(target.folder)
         return RecordFound(found)
 
     def delete_own(self) -> None:

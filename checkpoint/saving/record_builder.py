@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.coordination.distribution import DISTRIBUTION
+
 from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
 from ..format.grid import Ints
 from ..format.item_report import FileReport, ItemReport, pack_name
@@ -192,9 +194,9 @@ def _dump(value: Any) -> str:
 
 @functools.cache  # finding them takes longer than committing
 def _versions() -> Mapping[str, str]:
-    names = ("holdfast", "jax", "numpy")
+    distributions = {"holdfast": DISTRIBUTION, "jax": "jax", "numpy": "numpy"}
     return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in names
+        key: importlib.metadata.version(name) for key, name in distributions.items()
     }
 
 

@@ -25,7 +25,7 @@ from ..steps.index import StepIndex
 from ..steps.lineage import Lineage
 from ..steps.root_report import RootReporter
 from ..storage.base import Storage
-from ..storage.local import LocalStorage, fenced
+from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
 from .pack_writer import report_json, write_files, write_json, write_snapshot
@@ -129,11 +129,7 @@ class SnapshotWork:
         for.
         """
         storage = self._target.storage
-        if (
-            not self._options.check_free_space
-            or self._process
-            or not isinstance(storage, LocalStorage)
-        ):
+        if not self._options.check_free_space or self._process or storage.posix is None:
             return
         may_link = (
             self._history is not None and self._history.is_known

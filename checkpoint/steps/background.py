@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ..storage.base import Latch, start_thread
+from ..storage.threads import Latch, start_thread
 
 _log = logging.getLogger(__name__)
 KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps

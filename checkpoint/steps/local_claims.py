@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import CheckpointError, Corrupt
-from ..storage.base import Storage
-from ..storage.local import LocalStorage, is_gone, make_folders, open_to_read
+from ..storage.base import PosixFolder
+from ..storage.local import is_gone, make_folders, open_to_read
 from .claims import CLAIM_LIMIT_BYTES, FOLDER, FULL_ERRORS, WRITER_ID, Writer, parse_writer
 from .file_lock import FileLock, hold_lock_in, is_free, locks_are_local, read_mountinfo
 
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 class LocalClaims:
     """Claims in a POSIX folder: the lock says who lives."""
 
-    def __init__(self, storage: Storage, *, single_writer: bool = False) -> None:
-        self._folder = Path(storage.root) / FOLDER
-        self._folder_mode = storage.folder_mode if isinstance(storage, LocalStorage) else None
+    def __init__(self, root: PosixFolder, *, single_writer: bool = False) -> None:
+        self._folder = root.path / FOLDER
+        self._folder_mode = root.folder_mode
         self._single_writer = single_writer
         self._locks: dict[str, FileLock] = {}
 

@@ -48,8 +48,10 @@ from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
-from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.base import Part, Storage
+from ..storage.counting import count_parts
 from ..storage.path import StorePath, join
+from ..storage.threads import run_side_by_side
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole

@@ -16,8 +16,9 @@ from ..layouts.orbax import metadata as orbax
 from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer
 from ..steps.garbage import fence_others
-from ..storage.base import NameTaken, Part, run_side_by_side
+from ..storage.base import NameTaken, Part
 from ..storage.path import StorePath
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .repack import CopyJob, repack
 
