@@ -18,10 +18,9 @@ from .format.leaf_types import register_leaf_type
 from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
-from .local_tier.tier import Local
 from .manager import CheckpointManager
 from .oneshot import load, load_async, save, structure, verify
-from .options import Options, Progress, ProgressBar
+from .options import Local, Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
     AtSteps,

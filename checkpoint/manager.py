@@ -32,8 +32,8 @@ from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.parts import StepHead
-from .local_tier.tier import Local, LocalTier
-from .options import Options, Statistics
+from .local_tier.tier import LocalTier
+from .options import Local, Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
