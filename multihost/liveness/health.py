@@ -93,7 +93,7 @@ class Health:
             return list(self._infos)
 
     def failed(self) -> dict[int, ProcessHealth]:
-        """Returns the processes with which work is refused: the life of each that ended, and why."""
+        """Returns the processes with which work is refused: the ended life of each, and why."""
         with self._lock:
             return dict(self._failed)
 

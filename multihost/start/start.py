@@ -241,7 +241,7 @@ def _join(
 
 
 def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
-    """Returns how jaxlib's agent reaches the coordinator: plainly, by its own TLS, or by a relay."""
+    """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay."""
     if credentials.empty:
         return AgentRoute(spec.coordinator)
     options = own_tls(spec)
