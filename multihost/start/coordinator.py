@@ -10,7 +10,14 @@ import logging
 import time
 from dataclasses import replace
 
-from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationError,
+    CoordinationService,
+    Endpoint,
+    JobIdentity,
+    ServiceTimeouts,
+    StatusClient,
+)
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
@@ -58,11 +65,7 @@ def find_coordinator(
         time.sleep(min(_POLL_S, deadline.remaining_s()))
         phase = phase_at(spec.coordinator)
     if phase is None and spec.process_id == 0:
-        host = spec.coordinator
-        port = "0"
-        if not host.startswith("unix:"):
-            host, _, port = host.rpartition(":")
-        _start(spec, host.strip("[]"), int(port), heartbeat_timeout_s)
+        _start(spec, _endpoint(spec.coordinator), heartbeat_timeout_s)
 
 
 def phase_at(address: str) -> str | None:
@@ -96,7 +99,7 @@ def gather_workers(
     started: tuple[str, int] | None = None
     if worker.rank == 0:
         spec = replace(spec, attempt=count_attempt(worker.run_id))
-        started = (_start(spec, worker.host, 0, heartbeat_timeout_s), spec.attempt)
+        started = (_start(spec, Endpoint(worker.host), heartbeat_timeout_s), spec.attempt)
     try:
         address, attempt = broadcast(started, deadline.remaining_s())
     except TimeoutError as error:
@@ -110,18 +113,24 @@ def gather_workers(
     return replace(spec, coordinator=address, attempt=attempt)
 
 
-def _start(spec: ProcessSpec, host: str, port: int, heartbeat_timeout_s: float | None) -> str:
+def _endpoint(address: str) -> Endpoint:
+    if address.startswith("unix:"):
+        return Endpoint(address)
+    host, _, port = address.rpartition(":")
+    return Endpoint(host.strip("[]"), int(port))
+
+
+def _start(spec: ProcessSpec, endpoint: Endpoint, heartbeat_timeout_s: float | None) -> str:
     """Starts the coordinator of a job and returns its address."""
     service = CoordinationService.spawn(
         spec.num_processes,
-        host=host,
-        port=port,
-        job=spec.job_id,
-        attempt=spec.attempt,
+        job=JobIdentity(name=spec.job_id, attempt=spec.attempt),
+        endpoint=endpoint,
+        timeouts=ServiceTimeouts(
+            heartbeat_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S, linger_s=_LINGER_S
+        ),
         recoverable=True,
         survivable=True,
-        heartbeat_timeout_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S,
-        linger_s=_LINGER_S,
     )
     _started.append(service)
     return service.address

@@ -21,8 +21,10 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     Credentials,
+    JobIdentity,
     ProcessInfo,
     Relay,
+    Timeouts,
 )
 from holdfast.coordination.client.connection import keep_for_ever
 
@@ -54,15 +56,6 @@ _log = logging.getLogger(__name__)
 
 # How long an interpreter that exits without shutdown() waits for the others.
 _EXIT_TIMEOUT_S = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Timeouts:
-    """How long silence, a collective and leaving may take; None: as the coordinator says."""
-
-    heartbeat_s: float | None
-    collective_s: float | None
-    shutdown_s: float
 
 
 class Membership:
@@ -155,9 +148,9 @@ def initialize(
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
         return
     preemption.set_waiting(True)
-    timeouts = _Timeouts(heartbeat_timeout_s, collective_timeout_s, shutdown_timeout_s)
+    timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
     try:
-        _join(discovered, discovered.spec, timeouts, deadline)
+        _join(discovered, discovered.spec, timeouts, deadline, collective_s=collective_timeout_s)
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
         raise
@@ -207,7 +200,12 @@ def is_initialized() -> bool:
 
 
 def _join(
-    discovered: DiscoveredProcess, spec: ProcessSpec, timeouts: _Timeouts, deadline: Deadline
+    discovered: DiscoveredProcess,
+    spec: ProcessSpec,
+    timeouts: Timeouts,
+    deadline: Deadline,
+    *,
+    collective_s: float | None,
 ) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
     if discovered.launched:
@@ -225,7 +223,7 @@ def _join(
     start_vitals(client, spec.process_id, spec.num_processes)
     group_client = group_client_of(client)
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
-    set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
+    set_collective_timeout(collective_s or client.heartbeat_timeout_s)
     with ended_by_loss(group_client, spec, credentials, deadline):
         route = _route_for_jax(member, spec, credentials)
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
@@ -251,21 +249,17 @@ def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentia
 
 
 def _connect(
-    spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: _Timeouts
+    spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: Timeouts
 ) -> CoordinationClient:
     arrivals = _Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
-        num_processes=spec.num_processes,
-        job=spec.job_id,
-        attempt=spec.attempt,
-        heartbeat_timeout_s=timeouts.heartbeat_s,
-        init_timeout_s=deadline.remaining_s(),
-        shutdown_timeout_s=timeouts.shutdown_s,
+        job=JobIdentity(num_processes=spec.num_processes, name=spec.job_id, attempt=spec.attempt),
+        timeouts=dataclasses.replace(timeouts, init_s=deadline.remaining_s()),
         credentials=credentials,
-        on_process_change=arrivals.update,
     )
+    client.watch_processes(arrivals.update)
     try:
         client.connect()
     except CoordinationError as error:

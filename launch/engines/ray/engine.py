@@ -2,7 +2,7 @@
 coordinator.
 
 `holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command`
-does the same for a command. Needs the extra holdfast[ray].
+does the same for a command. Needs the extra `ray`.
 """
 
 from __future__ import annotations
