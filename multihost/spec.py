@@ -10,10 +10,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.coordination.address import UNIX, split_address
+
 # Where libtpu's slices meet unless the launcher says otherwise; not the coordinator's port.
 _MEGASCALE_PORT = 8081
 
-_UNIX = "unix:"
 _IDLE_SERVICE = "127.0.0.1:0"
 _SLICE_KEYS = (
     "MEGASCALE_NUM_SLICES",
@@ -58,11 +59,7 @@ class ProcessSpec:
         if self.attempt < 0:
             raise ValueError(f"attempt={self.attempt}: expected 0 or more")
         _check_address(self.coordinator)
-        if (
-            self.num_slices > 1
-            and self.slice_address is None
-            and self.coordinator.startswith(_UNIX)
-        ):
+        if self.num_slices > 1 and self.slice_address is None and self.coordinator.startswith(UNIX):
             raise ValueError(
                 f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a"
                 " slice_address to meet at"
@@ -157,12 +154,15 @@ _KEYS: dict[str, tuple[str, type]] = {
 
 
 def _check_address(address: str) -> None:
-    if address.startswith(_UNIX):
-        if not address.removeprefix(_UNIX).startswith("/"):
+    if address.startswith(UNIX):
+        if not address.removeprefix(UNIX).startswith("/"):
             raise ValueError(f"coordinator={address!r}: expected unix: and an absolute path")
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    try:
+        port = split_address(address)[1]
+    except ValueError:
+        port = 0
+    if not 0 < port < 65536:
         raise ValueError(f"coordinator={address!r}: expected HOST:PORT or unix:PATH")
 
 

@@ -69,8 +69,9 @@ PUBLIC = {
     ),
     "launch": (
         """
-        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
-        StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
+        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView MetricsSettings
+        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout TaskSettings WorkerFailed ray
+        render_kubernetes run_local run_slurm run_task
     """
     ),
     "compat": (

@@ -4,7 +4,6 @@ that reaches the others.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import jax
@@ -12,6 +11,8 @@ from absl import flags
 from jax._src import (
     distributed,
 )  # the only place where jax keeps its client and its distributed process id
+
+from holdfast.coordination.address import address_towards
 
 from ..spec import ProcessSpec
 from .group_client import Client, GroupClient, group_client_of
@@ -52,21 +53,6 @@ def host_address() -> str | None:
         return _spec.host_address
     coordinator = coordinator_address()
     return None if coordinator is None else address_towards(coordinator)
-
-
-def address_towards(coordinator: str) -> str:
-    """Returns this machine's address that reaches a coordinator: loopback for one at a Unix socket.
-    Sends nothing. Raises OSError.
-    """
-    host, _, port = coordinator.rpartition(":")
-    if coordinator.startswith("unix:"):
-        return "127.0.0.1"
-    family, kind, _, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
-        probe.connect(target)
-        return str(probe.getsockname()[0])
 
 
 def tls_files() -> tuple[str, str, str] | None:

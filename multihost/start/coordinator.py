@@ -11,6 +11,7 @@ import logging
 import time
 
 from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
+from holdfast.coordination.address import UNIX, split_address
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
@@ -56,14 +57,13 @@ def find_coordinator(
             waited = True
         time.sleep(min(_POLL_S, deadline.remaining_s()))
     if phase is None and spec.process_id == 0:
-        host, _, port = (
-            spec.coordinator.rpartition(":")
-            if not spec.coordinator.startswith("unix:")
-            else (spec.coordinator, "", "0")
-        )
+        host = spec.coordinator
+        port = 0
+        if not host.startswith(UNIX):
+            host, port = split_address(host)
         _start(
-            host.strip("[]"),
-            int(port),
+            host,
+            port,
             spec.num_processes,
             spec.job_id,
             spec.attempt,
