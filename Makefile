@@ -4,6 +4,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PROTOS := $(wildcard proto/*.proto)
 WORKERS ?= 2
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+EXTRAS := azure,examples,incremental,metrics,safetensors,tls,web
 
 # The newest supported Python that runs, unless PYTHON= names one. To be on PATH is not enough: pyenv's shims of inactive versions only fail.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
@@ -16,7 +18,7 @@ Looked on PATH for python3.13, python3.12, python3.11 and python3.
 Install one (on Debian with python3-venv), activate one (pyenv shell 3.13), or name one: make PYTHON=/path/to/python3.13
 endef
 
-.PHONY: demo test slow accelerator lint types proto docs clean setup same-python
+.PHONY: demo test check slow slow-libraries coverage release accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
@@ -32,9 +34,11 @@ same-python: $(BIN)/python
 		echo "$(VENV) is not of PYTHON=$(PYTHON), but of Python $$($(BIN)/python -c '$(VERSION)'): leave out PYTHON, or remove $(VENV)" >&2; exit 1; }
 
 $(STAMP): pyproject.toml $(BIN)/python | same-python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,grain,keras,lint]'
+	@# Older pips know no dependency groups.
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) -e '.[$(EXTRAS)]' --group dev --group test --group libraries
 	@# Old on purpose: code from this protoc works with protobuf 5, 6 and 7. Its own pin of protobuf is for its Python API, unused here.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps grpcio-tools==1.66.2
+	$(PIP) --no-deps grpcio-tools==1.66.2
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -43,9 +47,33 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
-slow: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[slow]'
+# One room or wing and its tests: make check ROOM=checkpoint/format
+check: $(STAMP)
+	@test -n "$(ROOM)" && test -d "src/holdfast/$(ROOM)" || { \
+		echo "expected ROOM= a room or a wing (make check ROOM=checkpoint/format), found '$(ROOM)'" >&2; exit 2; }
+	$(BIN)/ruff check --quiet $(ROOM) tests/$(ROOM)
+	$(BIN)/ruff format --check --quiet $(ROOM) tests/$(ROOM)
+	$(BIN)/mypy -p holdfast.$(subst /,.,$(ROOM))
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile tests/$(ROOM)
+
+slow: $(STAMP) slow-libraries
 	$(BIN)/python -m pytest -m slow -n $(WORKERS)
+
+slow-libraries: $(STAMP)
+	$(PIP) -e '.[$(EXTRAS),ray]' --group slow
+
+# Which lines the fast tests reach, those of the processes that they start too.
+coverage: $(STAMP)
+	$(PIP) --group coverage
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+# What is uploaded, checked as its users get it. docs/releasing.md says what comes before and after.
+release: $(STAMP)
+	$(PIP) --group release
+	$(BIN)/python scripts/build_release.py dist
 
 # What can be checked on one GPU or TPU: skips where there is none. The jax of .venv has to be one that finds it (jax[cuda12], jax[tpu]).
 accelerator: $(STAMP)
@@ -60,7 +88,7 @@ types: $(STAMP)
 	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.web -p holdfast.cli
 
 docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PIP) --group docs
 	$(BIN)/zensical build --clean --strict
 
 proto: $(STAMP)

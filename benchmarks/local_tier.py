@@ -40,11 +40,11 @@ from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local,
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.part_server import PartServer
-from holdfast.checkpoint.local_tier.parts import FoundStep, Opening, living_steps, record_of
+from holdfast.checkpoint.local_tier.parts import Branch, FoundStep, living_steps, record_of
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
 from holdfast.checkpoint.local_tier.tier import copy_file
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
-from holdfast.checkpoint.storage.base import run_side_by_side
+from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
 SECRET = b"s" * 32
@@ -305,8 +305,8 @@ def decision() -> float:
             for at in (rank, (rank + 2048) % count)
         ]
         inventories.append(json.dumps(own).encode())
-    openings = [Opening("", 3, "", -1)]
-    return min(cpu(lambda: living_steps(inventories, openings)) for _ in range(5))
+    branches = [Branch("", 3, "", -1)]
+    return min(cpu(lambda: living_steps(inventories, branches)) for _ in range(5))
 
 
 def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:

@@ -22,11 +22,11 @@ import numpy as np
 from crc32c import crc32c
 from plan_scale import PROCESSES, make_job, timed
 
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.agreement.group_record import read_record_together
 from holdfast.checkpoint.format.grid import Grid
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES, ChunkChecksum, count_prefixes
 from holdfast.checkpoint.format.record import Record, parse_record
-from holdfast.checkpoint.restoring.group_record import read_record_together
 from holdfast.checkpoint.restoring.match import LeafRequest
 from holdfast.checkpoint.restoring.memory_pool import MemoryPool
 from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest

@@ -18,10 +18,9 @@ from .format.leaf_types import register_leaf_type
 from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
-from .local_tier.tier import Local
 from .manager import CheckpointManager
 from .oneshot import load, load_async, save, structure, verify
-from .options import Options, Progress, ProgressBar
+from .options import Local, Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
     AtSteps,
@@ -46,6 +45,8 @@ from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
 from .saving.async_saver import SaveHandle
 from .steps.garbage import Swept, sweep
+from .storage.base import Storage
+from .storage.path import register_storage
 from .watch import iterate_steps, wait_for_new_step
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "StepFacts",
     "StepGone",
     "StepNotFound",
+    "Storage",
     "Structure",
     "Swept",
     "TreeMismatch",
@@ -96,6 +98,7 @@ __all__ = [
     "load",
     "load_async",
     "register_leaf_type",
+    "register_storage",
     "save",
     "structure",
     "sweep",

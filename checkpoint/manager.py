@@ -21,20 +21,20 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Watchdog, default_group
 
+from .agreement.restore_verdict import wanted_items
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
-from .format.files import parse_step_format
 from .format.limits import check_step
 from .format.record import Record, read_record
 from .format.rename import Names
+from .format.step_folders import parse_step_format
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.parts import StepHead
-from .local_tier.tier import Local, LocalTier
-from .options import Options, Statistics
+from .local_tier.tier import LocalTier
+from .options import Local, Options, Statistics
 from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
-from .restoring.agreement import ask_primary, wanted_items
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
 from .saving.async_saver import AsyncSaver, SaveHandle
@@ -44,14 +44,14 @@ from .saving.save import SaveContext
 from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveRequest, SaveStager
 from .step_restorer import StepRestorer
-from .steps.garbage import BackgroundWorker, sweep_files
+from .steps.background import BackgroundWorker
+from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage
 from .steps.object_claims import open_claims
 from .steps.opening import claim_root, list_root, open_root
 from .steps.root_report import RootReporter
 from .storage.base import Storage
-from .storage.local import LocalStorage
 from .storage.path import StorePath, join, open_storage
 
 _log = logging.getLogger(__name__)
@@ -427,10 +427,7 @@ class CheckpointManager:
         if self._tier is None:
             begin()
         else:
-            ask_primary(
-                self._group, f"{self._message_name}/delete", begin, self._options.save_timeout_s
-            )
-            self._tier.forget_from(step)
+            self._tier.roll_back(step, begin)
 
     # --- restoring
 
@@ -676,7 +673,7 @@ def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
     if not options.incremental:
         return None
     load_digest()
-    if not isinstance(storage, LocalStorage) or options.single_writer:
+    if storage.posix is None or not storage.posix.can_link:
         message = (
             f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a"
             " POSIX folder, without single_writer"

@@ -13,12 +13,14 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
+from .agreement.restore_verdict import RestoreAgreement, ask_primary, name_items, wanted_items
 from .errors import StepExists, naming_path
-from .format.files import has_record, other_step
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
+from .format.step_folders import has_record, other_step
+from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
 from .layouts.detect import (
     find_checkpoint,
@@ -29,7 +31,6 @@ from .layouts.detect import (
 )
 from .layouts.inspection import Structure, structure_of
 from .options import Options
-from .restoring.agreement import RestoreAgreement, ask_primary, name_items, wanted_items
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
@@ -40,8 +41,9 @@ from .saving.stager import SaveRequest, SaveStager
 from .steps.claims import FOLDER, Writer
 from .steps.object_claims import open_claims
 from .steps.opening import give_up_claim, open_root
-from .storage.base import Storage, start_thread
+from .storage.base import Storage
 from .storage.path import StorePath, join, open_storage, split
+from .storage.threads import start_thread
 
 
 def save(
@@ -85,8 +87,7 @@ def save(
         from .layouts.orbax.write import save_orbax
 
         trees = {
-            name: cast_tree(encode_leaf_types(value), dtype) if is_tree(value) else value
-            for name, value in chosen.items()
+            name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
         }
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
@@ -107,6 +108,10 @@ def save(
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
+
+
+def _cast(value: Any, dtype: SaveDtype) -> Any:
+    return cast_tree(encode_leaf_types(FlatTree.of(value)), dtype).tree()
 
 
 def _refuse_for_orbax(

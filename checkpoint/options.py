@@ -1,14 +1,17 @@
-"""The settings of a manager that are no policy, as one value; what it counts; and how it shows
-progress.
+"""The settings of a manager that are no policy, and of its local tier; what it counts; and how it
+shows progress.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from .policy import SavePolicy
 
 DAY_S = 24 * 3600.0
 PROGRESS_S = 0.25
@@ -211,3 +214,42 @@ class Options:
                 f"Options: full_every={self.full_every!r} expects a whole number above 0, and"
                 " incremental=True"
             )
+
+
+@dataclass(frozen=True)
+class Local:
+    """Saves the steps that `save_policy` wants into a folder of each host, with copies elsewhere.
+
+    path: this host's folder, on memory (tmpfs) or disk; it is made if it is missing.
+    replicas: how many other hosts keep a copy of each part, and so how many may be lost at once.
+    keep: how many local steps stay, beside the one that is being written.
+    max_bytes: bounds what one process keeps, with its copies of others' parts and the step that is
+        being written. Above it the tier ends, with a warning.
+    rate_bytes_s: bounds what one process pulls of others in a second (None: as fast as it goes).
+    timeout_s: bounds a local save.
+    sync: what is saved survives a power cut, on hosts whose disks come back with them.
+    strict: the next call raises the error of a local save that failed. Without it the error is
+        logged and counted alone.
+    address: this host's address for its peers (None: the one that reaches the coordinator).
+    failure_domain: names what fails together (None: the machine, by its boot id).
+    """
+
+    path: str | os.PathLike[str]
+    save_policy: SavePolicy = field(kw_only=True)
+    replicas: int = field(default=1, kw_only=True)
+    keep: int = field(default=1, kw_only=True)
+    max_bytes: int | None = field(default=None, kw_only=True)
+    rate_bytes_s: float | None = field(default=None, kw_only=True)
+    timeout_s: float = field(default=120.0, kw_only=True)
+    sync: bool = field(default=False, kw_only=True)
+    strict: bool = field(default=False, kw_only=True)
+    address: str | None = field(default=None, kw_only=True)
+    failure_domain: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.replicas < 0:
+            raise ValueError(f"Local: replicas={self.replicas!r}: expected 0 or more")
+        for name in ("keep", "timeout_s", "max_bytes", "rate_bytes_s"):
+            bound = getattr(self, name)
+            if bound is not None and not bound > 0:
+                raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")

@@ -12,14 +12,14 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from .agreement.group_record import read_record_together
+from .agreement.restore_verdict import RestoreAgreement, Verdict, ask_primary, name_items
 from .errors import StepGone, StepNotFound, error_text, naming_path
-from .format.files import list_steps
+from .format.step_folders import list_steps
 from .layouts.detect import ForeignSteps, restore_checkpoint
 from .local_tier.parts import LocalKey
 from .local_tier.tier import LocalTier
 from .options import Options
-from .restoring.agreement import RestoreAgreement, Verdict, ask_primary, name_items
-from .restoring.group_record import read_record_together
 from .restoring.restore import RestoreOptions, restore_any
 from .steps.holds import add_hold
 from .steps.index import StepIndex

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from .format.files import has_record, list_steps, read_step_names
+from .format.step_folders import has_record, list_steps, read_step_names
 from .steps.holds import add_hold, drop_hold
 from .storage.base import Storage
 from .storage.path import open_storage

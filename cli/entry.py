@@ -46,6 +46,6 @@ class _Lazy(click.Group):
 @click.group(
     cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
 )
-@click.version_option(package_name="holdfast")
+@click.version_option(package_name="holdfast-jax")
 def main() -> None:
     """Checkpointing and multihost coordination for JAX."""

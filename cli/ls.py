@@ -231,7 +231,7 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
 
 def _begun(storage: Any, finished: set[str]) -> list[str]:
     """Returns the folders that look like steps but hold no finished checkpoint."""
-    from holdfast.checkpoint.format.files import read_step_names
+    from holdfast.checkpoint.format.step_folders import read_step_names
 
     found, names = [], read_step_names(storage)
     for entry in storage.list(""):

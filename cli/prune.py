@@ -72,7 +72,7 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     not count for the last or the best.
     """
     from holdfast.checkpoint import CheckpointError, StepFacts
-    from holdfast.checkpoint.format.files import list_steps, read_step_names
+    from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.storage.path import StorePath
 

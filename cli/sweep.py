@@ -28,7 +28,7 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     """
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint import sweep as run
-    from holdfast.checkpoint.format.files import step_folders
+    from holdfast.checkpoint.format.step_folders import step_folders
     from holdfast.checkpoint.layouts.detect import nothing_at
     from holdfast.checkpoint.steps.claims import FOLDER
     from holdfast.checkpoint.storage.path import open_storage

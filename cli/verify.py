@@ -102,7 +102,7 @@ def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any
             continue
         began, where = (
             time.perf_counter(),
-            f"{local}: step {found.key.step} of opening {found.key.opening}",
+            f"{local}: step {found.key.step} of branch {found.key.branch}",
         )
         try:
             files = verify_host_step(root, local, found)

@@ -4,7 +4,6 @@ folder.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.libraries import need
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,8 +37,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     not).
     """
     for library in _OTHERS.findall(page.read_text()):
-        if importlib.util.find_spec(library) is None:
-            pytest.skip(f"{library} is not installed")
+        need(library, "make slow-libraries")
     program = tmp_path / "page.py"
     program.write_text("\n".join(_BLOCK.findall(page.read_text())))
     environment = os.environ | {

@@ -54,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source,
     ]
     subprocess.run(command, check=True, timeout=110)
-    return next(folder.glob("holdfast-*.whl"))
+    return next(folder.glob("holdfast_jax-*.whl"))
 
 
 def test_an_editable_install_is_not_shadowed(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ KEPT = {
 PUBLIC = {
     "coordination": (
         """
-        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Fenced HoldfastError
-        ProcessInfo ProcessLost Relay StatusClient
+        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Endpoint Fenced HoldfastError JobIdentity
+        ProcessInfo ProcessLost Relay ServiceTimeouts StatusClient Timeouts
     """
     ),
     "multihost": (
@@ -63,8 +63,8 @@ PUBLIC = {
         SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps Files FirstSave
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo KeepEvery KeepEverySeconds KeepLast
         KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
-        SavePolicy StepExists StepFacts StepGone StepNotFound Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load load_async register_leaf_type save structure sweep verify wait_for_new_step
+        SavePolicy StepExists StepFacts StepGone StepNotFound Storage Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
+        iterate_steps load load_async register_leaf_type register_storage save structure sweep verify wait_for_new_step
     """
     ),
     "launch": (

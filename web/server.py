@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.coordination.distribution import install_command
+
 from .feed import CoordinatorAddress, Feed
 
 PAGE = Path(__file__).parent / "page"
@@ -161,9 +163,8 @@ def serve_page(
     try:
         import uvicorn
     except ImportError:
-        raise ImportError(
-            "the page needs starlette and uvicorn: pip install 'holdfast[web]'"
-        ) from None
+        command = install_command("web")
+        raise ImportError(f"the page needs starlette and uvicorn: {command}") from None
     token = token or secrets.token_urlsafe(24)
     with _listening(host, port) as listener:
         hosts = _names(host, listener.getsockname()[1])

@@ -21,12 +21,14 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
-from .files import FileReport, decode_value, other_step
 from .grid import Grid, Ints
+from .item_report import FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .own_files import is_own_name
 from .sharding import parse_sharding
+from .step_folders import other_step
 from .tree import check_description, paused_gc
+from .values import decode_value
 
 FORMAT = "holdfast/1"
 MAX_CHUNKS = 1 << 24  # in the table of an item

@@ -15,8 +15,8 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +129,40 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
                 raise UnsupportedLeaf(message, leaf=path, found="dict with mixed keys") from error
         raise
     return leaves, treedef
+
+
+@dataclass(frozen=True)
+class FlatTree:
+    """A tree that was taken apart once: its leaves in flatten order, and its treedef."""
+
+    leaves: list[Any]
+    treedef: PyTreeDef
+    _described: Callable[[], tuple[Any, list[str]]]
+
+    @classmethod
+    def of(cls, tree: Any) -> Self:
+        """Takes a tree apart. Raises UnsupportedLeaf as `flatten` does."""
+        leaves, treedef = flatten(tree)
+        # Made when asked for: a save whose plan is cached needs no paths.
+        return cls(leaves, treedef, functools.cache(lambda: describe(tree)))
+
+    @property
+    def description(self) -> Any:
+        """The tree's structure as the record has it."""
+        return self._described()[0]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves."""
+        return self._described()[1]
+
+    def with_leaves(self, leaves: list[Any]) -> Self:
+        """Returns the tree with other leaves in the places of these."""
+        return replace(self, leaves=leaves)
+
+    def tree(self) -> Any:
+        """Returns the tree, put together again."""
+        return self.treedef.unflatten(self.leaves)
 
 
 def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import StepGone, StepNotFound, TreeMismatch
-from ..format.files import LOOKS, StepNames, read_step_names
 from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord
+from ..format.step_folders import LOOKS, StepNames, read_step_names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection

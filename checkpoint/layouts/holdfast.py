@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..format.files import step_of
 from ..format.record import ItemRecord, Record, read_record
+from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader, ItemReader
 from ..restoring.restore import (

@@ -27,8 +27,9 @@ from ..format.record import ItemRecord, LeafRecord
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport
-from ..storage.base import Entry, run_side_by_side
+from ..storage.base import Entry
 from ..storage.path import StorePath
+from ..storage.threads import run_side_by_side
 from .base import CheckpointInfo, array_record, find_named, verify_by_reading
 
 INDEX = "model.safetensors.index.json"

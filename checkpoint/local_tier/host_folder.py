@@ -21,7 +21,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..format.files import FileReport
+from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
 from ..storage import base
@@ -222,19 +222,17 @@ class HostFolder:
             if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)
         ]
 
-    def prune(self, opening: int, writer: str, stay: Collection[LocalKey]) -> None:
+    def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> None:
         """Deletes local saves of earlier attempts, and what they left unfinished, but for those
         that stay.
 
-        Nothing of a later opening than `opening` is touched, nor of this one's `writer`: there the
+        Nothing of a later branch than `branch` is touched, nor of this one's `writer`: there the
         processes of this attempt are at work.
         """
-        self.delete(
-            lambda found, save_id: found <= opening and not save_id.startswith(writer), stay
-        )
+        self.delete(lambda found, save_id: found <= branch and not save_id.startswith(writer), stay)
 
     def delete(self, goes: Callable[[int, str], bool], stay: Collection[LocalKey]) -> list[str]:
-        """Deletes the local saves that go by opening and save id, but for those that stay; returns
+        """Deletes the local saves that go by branch and save id, but for those that stay; returns
         the names of their folders.
         """
         folders, deleted = {key.folder for key in stay}, []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import StepNotFound
-from ..steps.lineage import Opening, read_openings, run_of
+from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.object_claims import open_claims
 from ..storage.base import Storage
 from .host_folder import HostFolder, read_checked
@@ -33,12 +33,12 @@ class HostStep:
         return sum(sum(part.files.values()) for part in self.parts)
 
 
-def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
-    """Returns the folder of a root's run on this host, and the root's openings. Raises StepNotFound
+def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Branch]]:
+    """Returns the folder of a root's run on this host, and the root's branches. Raises StepNotFound
     where there are none.
     """
-    openings = read_openings(root)
-    run = run_of(openings)
+    branches = read_branches(root)
+    run = run_of(branches)
     if not run or not (Path(path) / run).is_dir():
         found = (
             f"the run of {root.root} is {run}"
@@ -46,19 +46,19 @@ def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Opening]]:
             else f"{root.root} was never used with a local tier"
         )
         raise StepNotFound(f"there is nothing of {root.root} in {path}: {found}", path=path)
-    return HostFolder(Path(path), run), openings
+    return HostFolder(Path(path), run), branches
 
 
 def list_host_steps(root: Storage, path: str) -> list[HostStep]:
     """Returns the local steps of a root of which parts are in a host's folder, ascending. Raises
     StepNotFound, OSError.
     """
-    folder, openings = open_host(root, path)
+    folder, branches = open_host(root, path)
     found: dict[LocalKey, list[Part]] = {}
     for part in folder.scan():
         found.setdefault(part.key, []).append(part)
     return [
-        HostStep(key, tuple(parts), why_dead(key, openings)) for key, parts in sorted(found.items())
+        HostStep(key, tuple(parts), why_dead(key, branches)) for key, parts in sorted(found.items())
     ]
 
 
@@ -87,11 +87,11 @@ def sweep_host(root: Storage, path: str) -> list[str]:
     What may come back stays, and what belongs to a writer that has its claim still: it may be at
     work.
     """
-    folder, openings = open_host(root, path)
+    folder, branches = open_host(root, path)
     standing = open_claims(root).standing()
     stay = [step.key for step in list_host_steps(root, path) if not step.dead]
-    newest = max(opening.number for opening in openings)
+    newest = max(branch.number for branch in branches)
     return folder.delete(
-        lambda opening, save_id: opening <= newest and save_id[:_WRITER_DIGITS] not in standing,
+        lambda branch, save_id: branch <= newest and save_id[:_WRITER_DIGITS] not in standing,
         stay,
     )

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ..storage.base import start_thread
+from ..storage.threads import start_thread
 from .parts import LocalKey, Part
 from .peer_tls import BadTlsFiles, PeerTls
 

@@ -6,9 +6,9 @@ last. A copy on a peer is the same text. Nothing else says that a local step exi
 every part of one save is complete somewhere and their reports fit together. Its record is built
 from the parts when it is restored.
 
-An opening is one stretch of saves of a root, of any kind, that goes on from one step. Its file in
+A branch is one stretch of saves of a root, of any kind, that goes on from one step. Its file in
 the root is written before its first commit. A local step is dead if it lies above the base of any
-later opening: that one went on without it.
+later branch: that one went on without it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import Corrupt, HostileCheckpoint, SaveFailed
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 from ..format.limits import ITEM_NAME
 from ..format.record import is_file_of, whole
 from ..saving.plan_mismatch import check_json, check_shares
 from ..saving.record_builder import TreeText, build_record
-from ..steps.lineage import RUN_ID, Opening
+from ..steps.lineage import RUN_ID, Branch
 from ..storage.tombstone import body_of, sealed
 
 FORMAT = "holdfast-part/1"
@@ -37,14 +37,14 @@ class LocalKey(NamedTuple):
     """Names one local save of a run; parts of two saves never have one key."""
 
     step: int
-    opening: int
+    branch: int
     save_id: str
     processes: int
 
     @property
     def folder(self) -> str:
         """The folder of its parts, below that of the run."""
-        return f"{self.opening}/{self.step}-{self.save_id}"
+        return f"{self.branch}/{self.step}-{self.save_id}"
 
     def part_name(self, process: int) -> str:
         """Returns the name of a part, below the folder of the run."""
@@ -126,7 +126,7 @@ def _items_of(items: Mapping[str, ItemReport]) -> dict[str, Any]:
 def _parse_part(data: dict[str, Any]) -> Part:
     key = LocalKey(*data["key"])
     process, run = whole(data["process"]), data["run"]
-    whole(key.step), whole(key.opening), whole(key.processes)
+    whole(key.step), whole(key.branch), whole(key.processes)
     if (
         data["format"] != FORMAT
         or not RUN_ID.fullmatch(run)
@@ -180,7 +180,7 @@ def _parse_head(data: dict[str, Any]) -> StepHead:
 
 
 def parse_folder(name: str) -> tuple[int, int, str] | None:
-    """Returns opening, step and save id of a local save's folder, below that of the run; None for a
+    """Returns branch, step and save id of a local save's folder, below that of the run; None for a
     name that is none.
     """
     match = _FOLDER.fullmatch(name)
@@ -227,35 +227,31 @@ def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
     ]
 
 
-def why_dead(key: LocalKey, openings: Collection[Opening]) -> str:
-    """Returns why a local step may not come back, or "". One of an opening that the root does not
+def why_dead(key: LocalKey, branches: Collection[Branch]) -> str:
+    """Returns why a local step may not come back, or "". One of a branch that the root does not
     know may be of any branch.
     """
-    own = next((opening for opening in openings if opening.number == key.opening), None)
+    own = next((branch for branch in branches if branch.number == key.branch), None)
     if own is None or not key.save_id.startswith(own.writer):
-        return f"opening {key.opening} of writer {key.save_id[:8]} is not known to the root"
+        return f"branch {key.branch} of writer {key.save_id[:8]} is not known to the root"
     later = next(
-        (
-            opening
-            for opening in openings
-            if opening.number > key.opening and opening.base < key.step
-        ),
+        (branch for branch in branches if branch.number > key.branch and branch.base < key.step),
         None,
     )
     if later is None:
         return ""
     return (
-        f"opening {later.number} went on from "
+        f"branch {later.number} went on from "
         + (f"step {later.base}" if later.base >= 0 else "no step")
         + ", without it"
     )
 
 
-def living_steps(inventories: Sequence[bytes], openings: Collection[Opening]) -> list[FoundStep]:
+def living_steps(inventories: Sequence[bytes], branches: Collection[Branch]) -> list[FoundStep]:
     """Returns the whole local steps that may come back, best first: the highest, of equals that of
-    the latest opening.
+    the latest branch.
     """
-    living = [found for found in find_whole(inventories) if not why_dead(found.key, openings)]
+    living = [found for found in find_whole(inventories) if not why_dead(found.key, branches)]
     return sorted(living, key=lambda found: found.key, reverse=True)
 
 
@@ -288,7 +284,7 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
         finished_s=head.finished_s,
         metrics=head.metrics,
         metadata=head.metadata,
-        opening=key.opening,
+        opening=key.branch,
     )
 
 

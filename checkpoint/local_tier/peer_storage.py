@@ -250,6 +250,7 @@ class PeerStorage:
 
     max_file_bytes: int | None = None
     max_concurrency: int = 4
+    posix = conditions = tensorstore = None
 
     def __init__(
         self,

@@ -23,13 +23,15 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
+from ..agreement.restore_verdict import ask_primary
+from ..agreement.save_protocol import SaveReport, SaveResult, check_save_reports
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -40,23 +42,20 @@ from ..errors import (
     failure_of,
     naming_path,
 )
-from ..format.files import FileReport
+from ..format.item_report import FileReport
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
-from ..options import Options
-from ..policy import SavePolicy
-from ..restoring.agreement import ask_primary
+from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
-from ..saving.protocol import SaveReport, SaveResult, check_save_reports
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
 from ..saving.stager import SaveRequest, SaveStager
-from ..steps.lineage import Lineage, Opening, read_openings, run_of
+from ..steps.lineage import Branch, Lineage, read_branches, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.local import make_folders, sync_folder, write_all
@@ -74,75 +73,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OLD_MARK_S = 3600.0
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, init=False)
-class Local:
-    """Saves of the steps that `save_policy` wants into a folder of each host, memory (tmpfs) or
-    disk, with copies on other hosts.
-
-    `path` is this host's, made if it is missing. `replicas` hosts keep a copy of each part, and as
-    many may be lost at once; `keep` is how many local steps stay, beside the one that is being
-    written. `max_bytes` bounds what one process keeps, its copies of others and the step that is
-    being written included: above it the tier ends, with a warning. `rate_bytes_s` bounds what one
-    process pulls of others in a second (None: as fast as it goes), `timeout_s` a local save. With
-    `sync` what is saved survives a power cut, on hosts whose disks come back with them. A local
-    save that fails is logged and counted, and with `strict` raised by the next call. `address` is
-    this host's for its peers (None: the one that reaches the coordinator); `failure_domain` names
-    what fails together (None: the machine, by its boot id).
-    """
-
-    path: str
-    save_policy: SavePolicy
-    replicas: int
-    keep: int
-    max_bytes: int | None
-    rate_bytes_s: float | None
-    timeout_s: float
-    sync: bool
-    strict: bool
-    address: str | None
-    failure_domain: str | None
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        save_policy: SavePolicy,
-        replicas: int = 1,
-        keep: int = 1,
-        max_bytes: int | None = None,
-        rate_bytes_s: float | None = None,
-        timeout_s: float = 120.0,
-        sync: bool = False,
-        strict: bool = False,
-        address: str | None = None,
-        failure_domain: str | None = None,
-    ) -> None:
-        if replicas < 0:
-            raise ValueError(f"Local: replicas={replicas!r}: expected 0 or more")
-        bounds = {
-            "keep": keep,
-            "timeout_s": timeout_s,
-            "max_bytes": max_bytes,
-            "rate_bytes_s": rate_bytes_s,
-        }
-        for name, bound in bounds.items():
-            if bound is not None and not bound > 0:
-                raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
-        values: dict[str, Any] = {
-            "path": os.path.abspath(os.fspath(path)),
-            "save_policy": save_policy,
-            "replicas": replicas,
-        } | bounds
-        values |= {
-            "sync": sync,
-            "strict": strict,
-            "address": address,
-            "failure_domain": failure_domain,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
 
 class TierTooLarge(CheckpointError):
@@ -185,9 +115,10 @@ class LocalTier:
         writer_id: str,
         lineage: Lineage | None,
     ) -> None:
+        local_path = os.path.abspath(os.fspath(local.path))
         self._local, self.storage, self._group, self._lineage = (
             local,
-            HostStorage(local.path),
+            HostStorage(local_path),
             group,
             lineage,
         )
@@ -195,9 +126,10 @@ class LocalTier:
         self.options = replace(
             options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
+        self._root_timeout_s = options.save_timeout_s
         self._writer_id = writer_id
         self._messages = f"checkpoint/{writer_id}/local"
-        self._path = Path(local.path)
+        self._path = Path(local_path)
         self._pace = Pace(local.rate_bytes_s or math.inf)
         self._counter = 0
         self._saver = AsyncSaver(self)
@@ -241,7 +173,7 @@ class LocalTier:
             self.survey()
             if self._off and local.strict:
                 raise CheckpointError(
-                    f"the local tier of {storage.root} cannot be used: {self._off}", path=local.path
+                    f"the local tier of {storage.root} cannot be used: {self._off}", path=local_path
                 )
         except BaseException:
             self.close(0.0)
@@ -255,7 +187,7 @@ class LocalTier:
     # --- meeting the others
 
     def _meet(self) -> tuple[list[_Peer], bytes]:
-        """Returns what all processes are, and the secret of this opening."""
+        """Returns what all processes are, and the secret of this meeting."""
         secret = secrets.token_bytes(32)
         name = f"{self._messages}/meet"
         timeout_s = self._local.timeout_s
@@ -379,10 +311,10 @@ class LocalTier:
         name = f"{self._messages}/survey"
         timeout_s = self.options.restore_timeout_s
         self._saver.join(timeout_s)
-        openings: list[list[Any]] = ask_primary(
-            self._group, f"{name}/run", self._read_openings, timeout_s
+        branches: list[list[Any]] = ask_primary(
+            self._group, f"{name}/run", self._read_branches, timeout_s
         )
-        run = run_of([Opening(*opening) for opening in openings])
+        run = run_of([Branch(*branch) for branch in branches])
         inventory = json.dumps(self._error or self._list(run)).encode()
         gathered = self._group.gather(f"{name}/parts", inventory, timeout_s=timeout_s)
         told = None
@@ -391,7 +323,7 @@ class LocalTier:
             self._found = (
                 []
                 if wrong or self._off
-                else living_steps(gathered, [Opening(*each) for each in openings])[:MOST_FOUND]
+                else living_steps(gathered, [Branch(*each) for each in branches])[:MOST_FOUND]
             )
             told = zlib.compress(
                 json.dumps(
@@ -406,11 +338,11 @@ class LocalTier:
         if self._group.index:
             self._found = [FoundStep(LocalKey(*key), [], holders) for *key, holders in found]
 
-    def _read_openings(self) -> list[list[Any]]:
+    def _read_branches(self) -> list[list[Any]]:
         with naming_path(self._root.root):
             return [
                 [each.run, each.number, each.writer, each.base]
-                for each in read_openings(self._root)
+                for each in read_branches(self._root)
             ]
 
     def _list(self, run: str) -> list[Any]:
@@ -465,6 +397,15 @@ class LocalTier:
         """Notes that a local step could not be restored."""
         self._passed_over.add(key)
         self._count(restores_failed=1)
+
+    def roll_back(self, step: int, begin: Callable[[], None]) -> None:
+        """Lets no local step from `step` on come back: `begin` has the root say so, at the primary.
+
+        Every process calls it. Blocks. Raises, on every process, what `begin` raises.
+        """
+        timeout_s = self._root_timeout_s
+        ask_primary(self._group, f"checkpoint/{self._writer_id}/delete", begin, timeout_s)
+        self.forget_from(step)
 
     def forget_from(self, step: int) -> None:
         """Knows no local step from `step` on any more; the root says by now that they are dead."""
@@ -538,11 +479,11 @@ class LocalTier:
     def _save_together(self, request: SaveRequest) -> SaveResult:
         group = self._group
         messages = f"{self._messages}/{request.counter % MESSAGE_NAMES}"
-        opening = Opening(
+        branch = Branch(
             *ask_primary(group, f"{messages}/begin", self._begin, self._local.timeout_s)
         )
-        key = LocalKey(request.step, opening.number, request.save_id, group.count)
-        folder = self._open_folder(opening.run)
+        key = LocalKey(request.step, branch.number, request.save_id, group.count)
+        folder = self._open_folder(branch.run)
         target = SaveTarget(
             folder.storage,
             group,
@@ -555,7 +496,7 @@ class LocalTier:
         )
         work = SnapshotWork(request, target, self.options)
         try:
-            self._make_room(folder, opening, request)
+            self._make_room(folder, branch, request)
             part = self._write(request, key, folder, work)
             for ward in self._wards:
                 try:
@@ -578,19 +519,19 @@ class LocalTier:
         return result
 
     def _begin(self) -> list[Any]:
-        """Returns the opening of this save, at the primary, once it is durable."""
+        """Returns the branch of this save, at the primary, once it is durable."""
         assert self._lineage is not None
-        opening = self._lineage.current()
-        assert opening is not None
-        return [opening.run, opening.number, opening.writer, opening.base]
+        branch = self._lineage.current()
+        assert branch is not None
+        return [branch.run, branch.number, branch.writer, branch.base]
 
-    def _make_room(self, folder: HostFolder, opening: Opening, request: SaveRequest) -> None:
+    def _make_room(self, folder: HostFolder, branch: Branch, request: SaveRequest) -> None:
         """Deletes what is dead by now, and refuses a save that there is no room for."""
         if self._is_keeper:
             folder.prune(
-                opening.number,
+                branch.number,
                 self._writer_id,
-                [key for key in self.found() if key.step <= opening.base][: self._local.keep],
+                [key for key in self.found() if key.step <= branch.base][: self._local.keep],
             )
         need = request.own_bytes * (1 + len(self._wards))
         if (
@@ -749,7 +690,7 @@ class LocalTier:
                     self._server.withdraw(key.folder)
                 folder.let_go(key)
             if self._is_keeper:
-                folder.prune(new.opening, self._writer_id, [])
+                folder.prune(new.branch, self._writer_id, [])
         except OSError as error:
             _log.warning("older local steps in %s could not be deleted yet: %s", folder.path, error)
 

@@ -18,13 +18,14 @@ from crc32c import crc32c
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone
 from ..format.dtypes import stored_as
-from ..format.files import FileReport
 from ..format.grid import Ints, chunk_name
+from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord
-from ..storage.base import Storage, run_side_by_side
+from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .devices import Region
 

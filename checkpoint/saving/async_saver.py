@@ -16,11 +16,12 @@ from typing import Protocol
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveResult
 from ..errors import SaveCancelled, SaveFailed, error_text
 from ..options import Options
-from ..storage.base import Latch, Storage, start_thread
+from ..storage.base import Storage
+from ..storage.threads import Latch, start_thread
 from .commit import RESULT_WAIT_S
-from .protocol import SaveResult
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)

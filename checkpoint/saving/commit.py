@@ -17,24 +17,7 @@ from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 
-from ..errors import (
-    CheckpointError,
-    SaveCancelled,
-    SaveFailed,
-    StepExists,
-    StepNotFound,
-    failure_of,
-)
-from ..format.files import ItemReport
-from ..format.record import parse_record, read_record
-from ..steps.garbage import BackgroundWorker, delete_files
-from ..storage.base import NameTaken, NotCommitted, Storage
-from ..storage.local import LocalStorage, make_durable
-from ..storage.path import join
-from ..storage.tombstone import RECORD_NAME
-from .plan import Plan
-from .plan_mismatch import PlansDiffer, explain, receive_result
-from .protocol import (
+from ..agreement.save_protocol import (
     BuildRecord,
     Built,
     Commit,
@@ -68,6 +51,23 @@ from .protocol import (
     follow,
     lead,
 )
+from ..errors import (
+    CheckpointError,
+    SaveCancelled,
+    SaveFailed,
+    StepExists,
+    StepNotFound,
+    failure_of,
+)
+from ..format.item_report import ItemReport
+from ..format.record import parse_record, read_record
+from ..steps.background import BackgroundWorker
+from ..steps.step_files import delete_files
+from ..storage.base import NameTaken, NotCommitted, Storage
+from ..storage.path import join
+from ..storage.tombstone import RECORD_NAME
+from .plan import Plan
+from .plan_mismatch import PlansDiffer, explain, receive_result
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
@@ -383,13 +383,13 @@ class _Part:
             found = read_record(target.storage, target.folder).writer_id
         except StepNotFound:
             return RecordAbsent()
-        if found != target.key.save_id or not isinstance(target.storage, LocalStorage):
+        if found != target.key.save_id or target.storage.posix is None:
             return RecordFound(found)
         # a disk that failed to make it durable once does not always fail again, and it is no more
         # durable then
         if self._unclear:
             return RecordFound(found, durable=False)
-        make_durable(target.storage, target.folder)
+        target.storage.posix.make_durable(target.folder)
         return RecordFound(found)
 
     def delete_own(self) -> None:

@@ -22,8 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from ..format.files import FileReport, pack_name
-from ..storage.local import LocalStorage
+from holdfast.coordination.distribution import install_command
+
+from ..format.item_report import FileReport, pack_name
+from ..storage.base import PosixFolder, Storage
 from ..storage.path import join
 from .plan import Plan
 
@@ -39,7 +41,7 @@ def load_digest() -> ModuleType:
         import xxhash
     except ImportError as error:
         raise ImportError(
-            "Options(incremental=True) needs xxhash: pip install 'holdfast[incremental]'"
+            f"Options(incremental=True) needs xxhash: {install_command('incremental')}"
         ) from error
     return xxhash
 
@@ -164,7 +166,7 @@ def link_unmoved(
     history: SaveHistory,
     plan: Plan,
     leaves: Sequence[Any],
-    storage: LocalStorage,
+    storage: PosixFolder,
     folder: str,
     item: str,
     save_id: str,
@@ -198,7 +200,7 @@ def link_unmoved(
 
 
 def unlink(
-    unmoved: Unmoved, plan: Plan, storage: LocalStorage, folder: str, item: str, save_id: str
+    unmoved: Unmoved, plan: Plan, storage: Storage, folder: str, item: str, save_id: str
 ) -> None:
     """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is
     left to a sweep.

@@ -18,8 +18,8 @@ import numpy as np
 from crc32c import crc32c
 
 from ..format.dtypes import dtype_named, stored_as
-from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
+from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.own_files import StagedFiles
 from ..format.pack_header import (
     LARGE_BYTES,
@@ -29,10 +29,12 @@ from ..format.pack_header import (
     count_prefixes,
 )
 from ..format.record import chunk_runs
+from ..format.values import encode_value
 from ..options import Statistics
-from ..storage.base import Part, Storage, count_parts, run_side_by_side
-from ..storage.local import LocalStorage, make_durable
+from ..storage.base import Part, Storage
+from ..storage.counting import count_parts
 from ..storage.path import join
+from ..storage.threads import run_side_by_side
 from .incremental import (
     MAX_LINKS,
     NAMES,
@@ -101,9 +103,9 @@ class PackTarget(NamedTuple):
 
     def link(self, known: WrittenFile, name: str) -> bool:
         """Gives a file of the last save a second name; says whether it could."""
-        assert isinstance(self.storage, LocalStorage)
+        assert self.storage.posix is not None
         try:
-            self.storage.link(known.name, join(self.folder, name), known.report.size)
+            self.storage.posix.link(known.name, join(self.folder, name), known.report.size)
         except OSError as error:
             _log.debug(
                 "%s/%s is written anew, since %s cannot be linked: %s",
@@ -162,8 +164,8 @@ def write_snapshot(
             )
         )
         linked_bytes = sum(pack.linked_bytes for pack in packs.values())
-        if linked_bytes and isinstance(storage, LocalStorage):
-            make_durable(storage, target.folder)
+        if linked_bytes and storage.posix is not None:
+            storage.posix.make_durable(target.folder)
         crcs = {
             (chunk.leaf, chunk.name): crc
             for pack, chunks in plan.own.items()

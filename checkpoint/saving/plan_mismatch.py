@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveResult
 from ..errors import SaveFailed
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 from ..format.sharding import show_sharding
 from .plan import Leaf, Plan
-from .protocol import SaveResult
 
 
 class PlansDiffer(SaveFailed):

@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.coordination.distribution import DISTRIBUTION
+
 from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
-from ..format.files import FileReport, ItemReport, count_value_bytes, encode_value, pack_name
 from ..format.grid import Ints
+from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES, RECORD_LIMIT_BYTES
 from ..format.record import FORMAT, check_record, chunk_runs, expand_runs
+from ..format.values import count_value_bytes, encode_value
 from ..storage.tombstone import sealed
 from .pack_writer import plan_pack
 from .plan import Plan
@@ -191,9 +194,9 @@ def _dump(value: Any) -> str:
 
 @functools.cache  # finding them takes longer than committing
 def _versions() -> Mapping[str, str]:
-    names = ("holdfast", "jax", "numpy")
+    distributions = {"holdfast": DISTRIBUTION, "jax": "jax", "numpy": "numpy"}
     return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in names
+        key: importlib.metadata.version(name) for key, name in distributions.items()
     }
 
 

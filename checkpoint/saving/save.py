@@ -12,23 +12,25 @@ from dataclasses import dataclass
 
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveReport, SaveResult, Superfluous
 from ..errors import CheckpointError, CommitUnknown, failure_of
-from ..format.files import ItemReport, bin_name, decode_value, has_record, json_name, pack_name
+from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
+from ..format.step_folders import has_record
+from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
+from ..steps.background import BackgroundWorker
 from ..steps.claims import FOLDER, Claims, Writer
-from ..steps.garbage import BackgroundWorker
 from ..steps.index import StepIndex
 from ..steps.lineage import Lineage
 from ..steps.root_report import RootReporter
 from ..storage.base import Storage
-from ..storage.local import LocalStorage, fenced
+from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
 from .pack_writer import report_json, write_files, write_json, write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
-from .protocol import SaveReport, SaveResult, Superfluous
 from .record_builder import build_record
 from .stager import SaveRequest
 
@@ -127,11 +129,7 @@ class SnapshotWork:
         for.
         """
         storage = self._target.storage
-        if (
-            not self._options.check_free_space
-            or self._process
-            or not isinstance(storage, LocalStorage)
-        ):
+        if not self._options.check_free_space or self._process or storage.posix is None:
             return
         may_link = (
             self._history is not None and self._history.is_known

@@ -11,22 +11,21 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from ..agreement.save_protocol import SaveKey
 from ..errors import SaveFailed, error_text
 from ..format.json_state import Json, is_iterator, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
-from ..format.tree import flatten
+from ..format.tree import FlatTree
 from ..options import Options
 from ..policy import StepFacts
 from ..storage.base import Storage
-from ..storage.local import LocalStorage
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .plan import Plan
 from .planner import Planner
-from .protocol import SaveKey
 from .record_builder import check_sizes
 from .snapshot import Snapshot, take_snapshot
 
@@ -146,14 +145,14 @@ class SaveStager:
                         per_process=True,
                     )
                 else:
-                    value = cast_tree(encode_leaf_types(value), dtype)
-                    plan = self._planner(name).plan(value, leaving)
-                    unmoved = self._link_unmoved(request, name, plan, value)
+                    tree = cast_tree(encode_leaf_types(FlatTree.of(value)), dtype)
+                    plan = self._planner(name).plan(tree, leaving)
+                    unmoved = self._link_unmoved(request, name, plan, tree)
                     trees[name] = (
                         plan,
                         take_snapshot(
                             plan,
-                            value,
+                            tree,
                             host_memory_bytes=self._options.host_memory_bytes,
                             unmoved=unmoved,
                         ),
@@ -169,10 +168,7 @@ class SaveStager:
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
-                if isinstance(self._storage, LocalStorage):
-                    unlink(
-                        snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id
-                    )
+                unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -187,16 +183,16 @@ class SaveStager:
             raise SaveFailed(message, process=self._group.index) from error
 
     def _link_unmoved(
-        self, request: SaveRequest, item: str, plan: Plan, tree: Any
+        self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree
     ) -> Unmoved | None:
         if self._history is None:
             return None
-        assert isinstance(self._storage, LocalStorage)
+        assert self._storage.posix is not None
         return link_unmoved(
             self._history,
             plan,
-            flatten(tree)[0],
-            self._storage,
+            tree.leaves,
+            self._storage.posix,
             request.folder,
             item,
             request.save_id,

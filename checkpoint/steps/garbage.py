@@ -1,5 +1,4 @@
-"""Deletes steps, sweeps what dead writers left, and has a worker that does such jobs in the
-background.
+"""Sweeps what dead writers left.
 
 The order of a deletion makes it safe at every moment: the record first (the step is gone, durably),
 then the packs that it named. The order of a sweep too: packs are listed, then the claims, then the
@@ -13,63 +12,22 @@ none.
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
-import re
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, StepNotFound
-from ..format.files import read_step_names, step_folders
 from ..format.record import read_record
-from ..storage.base import Latch, Storage, start_thread
+from ..format.step_folders import step_folders
+from ..storage.base import Storage
 from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
-from .claims import FOLDER, Claims, Writer, may_fence, this_writer
+from .claims import Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
+from .step_files import delete_files, list_packs
 
 _log = logging.getLogger(__name__)
-KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps
-_PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safetensors|json|bin)")
 _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
-
-
-def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
-    """Deletes files of a step, by names relative to its folder ("" for the root), and then its
-    folders where they are empty.
-    """
-    items = {name.rpartition("/")[0] for name in names} - {""}
-    own = [f"{folder}/"] if folder else []
-    storage.delete(
-        [join(folder, name) for name in names]
-        + [join(folder, item) + "/" for item in sorted(items)]
-        + own
-    )
-
-
-def pack_names(storage: Storage, step_dir: str) -> list[str]:
-    """Returns the files of a step that look like ours, by names relative to it."""
-    return list(_packs(storage, step_dir)[0])
-
-
-def _packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
-    """Returns each file that looks like one of ours, by its name relative to the step, and the id
-    of its save; and if a record is there.
-    """
-    prefix = f"{step_dir}/" if step_dir else ""
-    entries = [entry.name for entry in storage.list(step_dir, names_only=True)]
-    folders = [name[:-1] for name in entries if name.endswith("/")]
-    if not step_dir:  # the items of a one-shot save: folders beside them may be steps
-        names = read_step_names(storage)
-        folders = [name for name in folders if names.step_of(name) is None and name != FOLDER]
-    found = {}
-    for folder in folders:
-        for entry in storage.list(folder, names_only=True):
-            if match := _PACK.fullmatch(entry.name.rpartition("/")[2]):
-                found[entry.name.removeprefix(prefix)] = match[1]
-    return found, f"{prefix}{RECORD_NAME}" in entries
 
 
 @dataclass
@@ -121,7 +79,7 @@ def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
 
 def _sweep_packs(storage: Storage, claims: Claims, step_dir: str) -> tuple[list[str], bool]:
     """Returns what it has deleted, and whether no packs were there."""
-    packs, has_record = _packs(storage, step_dir)
+    packs, has_record = list_packs(storage, step_dir)
     standing = claims.standing()
     suspects = {
         name: save_id[:_WRITER_DIGITS]
@@ -183,66 +141,3 @@ def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
             " to. What was swept before stays so: sweep again",
             path=storage.root,
         ) from error
-
-
-class BackgroundWorker:
-    """Does jobs one after the other, in a daemon thread that ends with the last. Thread-safe.
-
-    A job that fails is logged, not raised, and tried once more when the next job comes.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: collections.deque[tuple[str, Callable[[], object]]] = collections.deque()
-        self._lock = threading.Lock()
-        self._failed: list[tuple[str, Callable[[], object]]] = []
-        self._running = False
-        self._idle: Latch | None = None  # None: no job was put since the last ended
-
-    def put(self, what: str, job: Callable[[], object]) -> None:
-        """Adds a job; `what` names it in the log."""
-        with self._lock:
-            self._idle = self._idle or Latch()
-            self._jobs.extend([*self._failed, (what, job)])
-            self._failed.clear()
-        self._start()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until no job is left; returns whether that is so."""
-        self._start()
-        idle = self._idle
-        return idle is None or idle.wait(timeout_s)
-
-    def drop(self) -> None:
-        """Forgets the jobs that have not begun: the next manager sweeps."""
-        with self._lock:
-            self._jobs.clear()
-
-    def _start(self) -> None:
-        """Starts the thread where there is none for the jobs; after an interrupt of `put` too."""
-        if self._jobs and not self._running:
-            start_thread(self._run)
-
-    def _run(self) -> None:
-        with self._lock:
-            if self._running:
-                return
-            self._running = True
-        threading.current_thread().name = "holdfast-background"
-        while (next_job := self._take()) is not None:
-            what, job = next_job
-            try:
-                job()
-            except Exception as error:
-                _log.warning("%s failed, it is tried again later: %s", what, error)
-                with self._lock:
-                    self._failed = [*self._failed, (what, job)][-KEPT_FAILURES:]
-
-    def _take(self) -> tuple[str, Callable[[], object]] | None:
-        with self._lock:
-            if self._jobs:
-                return self._jobs.popleft()
-            self._running = False
-            if self._idle is not None:
-                self._idle.set()
-                self._idle = None
-            return None

@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from crc32c import crc32c
 
 from ..errors import CheckpointError
-from ..format.files import PLAIN_NAMES, StepNames, has_record
 from ..format.record import fetch_record, is_sealed, parse_record, read_record
+from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
-from ..storage.base import Storage, run_side_by_side
+from ..storage.base import Storage
 from ..storage.local import hold
 from ..storage.path import join
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
-from .garbage import BackgroundWorker, delete_files, pack_names
+from .background import BackgroundWorker
 from .holds import held_steps
+from .step_files import delete_files, pack_names
 
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty

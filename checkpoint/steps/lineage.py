@@ -1,10 +1,10 @@
-"""Openings: which stretch of saves of a root goes on from which step, so that no step of an
+"""Branches: which stretch of saves of a root goes on from which step, so that no step of an
 abandoned branch comes back from a host.
 
 `.holdfast/openings/<n>.json` is written, by create-if-absent and durably, before the first commit
-of an opening, n rising. A manager begins one with its first save, and a new one with the first
+of a branch, n rising. A manager begins one with its first save, and a new one with the first
 after a restore or after the newest step was deleted. Roots that no local tier was ever used with
-have none. Only the newest are kept: what belongs to an opening that the root does not know counts
+have none. Only the newest are kept: what belongs to a branch that the root does not know counts
 as abandoned.
 """
 
@@ -20,21 +20,22 @@ from dataclasses import asdict, dataclass
 
 from ..errors import CheckpointError
 from ..format.record import whole
-from ..storage.base import NameTaken, Storage, run_side_by_side
+from ..storage.base import NameTaken, Storage
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import body_of, sealed
 from .claims import FOLDER
 
 _log = logging.getLogger(__name__)
-OPENINGS = f"{FOLDER}/openings"
-KEPT_OPENINGS = 64
-NOTHING = -1  # the base of an opening that goes on from no step
+BRANCHES = f"{FOLDER}/openings"  # the name on disk
+KEPT_BRANCHES = 64
+NOTHING = -1  # the base of a branch that goes on from no step
 RACES = 16  # for one number
 _NAME = re.compile(r"([1-9]\d{0,17})\.json")
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Opening:
+class Branch:
     """One stretch of saves: `run` is the root's id, `writer` what its save ids begin with, `base`
     the step that it goes on from.
     """
@@ -49,8 +50,8 @@ class Opening:
         return sealed(json.dumps(asdict(self), separators=(",", ":")).encode()[:-1])
 
 
-def _parse(data: bytes, number: int) -> Opening:
-    """Returns an opening; one that cannot be read went on from nothing, as far as anybody knows."""
+def _parse(data: bytes, number: int) -> Branch:
+    """Returns a branch; one that cannot be read went on from nothing, as far as anybody knows."""
     try:
         found = json.loads(data) if data == sealed(body_of(data)) else {}
         if (
@@ -58,47 +59,46 @@ def _parse(data: bytes, number: int) -> Opening:
             and found["number"] == number
             and isinstance(found["writer"], str)
         ):
-            return Opening(found["run"], number, found["writer"], whole(found["base"] + 1) - 1)
+            return Branch(found["run"], number, found["writer"], whole(found["base"] + 1) - 1)
     except (ValueError, KeyError, TypeError):
         pass
-    return Opening("", number, "", NOTHING)
+    return Branch("", number, "", NOTHING)
 
 
-def read_openings(storage: Storage) -> list[Opening]:
-    """Returns the openings of a root, oldest first. Raises the store's OSError."""
+def read_branches(storage: Storage) -> list[Branch]:
+    """Returns the branches of a root, oldest first. Raises the store's OSError."""
 
-    def read(number: int) -> Opening | None:
+    def read(number: int) -> Branch | None:
         try:
-            return _parse(storage.fetch(f"{OPENINGS}/{number}.json", 1 << 16), number)
+            return _parse(storage.fetch(f"{BRANCHES}/{number}.json", 1 << 16), number)
         except FileNotFoundError:  # pruned meanwhile
             return None
         except (OverflowError, CheckpointError):
             return _parse(b"", number)
 
-    names = (entry.name.rpartition("/")[2] for entry in storage.list(OPENINGS, names_only=True))
+    names = (entry.name.rpartition("/")[2] for entry in storage.list(BRANCHES, names_only=True))
     numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
     found = [
-        opening
-        for opening in run_side_by_side(read, numbers, storage.max_concurrency)
-        if opening is not None
+        branch
+        for branch in run_side_by_side(read, numbers, storage.max_concurrency)
+        if branch is not None
     ]
     run = run_of(found)
     return [
-        opening if opening.run == run else Opening(run, opening.number, "", NOTHING)
-        for opening in found
+        branch if branch.run == run else Branch(run, branch.number, "", NOTHING) for branch in found
     ]
 
 
-def run_of(openings: Sequence[Opening]) -> str:
-    """Returns the id of the root by its newest opening that can be read, "" where there is none."""
-    return next((opening.run for opening in reversed(openings) if opening.run), "")
+def run_of(branches: Sequence[Branch]) -> str:
+    """Returns the id of the root by its newest branch that can be read, "" where there is none."""
+    return next((branch.run for branch in reversed(branches) if branch.run), "")
 
 
 class Lineage:
-    """The openings of a root as its writing primary begins them. Thread-safe; blocks as the store
+    """The branches of a root as its writing primary begins them. Thread-safe; blocks as the store
     does, and raises its OSError.
 
-    With `begins` there are openings from this manager's first save on; without, only where the root
+    With `begins` there are branches from this manager's first save on; without, only where the root
     has some already.
     """
 
@@ -108,9 +108,9 @@ class Lineage:
         self._begins = begins
         self._lock = threading.Lock()
         self._base = NOTHING
-        self._restored = False  # since the last opening began
+        self._restored = False  # since the last branch began
         self._is_open = False
-        self._current: Opening | None = None
+        self._current: Branch | None = None
 
     def restored(self, step: int) -> None:
         """Notes that whatever is saved next goes on from a step: of several, from the lowest."""
@@ -120,14 +120,14 @@ class Lineage:
             self._is_open = False
 
     def deleting_newest(self, step: int) -> None:
-        """Begins an opening below the newest step, which is about to be deleted: local steps from
+        """Begins a branch below the newest step, which is about to be deleted: local steps from
         there on do not come back.
         """
         with self._lock:
             self._current = self._begin(step - 1)
 
-    def current(self) -> Opening | None:
-        """Returns the opening that what is saved now belongs to, which its file says durably by
+    def current(self) -> Branch | None:
+        """Returns the branch that what is saved now belongs to, which its file says durably by
         then; None where the root has none.
 
         Raises Fenced, NotCommitted, OSError.
@@ -139,35 +139,35 @@ class Lineage:
                 self._restored = False
             return self._current
 
-    def _begin(self, base: int) -> Opening | None:
+    def _begin(self, base: int) -> Branch | None:
         for _ in range(RACES):
-            known = read_openings(self._storage)
+            known = read_branches(self._storage)
             if not known and not self._begins:
                 return None
             number = known[-1].number + 1 if known else 1
-            opening = Opening(run_of(known) or secrets.token_hex(16), number, self._writer_id, base)
+            branch = Branch(run_of(known) or secrets.token_hex(16), number, self._writer_id, base)
             try:
                 self._storage.commit(
-                    f"{OPENINGS}/{number}.json", opening.to_bytes(), f"{FOLDER}/{self._writer_id}"
+                    f"{BRANCHES}/{number}.json", branch.to_bytes(), f"{FOLDER}/{self._writer_id}"
                 )
             except NameTaken:
                 continue
             self._prune(known)
-            return opening
+            return branch
         raise NameTaken(
             17,
-            f"other writers took {RACES} numbers of openings",
-            f"{self._storage.root}/{OPENINGS}",
+            f"other writers took {RACES} numbers of branches",
+            f"{self._storage.root}/{BRANCHES}",
         )
 
-    def _prune(self, known: Sequence[Opening]) -> None:
+    def _prune(self, known: Sequence[Branch]) -> None:
         try:
             self._storage.delete(
-                [f"{OPENINGS}/{opening.number}.json" for opening in known[: -KEPT_OPENINGS + 1]]
+                [f"{BRANCHES}/{branch.number}.json" for branch in known[: -KEPT_BRANCHES + 1]]
             )
         except OSError as error:
             _log.warning(
-                "old openings of %s could not be deleted, the next one does it: %s",
+                "old branches of %s could not be deleted, the next one does it: %s",
                 self._storage.root,
                 error,
             )

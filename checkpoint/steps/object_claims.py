@@ -14,8 +14,6 @@ from ..errors import CheckpointError
 from ..format.record import parse_record
 from ..options import DAY_S
 from ..storage.base import Storage
-from ..storage.local import LocalStorage
-from ..storage.object import ObjectStorage
 from ..storage.path import join
 from ..storage.tombstone import (
     RECORD_NAME,
@@ -25,7 +23,8 @@ from ..storage.tombstone import (
     read_tombstone,
     tombstone,
 )
-from .claims import FOLDER, Claims, LocalClaims, Writer, parse_writer
+from .claims import FOLDER, Claims, Writer, parse_writer
+from .local_claims import LocalClaims
 
 RACES = 3
 RACERS = 4  # of the probe: writes to one name that begin at the same time
@@ -34,8 +33,10 @@ RACERS = 4  # of the probe: writes to one name that begin at the same time
 class ObjectClaims:
     """Claims in an object store: objects that their writers renew."""
 
-    def __init__(self, storage: ObjectStorage, *, claim_age_s: float = DAY_S) -> None:
+    def __init__(self, storage: Storage, *, claim_age_s: float = DAY_S) -> None:
+        assert storage.conditions is not None
         self._storage = storage
+        self._values = storage.conditions
         self._age_s = claim_age_s
         self._renewed = time.monotonic()
         self._taken: set[str] = set()
@@ -48,9 +49,9 @@ class ObjectClaims:
             self._renew(writer)
             return
         try:
-            if not self._storage.single_writer:
+            if not self._values.single_writer:
                 self._check_conditions()
-            self._storage.put(_name(writer.id), json.dumps(asdict(writer)).encode())
+            self._values.put(_name(writer.id), json.dumps(asdict(writer)).encode())
             self._taken.add(writer.id)
         except OSError as error:
             raise CheckpointError(
@@ -76,9 +77,9 @@ class ObjectClaims:
                 self._storage.delete([name])
 
     def _check_race(self, condition: str, name: str) -> None:
-        _, generation = self._storage.get(name)
+        _, generation = self._values.get(name)
         writes = [b"%s %d" % (condition.encode(), number) for number in range(RACERS)]
-        won = self._storage.put_at_once(name, writes, generation)
+        won = self._values.put_at_once(name, writes, generation)
         if won == 1:
             return
         root = self._storage.root
@@ -93,9 +94,9 @@ class ObjectClaims:
     def _renew(self, writer: Writer) -> None:
         if time.monotonic() - self._renewed < self._age_s / 20:
             return
-        found, generation = self._storage.get(_name(writer.id))
+        found, generation = self._values.get(_name(writer.id))
         if found is not None:
-            self._storage.put(
+            self._values.put(
                 _name(writer.id),
                 json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(),
                 generation,
@@ -106,7 +107,7 @@ class ObjectClaims:
         """Reads the other claims; one that was not renewed for long counts as dead."""
         found = []
         for writer_id in sorted(self.standing() - {me}):
-            data, _ = self._storage.get(_name(writer_id))
+            data, _ = self._values.get(_name(writer_id))
             if data is not None:
                 writer = parse_writer(data, writer_id)
                 found.append((writer, time.time() - writer.renewed_s > self._age_s))
@@ -121,7 +122,7 @@ class ObjectClaims:
         """Lists the claims."""
         return {
             name.split("/")[1]
-            for name in self._storage.keys(f"{FOLDER}/")
+            for name in self._values.keys(f"{FOLDER}/")
             if name.endswith("/claim.json")
         }
 
@@ -130,7 +131,7 @@ class ObjectClaims:
         it may be under way.
         """
         name = join(step_dir, RECORD_NAME)
-        found, generation = self._storage.get(name)
+        found, generation = self._values.get(name)
         if found is not None and not found.startswith(TOMBSTONE):
             try:
                 named = set(parse_record(found, name).file_names())
@@ -145,19 +146,19 @@ class ObjectClaims:
             if found is None or found.startswith(TOMBSTONE)
             else marked_record(found, writers | known)
         )
-        return names if self._storage.put(name, marked, generation) else []
+        return names if self._values.put(name, marked, generation) else []
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
         standing = self.standing()
-        for step_dir in step_dirs if self._storage.deletes_on_condition else ():
+        for step_dir in step_dirs if self._values.deletes_on_condition else ():
             name = join(step_dir, RECORD_NAME)
-            found, generation = self._storage.get(name)
+            found, generation = self._values.get(name)
             if found is None or not found.startswith(TOMBSTONE):
                 continue
             writers, since_s = read_tombstone(found)
             if not writers & standing and time.time() - since_s > self._age_s:
-                self._storage.remove(name, generation)
+                self._values.remove(name, generation)
 
 
 def _name(writer_id: str) -> str:
@@ -167,8 +168,16 @@ def _name(writer_id: str) -> str:
 def open_claims(
     storage: Storage, *, single_writer: bool = False, claim_age_s: float = DAY_S
 ) -> Claims:
-    """Returns the claims of a root, by the kind of its store. Reads and writes nothing yet."""
-    if isinstance(storage, ObjectStorage):
+    """Returns the claims of a root, by what its store can do. Reads and writes nothing yet.
+
+    Raises CheckpointError where the store has neither locks nor conditional writes.
+    """
+    if storage.conditions is not None:
         return ObjectClaims(storage, claim_age_s=claim_age_s)
-    assert isinstance(storage, LocalStorage)
-    return LocalClaims(storage, single_writer=single_writer)
+    if storage.posix is not None:
+        return LocalClaims(storage.posix, single_writer=single_writer)
+    raise CheckpointError(
+        f"{storage.root} is only for reading: its store has neither the locks of a POSIX folder nor"
+        " conditional writes, and one writer could not keep another out",
+        path=storage.root,
+    )

@@ -17,7 +17,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..errors import CheckpointError, error_from_message, error_text, error_to_message
-from ..format.files import (
+from ..format.step_folders import (
     PLAIN_NAMES,
     STEP_NAMES,
     StepNames,

@@ -1,5 +1,6 @@
-"""Azure's blob storage as a store, az://container/path, through obstore: its conditional writes
-carry the commit.
+"""Azure's blob storage as a store, az://container/path, through obstore.
+
+A commit rests on conditional writes, as in every object store.
 """
 
 from __future__ import annotations
@@ -9,31 +10,37 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from holdfast.coordination.distribution import install_command
+
 from ..errors import CheckpointError
-from .base import run_side_by_side
 from .object import ObjectStorage
+from .threads import run_side_by_side
 
 MISSING = b""  # the generation of what is not there
 
 
 class AzureStorage(ObjectStorage):
-    """A store below one prefix of a container. Safe for use from several threads.
+    """A store below one prefix of a container. Thread-safe.
 
-    What follows a `?` in the URL are settings of obstore's AzureStore, such as `account_name=mine`;
-    the rest it takes from the environment (AZURE_STORAGE_ACCOUNT_NAME, ...). Needs `pip install
-    "holdfast[azure]"`. tensorstore does not know Azure, so that other people's arrays are not read
-    there. Nothing is deleted on a condition, as on S3.
+    What follows a `?` in the URL are settings of obstore's AzureStore, such as `account_name=mine`.
+    obstore takes the rest from the environment (AZURE_STORAGE_ACCOUNT_NAME, ...). tensorstore does
+    not know Azure, so other libraries' arrays are not read there. Nothing is deleted on a
+    condition, as on S3.
     """
+
+    tensorstore = None
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         try:
             import obstore
             from obstore.store import AzureStore
         except ImportError as error:
-            message = f'{url} needs obstore, which is not installed: pip install "holdfast[azure]"'
+            command = install_command("azure")
+            message = f"{url} needs obstore, which is not installed: {command}"
             raise CheckpointError(message, path=url) from error
         parts = urlsplit(url)
-        self._url, self._single_writer = url.split("?", 1)[0].rstrip("/"), single_writer
+        self._url = url.split("?", 1)[0].rstrip("/")
+        self._single_writer = single_writer
         path = unquote(parts.path).strip("/")
         self._prefix = f"{path}/" if path else ""
         self._obstore = obstore
@@ -48,9 +55,8 @@ class AzureStorage(ObjectStorage):
             raise CheckpointError(f"cannot open {url}: {_text(error)}", path=url) from error
 
     def delete(self, names: Sequence[str]) -> None:
-        run_side_by_side(
-            self._delete, [name for name in names if not name.endswith("/")], self.max_concurrency
-        )
+        files = [name for name in names if not name.endswith("/")]
+        run_side_by_side(self._delete, files, self.max_concurrency)
 
     def _delete(self, name: str) -> None:
         try:
@@ -60,31 +66,20 @@ class AzureStorage(ObjectStorage):
         except Exception as error:
             raise OSError(errno.EIO, _text(error), name) from error
 
-    def kvstore(self, folder: str) -> dict[str, Any]:
-        """Raises CheckpointError: tensorstore cannot open it."""
-        message = (
-            f"{self._url}/{folder}: tensorstore, which reads and writes other people's arrays, does"
-            " not know Azure; copy it to a disk first"
-        )
-        raise CheckpointError(message, path=self._url)
-
     def keys(self, prefix: str) -> Sequence[str]:
         whole = self._prefix + prefix
         folder = whole.rpartition("/")[0]
         try:
-            found = [
-                entry["path"]
-                for page in self._obstore.list(self._store, prefix=folder or None)
-                for entry in page
-            ]
+            pages = self._obstore.list(self._store, prefix=folder or None)
+            paths = [entry["path"] for page in pages for entry in page]
         except Exception as error:
             raise OSError(errno.EIO, _text(error), prefix) from error
-        return sorted(name[len(self._prefix) :] for name in found if name.startswith(whole))
+        return sorted(path[len(self._prefix) :] for path in paths if path.startswith(whole))
 
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         try:
-            found = self._obstore.get(self._store, self._prefix + name)
-            return bytes(found.bytes()), str(found.meta["e_tag"]).encode()
+            read = self._obstore.get(self._store, self._prefix + name)
+            return bytes(read.bytes()), str(read.meta["e_tag"]).encode()
         except FileNotFoundError:
             return None, MISSING
         except Exception as error:
@@ -94,25 +89,21 @@ class AzureStorage(ObjectStorage):
         mode: Any = "overwrite"
         if generation is not None and not self._single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
+        errors = self._obstore.exceptions
+        key = self._prefix + name
         try:
-            self._obstore.put(
-                self._store, self._prefix + name, bytes(data), mode=mode, use_multipart=False
-            )
-        except (
-            self._obstore.exceptions.AlreadyExistsError,
-            self._obstore.exceptions.PreconditionError,
-        ):
+            self._obstore.put(self._store, key, bytes(data), mode=mode, use_multipart=False)
+        except (errors.AlreadyExistsError, errors.PreconditionError):
             return False
         except Exception as error:
             raise OSError(errno.EIO, _text(error), name) from error
         return True
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
-        return sum(
-            run_side_by_side(
-                lambda value: self.put(name, value, generation), list(values), len(values)
-            )
-        )
+        def put(value: bytes) -> bool:
+            return self.put(name, value, generation)
+
+        return sum(run_side_by_side(put, list(values), len(values)))
 
     @property
     def deletes_on_condition(self) -> bool:
@@ -123,32 +114,29 @@ class AzureStorage(ObjectStorage):
 
     def size(self, name: str) -> int:
         try:
-            found: int = self._obstore.head(self._store, self._prefix + name)["size"]
+            head = self._obstore.head(self._store, self._prefix + name)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                errno.ENOENT, "No such object", f"{self._url}/{name}"
-            ) from error
+            raise self._missing(name) from error
         except Exception as error:
             raise OSError(errno.EIO, _text(error), name) from error
-        return found
+        return int(head["size"])
 
     def _range(self, name: str, start: int, stop: int) -> bytes:
         if stop <= start:
             return b""
+        key = self._prefix + name
         try:
-            return bytes(
-                self._obstore.get_range(self._store, self._prefix + name, start=start, end=stop)
-            )
+            return bytes(self._obstore.get_range(self._store, key, start=start, end=stop))
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                errno.ENOENT, "No such object", f"{self._url}/{name}"
-            ) from error
+            raise self._missing(name) from error
         except Exception as error:
-            if (
-                self.size(name) <= start
-            ):  # an empty object has no range, nor has one that ends before it
+            # An empty object has no range, nor has one that ends before `start`.
+            if self.size(name) <= start:
                 return b""
             raise OSError(errno.EIO, _text(error), name) from error
+
+    def _missing(self, name: str) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}")
 
 
 def _text(error: Exception) -> str:

@@ -1,121 +1,29 @@
-"""The seam between a checkpoint and the bytes of its store: seven verbs, for POSIX folders and
-object stores alike.
+"""The seam between a checkpoint and the bytes of its store, for POSIX folders and object stores.
 
 Names are relative to the store's root, with `/` between their parts. A store knows nothing of
-trees, packs or steps; all calls block and may come from several threads at once.
+trees, packs or steps. All calls block, and may come from several threads at once.
+
+This module is public: who writes a store implements `Storage` and runs
+`holdfast.testing.StorageContract` on it. It is provisional until object stores have their new
+engine: verbs may still be added.
 """
 
 from __future__ import annotations
 
-import _thread
-import collections
-import contextlib
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
-
-LOOK_S = 1.0  # how often a wait looks for itself
-
-
-class Latch:
-    """Waits for one event, in a way that Ctrl-C cannot break. Thread-safe.
-
-    What is built upon conditions (threading.Event, Future, Thread.start) runs Python code with a
-    lock held or lent: a KeyboardInterrupt in there leaves it held for ever, so that the next thread
-    hangs, or comes out as a RuntimeError. A bare lock is taken in one operation.
-    """
-
-    def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
-        self._lock.acquire()
-        self._is_set = False
-
-    def set(self) -> None:
-        """Lets all go on that wait, for good. Called once."""
-        self._is_set = True
-        self._lock.release()
-
-    def is_set(self) -> bool:
-        """Says whether the event has come."""
-        return self._is_set
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until the event comes; returns whether it has."""
-        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._is_set and (remaining := end - time.monotonic()) > 0:
-            if self._lock.acquire(
-                timeout=min(remaining, LOOK_S)
-            ):  # another who waits may be interrupted before it passes the lock on
-                self._lock.release()
-        return self._is_set
-
-
-def start_thread(work: Callable[..., object], *arguments: object) -> None:
-    """Starts a daemon thread, in one operation: see Latch."""
-    _thread.start_new_thread(work, arguments)
-
-
-def run_side_by_side(
-    work: Callable[[Any], Any], items: list[Any], max_concurrency: int
-) -> list[Any]:
-    """Does `work` on each item, on up to `max_concurrency` threads that end with the call; raises
-    the first error after all have ended.
-    """
-    if len(items) <= 1:
-        return [work(item) for item in items]
-    todo, results, errors = (
-        collections.deque(enumerate(items)),
-        [None] * len(items),
-        dict[int, BaseException](),
-    )
-    begun: list[Latch] = []
-
-    def serve(ended: Latch) -> None:
-        begun.append(ended)
-        while todo:
-            with contextlib.suppress(IndexError):  # another thread took the last
-                index, item = todo.popleft()
-                try:
-                    results[index] = work(item)
-                except BaseException as error:
-                    errors[index] = error
-        ended.set()
-
-    threads = [Latch() for _ in range(min(max_concurrency, len(items)))]
-    try:
-        for ended in threads:
-            start_thread(serve, ended)
-        for ended in threads:
-            ended.wait()
-    except BaseException:  # Ctrl-C: what has begun ends first; who begins later finds nothing to do
-        todo.clear()
-        for ended in list(begun):
-            ended.wait()
-        raise
-    if errors:
-        raise errors[min(errors)]
-    return results
-
 
 Part: TypeAlias = tuple[int, Sequence[memoryview]]
 
 
-def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Iterator[Part]:
-    """Yields parts, and reports how many bytes each had once it has been written."""
-    for offset, buffers in parts:
-        yield offset, buffers
-        on_bytes(sum(buffer.nbytes for buffer in buffers))
-
-
 @dataclass(frozen=True)
 class Entry:
-    """One name in a listing. A folder's name ends in `/` and its size is 0. A file's size is None
-    where a listing has none.
+    """One name in a listing. A folder's name ends in `/`, and its size is 0.
 
-    `modified_s` is by the store's clock, 0.0 where unknown. `links` is how many names the file has,
-    1 where a store knows of one only.
+    A file's size is None where a listing has no sizes. `modified_s` is by the store's clock, 0.0
+    where unknown. `links` is how many names the file has, 1 where a store knows of one only.
     """
 
     name: str
@@ -125,22 +33,94 @@ class Entry:
 
 
 class NotCommitted(OSError):
-    """Says that a commit was refused for certain: its name does not exist, and never will by this
-    call.
-    """
+    """A commit was refused for certain: this call has not made the name, and never will."""
 
 
 class NameTaken(NotCommitted):
-    """Says that a commit was refused for certain, because another file has the name."""
+    """A commit was refused for certain, because another file has the name."""
+
+
+class PosixFolder(Protocol):
+    """What a store can do besides, if it is a folder of a POSIX file system.
+
+    Claims are then files with locks, and a commit is a link. `folder_mode` is the mode of new
+    folders (None: by the umask). `can_link` says whether the file system has hard links.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def folder_mode(self) -> int | None: ...
+
+    @property
+    def can_link(self) -> bool: ...
+
+    def link(self, source: str, name: str, size: int) -> None:
+        """Gives a file a second name, which is durable after `make_durable` of its folder.
+
+        Raises OSError unless the file has `size` bytes.
+        """
+
+    def make_durable(self, folder: str) -> None:
+        """Makes the names in a folder durable, those that other processes have made too."""
+
+
+class ConditionalWrites(Protocol):
+    """What a store can do besides, if it writes on conditions, as object stores do.
+
+    Claims are then objects, and a commit is a conditional write. A generation stands for one
+    version of a value, or for its absence. With `single_writer` nobody else writes, and there are
+    no conditions. `deletes_on_condition` says whether `remove` is one step in the store.
+    """
+
+    @property
+    def single_writer(self) -> bool: ...
+
+    @property
+    def deletes_on_condition(self) -> bool: ...
+
+    def keys(self, prefix: str) -> Sequence[str]:
+        """Returns all names that begin so, sorted."""
+
+    def get(self, name: str) -> tuple[bytes | None, bytes]:
+        """Returns a value (None: there is none) and its generation."""
+
+    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+        """Writes a value if its generation is still the one given (None: always).
+
+        Returns whether the value was written.
+        """
+
+    def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
+        """Begins to write all values, each on the same condition; returns how many were written."""
+
+    def remove(self, name: str, generation: bytes) -> None:
+        """Deletes a value if its generation is still the one given."""
+
+
+class TensorStoreAccess(Protocol):
+    """What a store can do besides, if tensorstore opens it: other libraries' arrays are read so."""
+
+    @property
+    def context(self) -> Any:
+        """The tensorstore Context with the connections of this process; None: any."""
+
+    def kvstore(self, folder: str) -> dict[str, Any]:
+        """Returns tensorstore's JSON spec of a folder, to be opened in `context`."""
 
 
 class Storage(Protocol):
-    """The whole of what the checkpoint room asks of a store.
+    """The whole of what a checkpoint asks of a store. Provisional, see the module.
 
-    Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest;
-    `commit` alone raises `NotCommitted` and `Fenced` too. `root` is how messages show the store. A
-    file longer than `max_file_bytes` cannot be written (None: no bound), and `max_concurrency` is
-    how many reads or writes are worth running side by side.
+    Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest.
+    `commit` alone raises `NotCommitted` and `Fenced` too.
+
+    `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written
+    (None: no bound). `max_concurrency` is how many reads or writes are worth running side by side.
+
+    A store says what else it can do by `posix`, `conditions` and `tensorstore`; None means that it
+    cannot. A store that is written to has `posix` or `conditions`, because claims need one of them.
     """
 
     @property
@@ -152,54 +132,61 @@ class Storage(Protocol):
     @property
     def max_concurrency(self) -> int: ...
 
-    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        """Writes a file of exactly `size` bytes, durably, name and folders included.
+    @property
+    def posix(self) -> PosixFolder | None: ...
 
-        `parts` are (offset, buffers): they cover the file once, in any order (the head of a pack
-        comes last, at 0), and are made while the file is written, so that a store may begin before
-        the last is known. Missing folders are made. A file of that name is replaced. An error, from
-        `parts` too, leaves at most a file that no record names.
+    @property
+    def conditions(self) -> ConditionalWrites | None: ...
+
+    @property
+    def tensorstore(self) -> TensorStoreAccess | None: ...
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        """Writes a file of exactly `size` bytes, durably, with its name and folders.
+
+        `parts` are (offset, buffers). They cover the file once, in any order (the head of a pack
+        comes last, at 0). They are made while the file is written, so a store may begin early.
+        Missing folders are made, and a file of that name is replaced. An error, from `parts` too,
+        leaves at most a file that no record names.
         """
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were,
-        fewer only at the end of the file.
+        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were.
+
+        There are fewer only at the end of the file.
         """
 
     def size(self, name: str) -> int:
-        """Returns the size of a file. Cheap on a disk; an object store may read a few dozen single
-        bytes for it.
-        """
+        """Returns the size of a file. An object store may read a few dozen single bytes for it."""
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
-        """Returns a whole small file; raises OverflowError, having read nothing, when it is longer
-        than `limit_bytes`.
-        """
+        """Returns a whole small file; raises OverflowError if it is longer than `limit_bytes`."""
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        """Makes `name` exist with `data`, whole and durable, if no such file is there (NameTaken)
-        and the claim stands (Fenced).
+        """Makes `name` exist with `data`, whole and durable, if it is free and the claim stands.
 
-        Raises NotCommitted where it was refused for certain; after any other OSError the name may
-        exist, now or later, durable or not. FileExistsError is one of these: a file is there, and
-        whether a try of this call put it there, for a while, is not known.
+        Raises NameTaken or Fenced otherwise, and NotCommitted where it was refused for certain for
+        another reason. After any other OSError the name may exist, now or later, durable or not.
+        FileExistsError is one of these: a file is there, and whether a try of this call put it
+        there, for a while, is not known.
 
         With `replace` a file that is there is replaced in one step. `claim` is the folder of the
-        writer's claim; on POSIX the data is written and fsynced inside it and linked from there, so
+        writer's claim. On POSIX the data is written and fsynced inside it and linked from there, so
         that a claim that was renamed away stops the commit.
         """
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
     ) -> list[Entry]:
-        """Lists a folder ("" is the root; a missing one is empty): its files and folders, or with
-        `recursive` all files below it.
+        """Lists the files and folders of a folder, or with `recursive` all files below it.
 
-        Entry names are relative to the root and sorted. With `names_only` files have no size and no
-        time: on a disk no file is looked at.
+        "" is the root; a missing folder is empty. Names are relative to the root and sorted. With
+        `names_only` files have no size and no time: on a disk no file is looked at.
         """
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes files, and folders (names that end in `/`) if they are empty, in the order given;
-        durable on return; missing is done.
+        """Deletes files, and empty folders (names that end in `/`), in the order given.
+
+        The deletions are durable on return. A missing name and a folder that is not empty are
+        passed over.
         """

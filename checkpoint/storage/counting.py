@@ -1,32 +1,29 @@
-"""A store that reports how many bytes go through it: for progress bars and for tests that count
-reads.
-"""
+"""A store that counts the bytes that go through it: for progress bars, and for tests of reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from .base import Entry, Part, Storage, count_parts
+from .base import ConditionalWrites, Entry, Part, PosixFolder, Storage, TensorStoreAccess
+
+
+def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Iterator[Part]:
+    """Yields parts, and reports how many bytes each had once it has been written."""
+    for offset, buffers in parts:
+        yield offset, buffers
+        on_bytes(sum(buffer.nbytes for buffer in buffers))
 
 
 class CountingStorage:
-    """Passes everything on to another store, and the number of bytes read or written to `on_bytes`,
-    from several threads.
+    """Passes everything on to another store, and the number of bytes to `on_bytes`.
+
+    `on_bytes` is called from several threads. It is public, since a driver that reads past this
+    store reports its own bytes there.
     """
 
     def __init__(self, storage: Storage, on_bytes: Callable[[int], None]) -> None:
         self._storage = storage
-        self._on_bytes = on_bytes
-
-    @property
-    def inner(self) -> Storage:
-        """The store behind this one."""
-        return self._storage
-
-    @property
-    def on_bytes(self) -> Callable[[int], None]:
-        """Takes the number of bytes that went past this store, which a driver read by itself."""
-        return self._on_bytes
+        self.on_bytes = on_bytes
 
     @property
     def root(self) -> str:
@@ -40,12 +37,24 @@ class CountingStorage:
     def max_concurrency(self) -> int:
         return self._storage.max_concurrency
 
+    @property
+    def posix(self) -> PosixFolder | None:
+        return self._storage.posix
+
+    @property
+    def conditions(self) -> ConditionalWrites | None:
+        return self._storage.conditions
+
+    @property
+    def tensorstore(self) -> TensorStoreAccess | None:
+        return self._storage.tensorstore
+
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        self._storage.write(name, size, count_parts(parts, self._on_bytes))
+        self._storage.write(name, size, count_parts(parts, self.on_bytes))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         done = self._storage.read(name, offset, buffers)
-        self._on_bytes(done)
+        self.on_bytes(done)
         return done
 
     def size(self, name: str) -> int:
@@ -53,7 +62,7 @@ class CountingStorage:
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         data = self._storage.fetch(name, limit_bytes)
-        self._on_bytes(len(data))
+        self.on_bytes(len(data))
         return data
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:

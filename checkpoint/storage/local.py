@@ -1,5 +1,6 @@
-"""A folder of a POSIX file system as a store: positional vectored I/O, early write-back, fsync of
-files and of folders, commit by link.
+"""A folder of a POSIX file system as a store.
+
+Vectored I/O at positions, early write-back, fsync of files and of folders, commit by link.
 """
 
 from __future__ import annotations
@@ -14,47 +15,57 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
-from .base import Entry, NameTaken, NotCommitted, Part, Storage
+from .base import (
+    Entry,
+    NameTaken,
+    NotCommitted,
+    Part,
+    PosixFolder,
+    Storage,
+    TensorStoreAccess,
+)
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
 WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 _SYNC_FILE_RANGE_WRITE = 2
-# errors of link() and rename() by which nothing was done; after others (EIO, ESTALE, ETIMEDOUT) the
-# name may exist
+# After these errors of link() and rename() nothing was done. After others (EIO, ESTALE, ETIMEDOUT)
+# the name may exist.
 REFUSALS = {
-    *(
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.EMLINK,
-        errno.ENAMETOOLONG,
-        errno.ENOTDIR,
-        errno.EISDIR,
-    ),
-    *(errno.ELOOP, errno.EXDEV, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EMLINK,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EXDEV,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
 }
 T = TypeVar("T")
 
 
 class LocalStorage:
-    """A store in a local (or shared POSIX) folder, which need not exist yet. Safe for use from
-    several threads.
+    """A store in a local (or shared POSIX) folder, which need not exist yet. Thread-safe.
 
-    With `single_writer` a commit is a check and then a rename, for file systems without hard links:
-    only safe while nobody else writes. `file_mode` and `folder_mode` are the modes of what it
-    makes, whatever the umask; None: as the umask has it.
+    With `single_writer` a commit is a check and then a rename, for file systems without hard links.
+    That is only safe while nobody else writes. `file_mode` and `folder_mode` are the modes of new
+    files and folders, whatever the umask; None: as the umask has it.
     """
 
     max_file_bytes: int | None = None
     max_concurrency: int = 4
+    conditions = None
 
     def __init__(
         self,
@@ -64,20 +75,55 @@ class LocalStorage:
         file_mode: int | None = None,
         folder_mode: int | None = None,
     ) -> None:
-        self._root = Path(os.path.abspath(os.fspath(root)))
+        self.path = Path(os.path.abspath(os.fspath(root)))
+        self.folder_mode = folder_mode
         self._single_writer = single_writer
         self._file_mode = file_mode
-        self.folder_mode = folder_mode
 
     @property
     def root(self) -> str:
-        return str(self._root)
+        return str(self.path)
+
+    @property
+    def posix(self) -> PosixFolder:
+        return self
+
+    @property
+    def tensorstore(self) -> TensorStoreAccess:
+        return self
+
+    # --- A folder of a POSIX file system
+
+    @property
+    def can_link(self) -> bool:
+        return not self._single_writer
+
+    def link(self, source: str, name: str, size: int) -> None:
+        old = self.path / source
+        new = self._to_change(name)
+        status = old.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
+        in_folder(new, lambda: os.link(old, new, follow_symlinks=False), self.folder_mode)
+
+    def make_durable(self, folder: str) -> None:
+        sync_folder(self.path / folder)
+
+    # --- What tensorstore opens
+
+    context = None
+
+    def kvstore(self, folder: str) -> dict[str, Any]:
+        return {"driver": "file", "path": f"{self.path / folder}/"}
+
+    # --- The seam
 
     def _to_change(self, name: str) -> Path:
-        """Returns the path of what is written or deleted. Raises OSError for a name behind a link:
-        what is there is not the root's.
+        """Returns the path of what is written or deleted.
+
+        Raises OSError for a name behind a link: what is there is not the root's.
         """
-        path = self._root
+        path = self.path
         for folder in name.rstrip("/").split("/")[:-1]:
             path /= folder
             if path.is_symlink():
@@ -86,7 +132,7 @@ class LocalStorage:
                     "it is a link, and nothing behind links is written or deleted",
                     str(path),
                 )
-        return self._root / name
+        return self.path / name
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         path = self._to_change(name)
@@ -99,40 +145,27 @@ class LocalStorage:
                     "a pipe or a device of that name is there; expected a file or none",
                     str(path),
                 )
+            # The kernel begins to write while the next part is made: fsync has less to wait for.
             dirty = 0
             for offset, buffers in parts:
                 written = write_all(file, buffers, offset)
                 dirty += written
                 if dirty >= WRITEBACK_BYTES:
-                    _start_writeback(
-                        file,
-                        offset + written - dirty if dirty > written else offset,
-                        max(written, dirty),
-                    )
+                    _start_writeback(file, offset + written - dirty, dirty)
                     dirty = 0
-            found = os.fstat(file).st_size
-            assert found == size, f"{path}: the parts made {found} bytes of {size}"
+            made = os.fstat(file).st_size
+            assert made == size, f"{path}: the parts made {made} bytes of {size}"
             os.fsync(file)
         finally:
             os.close(file)
         sync_folder(path.parent)
-
-    def link(self, source: str, name: str, size: int) -> None:
-        """Gives a file a second name, which is durable once its folder is (`make_durable`). Raises
-        OSError unless it has `size` bytes.
-        """
-        old, new = self._root / source, self._to_change(name)
-        found = old.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-            raise OSError(errno.ESTALE, f"it is no file of {size} bytes", str(old))
-        in_folder(new, lambda: os.link(old, new, follow_symlinks=False), self.folder_mode)
 
     def _set_mode(self, file: int) -> None:
         if self._file_mode is not None:
             os.fchmod(file, self._file_mode)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        file = open_to_read(self._root / name)
+        file = open_to_read(self.path / name)
         try:
             done = 0
             for got in _transfer(os.preadv, file, buffers, offset):
@@ -142,24 +175,25 @@ class LocalStorage:
             os.close(file)
 
     def size(self, name: str) -> int:
-        path = self._root / name
+        path = self.path / name
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return path.stat().st_size
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
-        with open(open_to_read(self._root / name), "rb") as file:
+        with open(open_to_read(self.path / name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit_bytes:
                 raise OverflowError(
-                    f"{self._root / name} has {size} bytes; at most {limit_bytes} are read"
+                    f"{self.path / name} has {size} bytes; at most {limit_bytes} are read"
                 )
             return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         name_in_claim = f"{claim}/{uuid.uuid4().hex}.record"
         with _refusing(lambda error: True), self._fenced_if_gone(claim):
-            path, source = self._to_change(name), self._to_change(name_in_claim)
+            path = self._to_change(name)
+            source = self._to_change(name_in_claim)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 self._set_mode(file)
@@ -183,24 +217,27 @@ class LocalStorage:
         if self._single_writer and not replace and os.path.lexists(path):
             raise taken
         try:
-            (os.rename if replace or self._single_writer else os.link)(source, path)
+            if replace or self._single_writer:
+                os.rename(source, path)
+            else:
+                os.link(source, path)
         except OSError as error:
-            found = _find(path)
-            if found is not None and os.path.samestat(found, made):
-                # an NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing
+            standing = _status(path)
+            # An NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing.
+            if standing is not None and os.path.samestat(standing, made):
                 return
-            raise (
-                taken if found is not None and isinstance(error, FileExistsError) else error
-            ) from None
+            if standing is not None and isinstance(error, FileExistsError):
+                raise taken from None
+            raise
 
     @contextlib.contextmanager
     def _fenced_if_gone(self, claim: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            if not is_gone(self._root / claim):
+            if not is_gone(self.path / claim):
                 raise
-            raise fenced(f"{self._root / claim}") from error
+            raise fenced(f"{self.path / claim}") from error
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
@@ -211,34 +248,21 @@ class LocalStorage:
 
     def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
         try:
-            found = list(os.scandir(self._root / folder))
+            items = list(os.scandir(self.path / folder))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             if error.errno == errno.ELOOP:  # a link that leads in circles is no folder
                 return
             raise
-        for item in found:
+        for item in items:
             name = f"{folder}/{item.name}" if folder else item.name
-            if item.is_dir(follow_symlinks=False):
-                if recursive:
-                    yield from self._entries(name, True, names_only)
-                else:
-                    yield Entry(name + "/", 0)
-                continue
-            if names_only:
-                yield Entry(name, None)
-                continue
-            try:
-                found_stat = item.stat()
-            except FileNotFoundError:
-                continue
-            # a link that leads in circles, or somewhere forbidden: its name is there, and opening
-            # it says what is wrong
-            except OSError:
-                yield Entry(name, None)
+            if not item.is_dir(follow_symlinks=False):
+                yield from _file_entry(item, name, names_only)
+            elif recursive:
+                yield from self._entries(name, True, names_only)
             else:
-                yield Entry(name, found_stat.st_size, found_stat.st_mtime, found_stat.st_nlink)
+                yield Entry(name + "/", 0)
 
     def delete(self, names: Sequence[str]) -> None:
         folders: dict[Path, None] = {}
@@ -262,9 +286,27 @@ class LocalStorage:
                 sync_folder(folder)
 
 
+def _file_entry(item: os.DirEntry[str], name: str, names_only: bool) -> Iterator[Entry]:
+    """Yields the entry of what is no folder; nothing if it is gone since it was listed."""
+    if names_only:
+        yield Entry(name, None)
+        return
+    try:
+        status = item.stat()
+    except FileNotFoundError:
+        return
+    except OSError:
+        # A link that leads in circles, or somewhere forbidden. Its name is there, and opening it
+        # says what is wrong.
+        yield Entry(name, None)
+    else:
+        yield Entry(name, status.st_size, status.st_mtime, status.st_nlink)
+
+
 def create_file(path: Path) -> int:
-    """Returns a new file's descriptor. One that is there is replaced, never written over: other
-    steps may have a name for it too.
+    """Returns the descriptor of a new file. A file that is there is replaced, never written over.
+
+    Other steps may have a name for that file too.
     """
     for _ in range(FOLDER_TRIES):
         try:
@@ -278,18 +320,20 @@ def create_file(path: Path) -> int:
 
 
 def hold(storage: Storage, name: str) -> Callable[[], None]:
-    """Keeps the bytes of a file until what it returns is called, once: to free them takes longer
-    than to take the name away.
+    """Keeps the bytes of a file until the returned function is called, once.
+
+    A disk takes longer to free the bytes than to take the name away.
     """
-    if isinstance(storage, LocalStorage):
+    if storage.posix is not None:
         with contextlib.suppress(OSError, Corrupt):
-            return functools.partial(os.close, open_to_read(Path(storage.root, name)))
+            return functools.partial(os.close, open_to_read(storage.posix.path / name))
     return lambda: None
 
 
 def is_gone(path: Path) -> bool:
-    """Says whether nothing has this name, by a listing of its folder: a client of a shared file
-    system may not find what is there.
+    """Says whether nothing has this name, by a listing of its folder.
+
+    A client of a shared file system may not find a file that is there.
     """
     try:
         return path.name not in os.listdir(path.parent)
@@ -300,8 +344,9 @@ def is_gone(path: Path) -> bool:
 
 
 def open_to_read(path: Path) -> int:
-    """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device: reading one
-    could wait for ever.
+    """Returns a file's descriptor. Raises Corrupt for a pipe, a socket or a device.
+
+    To read one of these could wait for ever.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -317,9 +362,10 @@ def open_to_read(path: Path) -> int:
     return file
 
 
-def _find(path: Path) -> os.stat_result | None:
-    """Returns what has this name, None for nothing. Raises EIO, which is no refusal, where that
-    cannot be seen.
+def _status(path: Path) -> os.stat_result | None:
+    """Returns the status of what has this name, None for nothing.
+
+    Raises EIO, which is no refusal, where that cannot be seen.
     """
     try:
         return os.lstat(path)
@@ -368,20 +414,22 @@ def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
     return total
 
 
+def _as_bytes(buffer: memoryview) -> memoryview:
+    is_bytes = buffer.ndim == 1 and buffer.format == "B"
+    return buffer if is_bytes else buffer.cast("B")
+
+
 def _transfer(
     call: Callable[[int, Sequence[memoryview], int], int],
     file: int,
     buffers: Sequence[memoryview],
     offset: int,
 ) -> Iterator[int]:
-    """Makes vectored calls until all buffers are done or one moves nothing; yields the bytes that
-    each moved.
+    """Makes vectored calls until all buffers are done or one moves nothing.
+
+    Yields the bytes that each call moved.
     """
-    pending = [
-        buffer.cast("B") if buffer.ndim != 1 or buffer.format != "B" else buffer
-        for buffer in buffers
-        if buffer.nbytes
-    ]
+    pending = [_as_bytes(buffer) for buffer in buffers if buffer.nbytes]
     start = 0
     while start < len(pending):
         moved = call(file, pending[start : start + IOV_MAX], offset)
@@ -397,8 +445,9 @@ def _transfer(
 
 
 def make_folders(folder: Path, mode: int | None) -> None:
-    """Makes a folder and those above it; each new one has the mode, unless None, and is durable in
-    its parent.
+    """Makes a folder and those above it, each durable in its parent.
+
+    New folders have the mode, if it is not None.
     """
     if folder.is_dir():
         return
@@ -411,8 +460,9 @@ def make_folders(folder: Path, mode: int | None) -> None:
 
 
 def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
-    """Makes something in a folder that is made for it, again when a sweep removes the empty folder
-    in between.
+    """Makes the folder of a path, then what is in it.
+
+    Tries again when a sweep removes the folder while it is still empty.
     """
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
@@ -420,13 +470,6 @@ def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
             return make()
     make_folders(path.parent, mode)
     return make()
-
-
-def make_durable(storage: LocalStorage, folder: str) -> None:
-    """Makes the names in a folder of a store durable: for who finds a name there that another
-    process has just made.
-    """
-    sync_folder(Path(storage.root) / folder)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
@@ -449,9 +492,8 @@ def _find_writeback() -> Callable[[int, int, int], None]:
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
     def start(file: int, offset: int, size: int) -> None:
-        function(
-            file, offset, size, _SYNC_FILE_RANGE_WRITE
-        )  # a hint: fsync reports what goes wrong
+        # This is a hint: fsync reports what goes wrong.
+        function(file, offset, size, _SYNC_FILE_RANGE_WRITE)
 
     return start
 

@@ -27,8 +27,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from holdfast.coordination import Fenced
 
 from ..errors import CheckpointError
-from .base import Entry, NameTaken, Part, run_side_by_side
+from .base import ConditionalWrites, Entry, NameTaken, Part, TensorStoreAccess
 from .local import fenced
+from .threads import run_side_by_side
 from .tombstone import RECORD_NAME, TOMBSTONE, fenced_writers, tombstone
 
 OBJECT_BYTES = 256 << 20  # a value is written whole, from memory
@@ -43,7 +44,7 @@ HEAD_BYTES = 1 << 20  # of an object whose size is asked for: most that are aske
 
 
 class ObjectStorage:
-    """A store below one prefix of a bucket. Safe for use from several threads.
+    """A store below one prefix of a bucket. Thread-safe.
 
     tensorstore's KvStore returns keys and values only. So entries have no size or time, `list`
     reads all keys below a folder (there is no delimiter), and `size` searches for the end of an
@@ -57,6 +58,7 @@ class ObjectStorage:
 
     max_file_bytes: int | None = OBJECT_BYTES
     max_concurrency: int = 16
+    posix = None
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         self._url = url.split("?", 1)[0].rstrip("/")
@@ -68,26 +70,29 @@ class ObjectStorage:
         return self._url
 
     @property
-    def single_writer(self) -> bool:
-        """The promise that nobody else writes here."""
-        return self._single_writer
+    def conditions(self) -> ConditionalWrites:
+        return self
+
+    @property
+    def tensorstore(self) -> TensorStoreAccess | None:
+        return self
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        value, filled = bytearray(size), 0
+        value = bytearray(size)
+        filled = 0
         memory = memoryview(value)  # to assign a slice of a bytearray copies it once more
         for offset, buffers in parts:
             for buffer in buffers:
                 raw = buffer.cast("B") if buffer.nbytes else memoryview(b"")
                 memory[offset : offset + raw.nbytes] = raw
-                offset = offset + raw.nbytes
-                filled = filled + raw.nbytes
+                offset += raw.nbytes
+                filled += raw.nbytes
         assert filled == size == len(value), f"{name}: the parts made {filled} bytes of {size}"
         self.put(name, value)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        data = memoryview(
-            self._range(name, offset, offset + sum(buffer.nbytes for buffer in buffers))
-        )
+        wanted = sum(buffer.nbytes for buffer in buffers)
+        data = memoryview(self._range(name, offset, offset + wanted))
         at = 0
         for buffer in buffers:
             if buffer.nbytes and at < len(data):
@@ -106,7 +111,10 @@ class ObjectStorage:
             high = 2 * high
         while high - low > 1:  # `low` bytes are there, `high` are not
             middle = (low + high) // 2
-            low, high = (middle, high) if self._range(name, middle - 1, middle) else (low, middle)
+            if self._range(name, middle - 1, middle):
+                low = middle
+            else:
+                high = middle
         return low
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
@@ -120,12 +128,13 @@ class ObjectStorage:
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         for attempt in range(COMMIT_TRIES):
             try:
-                found, generation = self._before_commit(name, data, claim, replace)
+                standing, generation = self._before_commit(name, data, claim, replace)
             except NameTaken as error:
-                if attempt:  # a try of ours may have been applied, replaced, and be applied again
+                # A try of this call may have been applied and replaced, and be applied again.
+                if attempt:
                     raise FileExistsError(error.errno, error.strerror, error.filename) from None
                 raise
-            if found == data:
+            if standing == data:
                 return  # an earlier try went through though its answer was lost
             if self.put(name, data, generation):
                 self._take_back_if_swept(name, data, claim)
@@ -137,34 +146,38 @@ class ObjectStorage:
     def _before_commit(
         self, name: str, data: bytes, claim: str, replace: bool
     ) -> tuple[bytes | None, bytes]:
-        """Returns what stands at the name and its generation, once it may be replaced. Raises
-        Fenced, NameTaken.
+        """Returns what stands at the name, which may be replaced, and its generation.
+
+        Raises Fenced, NameTaken.
         """
         writer_id = claim.rpartition("/")[2]
         if self.get(f"{claim}/claim.json")[0] is None:
             raise fenced(f"{self._url}/{claim}")
-        found, generation = self.get(name)
-        if found is not None and found != data:
-            if writer_id in fenced_writers(found):
+        standing, generation = self.get(name)
+        if standing is not None and standing != data:
+            if writer_id in fenced_writers(standing):
                 raise Fenced(
                     f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to"
                     " write again"
                 )
-            if not found.startswith(TOMBSTONE) and not replace:
+            if not standing.startswith(TOMBSTONE) and not replace:
                 raise NameTaken(errno.EEXIST, "Object exists", f"{self._url}/{name}")
-        return found, generation
+        return standing, generation
 
     def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:
-        """Undoes a commit that came so late that its packs, and the tombstone that should have
-        stopped it, are gone.
+        """Undoes a commit that came too late: its packs and the tombstone against it are gone.
+
+        The claim stood when the commit began. Since then another writer has fenced this one, swept
+        its packs, and deleted the tombstone once that was old.
         """
         if self.get(f"{claim}/claim.json")[0] is not None:
             return
-        writer_id, folder = claim.rpartition("/")[2], name.rpartition("/")[0]
+        writer_id = claim.rpartition("/")[2]
+        folder = name.rpartition("/")[0]
         if any(f"-{writer_id}" in key for key in self.keys(f"{folder}/" if folder else "")):
             return  # fenced, but after the commit: a sweep touches nothing that a record names
-        found, generation = self.get(name)
-        if found == data:
+        standing, generation = self.get(name)
+        if standing == data:
             self.put(name, tombstone({writer_id}), generation)
         raise Fenced(
             f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open"
@@ -178,125 +191,90 @@ class ObjectStorage:
         prefix = f"{folder}/" if folder else ""
         names = self.keys(prefix)
         if not recursive:
-            names = sorted(
-                {
-                    prefix + head + cut
-                    for name in names
-                    for head, cut, _ in [name[len(prefix) :].partition("/")]
-                }
-            )
-        records = [
-            name
-            for name in names
-            if name.rpartition("/")[2] == RECORD_NAME and name.count("/") <= 1
-        ]
-        hidden = set(
-            itertools.compress(
-                records, run_side_by_side(self._is_tombstone, records, self.max_concurrency)
-            )
-        )
+            names = sorted({_first_part(name, len(prefix)) for name in names})
+        records = [name for name in names if _is_record_name(name)]
+        are_tombstones = run_side_by_side(self._is_tombstone, records, self.max_concurrency)
+        hidden = set(itertools.compress(records, are_tombstones))
         return [
             Entry(name, 0 if name.endswith("/") else None) for name in names if name not in hidden
         ]
 
     def delete(self, names: Sequence[str]) -> None:
-        pending = [
-            self._kv.write(self._prefix + name, None) for name in names if not name.endswith("/")
-        ]
-        for name, future in zip(names, pending, strict=False):
+        files = [name for name in names if not name.endswith("/")]
+        pending = [self._kv.write(self._prefix + name, None) for name in files]
+        for name, future in zip(files, pending, strict=True):
             _done(future, name)
 
-    # --- what drivers need that read and write here themselves
+    # --- What tensorstore opens
 
     def kvstore(self, folder: str) -> dict[str, Any]:
-        """Returns tensorstore's JSON spec of a folder, to be opened in `context`."""
         spec: dict[str, Any] = self._kv.spec().to_json()
-        path = "/".join(
-            part
-            for part in (spec.get("path", "").strip("/"), self._prefix.strip("/"), folder)
-            if part
-        )
+        parts = (spec.get("path", "").strip("/"), self._prefix.strip("/"), folder)
+        path = "/".join(part for part in parts if part)
         return dict(spec, path=f"{path}/" if path else "")
 
     @property
     def context(self) -> Any:
-        """The tensorstore Context with this process's connections (and its memory:// stores)."""
         return _context()
 
-    # --- what claims need besides
+    # --- Writes on conditions
 
-    def keys(self, prefix: str) -> Sequence[str]:
-        """Returns all keys that begin so, sorted."""
-        import tensorstore as ts
-
-        whole = self._prefix + prefix
-        found = _done(
-            self._kv.list(
-                ts.KvStore.KeyRange(whole, whole[:-1] + chr(ord(whole[-1]) + 1) if whole else "")
-            ),
-            prefix,
-        )
-        names = (key.decode() for key in found)
-        return sorted(
-            name[len(self._prefix) :] for name in names if name.startswith(whole)
-        )  # some servers ignore the range
-
-    def get(self, name: str) -> tuple[bytes | None, bytes]:
-        """Returns a value (None: there is none) and its generation."""
-        found = _done(self._kv.read(self._prefix + name), name)
-        return (None if found.state == "missing" else bytes(found.value)), found.stamp.generation
-
-    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
-        """Writes a value, if its generation is still the one given; returns whether it was. A
-        single writer sets no conditions.
-        """
-        key = self._prefix + name
-        free = generation is None or self._single_writer
-        written = _done(
-            self._kv.write(key, data) if free else self._kv.write(key, data, if_equal=generation),
-            name,
-        )
-        return free or bool(written.generation)
-
-    def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
-        """Starts to write all values, each if the generation is still the one given; returns how
-        many were written.
-        """
-        pending = [
-            self._kv.write(self._prefix + name, value, if_equal=generation) for value in values
-        ]
-        return sum(bool(_done(write, name).generation) for write in pending)
+    @property
+    def single_writer(self) -> bool:
+        return self._single_writer
 
     @property
     def deletes_on_condition(self) -> bool:
-        """Whether `remove` is one step: on S3 tensorstore checks first and deletes then."""
+        # On S3 tensorstore checks first and deletes then.
         return self._single_writer or not self._url.startswith("s3://")
 
-    def remove(self, name: str, generation: bytes) -> None:
-        """Deletes a value if its generation is still the one given."""
+    def keys(self, prefix: str) -> Sequence[str]:
+        import tensorstore as ts
+
+        whole = self._prefix + prefix
+        end = whole[:-1] + chr(ord(whole[-1]) + 1) if whole else ""
+        keys = _done(self._kv.list(ts.KvStore.KeyRange(whole, end)), prefix)
+        names = (key.decode() for key in keys)
+        # Some servers ignore the range.
+        return sorted(name[len(self._prefix) :] for name in names if name.startswith(whole))
+
+    def get(self, name: str) -> tuple[bytes | None, bytes]:
+        read = _done(self._kv.read(self._prefix + name), name)
+        value = None if read.state == "missing" else bytes(read.value)
+        return value, read.stamp.generation
+
+    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
         key = self._prefix + name
-        _done(
-            (
-                self._kv.write(key, None)
-                if self._single_writer
-                else self._kv.write(key, None, if_equal=generation)
-            ),
-            name,
-        )
+        if generation is None or self._single_writer:
+            _done(self._kv.write(key, data), name)
+            return True
+        return bool(_done(self._kv.write(key, data, if_equal=generation), name).generation)
+
+    def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
+        key = self._prefix + name
+        pending = [self._kv.write(key, value, if_equal=generation) for value in values]
+        return sum(bool(_done(write, name).generation) for write in pending)
+
+    def remove(self, name: str, generation: bytes) -> None:
+        key = self._prefix + name
+        if self._single_writer:
+            _done(self._kv.write(key, None), name)
+        else:
+            _done(self._kv.write(key, None, if_equal=generation), name)
 
     def _range(self, name: str, start: int, stop: int) -> bytes:
         """Returns the bytes from `start` to `stop` or to the end of the object."""
         for end in (stop, None):
             future = self._kv.read(self._prefix + name, byte_range=slice(start, end))
             try:
-                found = future.result(CALL_S)
+                read = future.result(CALL_S)
             except Exception as error:
                 if not any(sign in str(error) for sign in _BEYOND_THE_END):
                     raise OSError(errno.EIO, str(error), name) from error
                 continue  # the object ends before `stop`, or before `start`
-            if found.state == "missing":
+            if read.state == "missing":
                 raise FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}")
-            return bytes(found.value)
+            return bytes(read.value)
         return b""
 
     def _is_tombstone(self, name: str) -> bool:
@@ -304,6 +282,16 @@ class ObjectStorage:
             return self._range(name, 0, len(TOMBSTONE)) == TOMBSTONE
         except FileNotFoundError:
             return True
+
+
+def _first_part(name: str, skip: int) -> str:
+    """Returns a name up to the first `/` after its first `skip` characters, that `/` included."""
+    head, slash, _ = name[skip:].partition("/")
+    return name[:skip] + head + slash
+
+
+def _is_record_name(name: str) -> bool:
+    return name.rpartition("/")[2] == RECORD_NAME and name.count("/") <= 1
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -318,9 +306,8 @@ def _open(url: str) -> tuple[Any, str]:
         spec |= {"driver": "memory"}
     elif parts.scheme in ("gs", "gcs_grpc", "s3"):
         spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
-        if (
-            parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
-        ):  # first in AWS's own order too, which complains of what it lacks
+        # The environment comes first in AWS's own order too, which complains of what it lacks.
+        if parts.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
             spec.setdefault("aws_credentials", {"type": "environment"})
     else:
         raise ValueError(f"{url}: expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://")
@@ -332,9 +319,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 @cache
 def _context() -> Any:
-    """Returns the context that all stores of this process share: one memory:// and one pool of
-    connections.
-    """
+    """Returns the context of all stores of this process: one memory://, one pool of connections."""
     import tensorstore as ts
 
     return ts.Context()

@@ -1,16 +1,30 @@
-"""Paths: which store a path or URL means, and folders in a store."""
+"""Which store a path or URL means, and folders in a store."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..errors import Corrupt
 from .azure import AzureStorage
 from .base import Entry, Storage
 from .local import LocalStorage
 from .object import ObjectStorage
+
+StorageOpener: TypeAlias = Callable[[str, bool], Storage]
+
+_registered: dict[str, StorageOpener] = {}
+
+
+def register_storage(scheme: str, opener: StorageOpener) -> None:
+    """Makes URLs that begin with `scheme` and `://` mean stores of another kind. Provisional.
+
+    `opener(url, single_writer)` returns the store of a root, and reads and writes nothing yet.
+    `single_writer` is the caller's promise that nobody else writes there.
+    """
+    _registered[scheme] = opener
 
 
 def join(*parts: str) -> str:
@@ -46,8 +60,9 @@ class StorePath:
         return str(self).rstrip("/").rsplit("/", 1)[-1]
 
     def names(self) -> dict[str, Entry]:
-        """Returns what is in the folder, by its name there; folders end in `/`. Empty for a missing
-        folder.
+        """Returns what is in the folder, by its name there; folders end in `/`.
+
+        A missing folder is empty.
         """
         skip = len(self.name) + 1 if self.name else 0
         return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
@@ -68,8 +83,9 @@ class StorePath:
 
 
 def split(path: str) -> tuple[str, str]:
-    """Returns the parent folder of a path or URL, and the last part; what follows a `?` in a URL
-    stays with the folder.
+    """Returns the parent folder of a path or URL, and the last part.
+
+    What follows a `?` in a URL stays with the folder.
     """
     if "://" not in path:
         parent, _, name = os.path.abspath(path).rpartition("/")
@@ -86,10 +102,10 @@ def open_storage(
     file_mode: int | None = None,
     folder_mode: int | None = None,
 ) -> Storage:
-    """Returns the store of a root: a folder, or a URL (gs://, gcs_grpc://, s3://, az://,
-    memory://). Reads and writes nothing yet.
+    """Returns the store of a root, which is a folder or a URL. Reads and writes nothing yet.
 
-    Raises ValueError for modes of files where the store has none.
+    The URL begins with gs://, gcs_grpc://, s3://, az://, memory://, or what `register_storage` was
+    given. Raises ValueError for modes of files where the store has none.
     """
     text = os.fspath(path)
     if "://" not in text or text.startswith("file://"):
@@ -102,6 +118,9 @@ def open_storage(
             f"file_mode and folder_mode: {text} has no modes; expected a folder, or permissions of"
             " the bucket instead"
         )
-    if text.startswith("az://"):
+    scheme = text.partition("://")[0]
+    if scheme in _registered:
+        return _registered[scheme](text, single_writer)
+    if scheme == "az":
         return AzureStorage(text, single_writer=single_writer)
     return ObjectStorage(text, single_writer=single_writer)

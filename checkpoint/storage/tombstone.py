@@ -1,6 +1,4 @@
-"""What a store has to understand of a record: its name, its seal, and which writers were fenced
-from it.
-"""
+"""What a store understands of a record: its name, its seal, and the writers fenced from it."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ _SEAL = b',"crc32c":"'
 
 
 def sealed(body: bytes) -> bytes:
-    """Returns a record's bytes: its JSON without the last brace, and the checksum of that as the
-    last member.
+    """Returns the bytes of a record. `body` is its JSON without the last brace.
+
+    The checksum of the body becomes the last member.
     """
     return body + _SEAL + b'%08x"}\n' % crc32c(body)
 
@@ -29,27 +28,24 @@ def body_of(record: bytes) -> bytes:
 
 TOMBSTONE = b'{"format":"holdfast/tombstone"'
 
-_FENCED_MEMBER = re.compile(
-    rb',"fenced":\[[0-9a-f",]*\]$'
-)  # the last member of a record that a sweep has written anew, before its checksum
+# The last member before the checksum, in a record that a sweep has written anew.
+_FENCED_MEMBER = re.compile(rb',"fenced":\[[0-9a-f",]*\]$')
 
 
 def tombstone(writers: set[str]) -> bytes:
     """Returns what stops the commits of writers where no record is."""
-    return (
-        TOMBSTONE
-        + b","
-        + json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()[1:]
-    )
+    members = json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()
+    return TOMBSTONE + b"," + members[1:]
 
 
 def read_tombstone(value: bytes) -> tuple[set[str], float]:
-    """Returns the writers that a tombstone names, and since when it stands in Unix seconds; none
-    and 0.0 where it is damaged.
+    """Returns the writers that a tombstone names, and since when it stands, in Unix seconds.
+
+    A damaged tombstone names nobody, and stands since 0.0.
     """
     try:
-        found = json.loads(value)
-        return set(found["fenced"]), float(found["since_s"])
+        members = json.loads(value)
+        return set(members["fenced"]), float(members["since_s"])
     except (ValueError, KeyError, TypeError):
         return set(), 0.0
 
@@ -65,5 +61,7 @@ def fenced_writers(value: bytes) -> set[str]:
     """Returns the writers that a tombstone or a record names as fenced."""
     if value.startswith(TOMBSTONE):
         return read_tombstone(value)[0]
-    found = _FENCED_MEMBER.search(body_of(value))
-    return set(json.loads(found[0].removeprefix(b',"fenced":'))) if found else set()
+    member = _FENCED_MEMBER.search(body_of(value))
+    if member is None:
+        return set()
+    return set(json.loads(member[0].removeprefix(b',"fenced":')))

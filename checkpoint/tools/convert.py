@@ -15,16 +15,18 @@ from crc32c import crc32c
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
+from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
-from ..format.files import FileReport, ItemReport, bin_name, encode_value, json_name, pack_name
 from ..format.grid import Chunk
+from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
 from ..format.pack_header import HEADER_BYTES, ChunkChecksum
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
+from ..format.values import encode_value
 from ..layouts.base import (
     BATCH_BYTES,
     CheckpointReader,
@@ -42,13 +44,14 @@ from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
 from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
-from ..saving.protocol import SaveKey, SaveReport, Superfluous
 from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
-from ..storage.base import Part, Storage, count_parts, run_side_by_side
+from ..storage.base import Part, Storage
+from ..storage.counting import count_parts
 from ..storage.path import StorePath, join
+from ..storage.threads import run_side_by_side
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError, Corrupt, StepExists
-from ..format.files import other_step
 from ..format.record import Record, parse_record, read_record
+from ..format.step_folders import other_step
 from ..layouts.detect import open_if_finished
 from ..layouts.orbax import metadata as orbax
 from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer
 from ..steps.garbage import fence_others
-from ..storage.base import NameTaken, Part, run_side_by_side
+from ..storage.base import NameTaken, Part
 from ..storage.path import StorePath
+from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .repack import CopyJob, repack
 

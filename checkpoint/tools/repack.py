@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from ..format.files import pack_name
 from ..format.grid import chunk_name
+from ..format.item_report import pack_name
 from ..format.pack_header import HEADER_BYTES, ChunkEntry, HeaderFrame
 from ..format.record import ItemRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from holdfast.proto import coordination_pb2, session_pb2
 
+from ..distribution import install_command
+
 _VALUES = {
     "holdfast_waiting_share": (
         "waiting_share",
@@ -136,7 +138,7 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
             raise OSError(
-                "--metrics-port needs prometheus_client: pip install 'holdfast[metrics]'"
+                f"--metrics-port needs prometheus_client: {install_command('metrics')}"
             ) from None
         registry = CollectorRegistry()
         registry.register(_Collector(status))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast.coordination import Credentials, Relay
+from holdfast.coordination.distribution import install_command
 from holdfast.coordination.process.job_folder import JobFolder
 
 _VARIABLE = "HOLDFAST_JOB_SECRETS"
@@ -148,7 +149,7 @@ def _module(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             "a job that leaves this machine is closed to others by certificates, which need"
-            ' cryptography: pip install "holdfast[tls]", or --insecure'
+            f" cryptography: {install_command('tls')}, or --insecure"
         ) from error
 
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import CheckpointManager, Options, Progress, ProgressBar
+from holdfast.checkpoint import (
+    CheckpointManager,
+    EveryNSteps,
+    Local,
+    Options,
+    Progress,
+    ProgressBar,
+)
 from holdfast.checkpoint import options as options_module
 from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
 
@@ -31,6 +38,22 @@ def test_nonsense_is_refused_with_the_name_of_the_field(
     """Each setting that cannot be is a ValueError when the value is made."""
     with pytest.raises(ValueError, match=f"Options: {message}"):
         Options(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}],
+    ids=str,
+)
+def test_settings_of_the_local_tier_are_checked(settings: dict[str, int], tmp_path: Path) -> None:
+    """The error says what was found, and what is expected."""
+    ((name, value),) = settings.items()
+    with pytest.raises(
+        ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"
+    ):
+        Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expects a save_policy besides"):
+        CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))
 
 
 def test_counters_add_up_from_many_threads() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.libraries import need
 from tests.support.pages import HOLDFAST, fetch, snapshots
 
-pytest.importorskip("uvicorn", reason="needs the extra web")
+need("uvicorn", "make setup")
 
 
 def test_a_machine_without_a_job_has_no_page() -> None:

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.libraries import need
 from tests.support.paths import ROOT
 from tests.support.ray_fleet import Fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
-    pytest.importorskip("ray.train", reason='Ray Train is not installed: pip install "ray[train]"')
+    need("ray.train", "make slow-libraries")
 
 PAGE = ROOT / "docs" / "engines-ray.md"
 POD = {"ray.io/tpu-pod-type": "v4-16", "ray.io/tpu-topology": "2x2x2"}

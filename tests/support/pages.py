@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from holdfast.coordination import CoordinationClient, CoordinationService
+from tests.support.libraries import need
 
 HOLDFAST = [sys.executable, "-c", "from holdfast.cli import main; main()"]
 
@@ -96,10 +95,7 @@ def serious_faults(tab: Any) -> list[tuple[str, str]]:
     """Returns what axe finds in a tab that keeps people out, each with its first place; skips
     without axe.
     """
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright",
-        reason="needs axe-playwright-python: pip install 'holdfast[slow]'",
-    )
+    axe = need("axe_playwright_python.sync_playwright", "make slow-libraries")
     found = axe.Axe().run(tab).response["violations"]
     return [
         (each["id"], each["nodes"][0]["html"][:100])

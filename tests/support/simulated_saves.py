@@ -17,9 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.checkpoint import SaveCancelled, SaveFailed, StepExists
-from holdfast.checkpoint.saving import protocol as p
+from holdfast.checkpoint.agreement import save_protocol as p
+from holdfast.checkpoint.agreement.save_protocol import (
+    Effect,
+    Event,
+    SaveKey,
+    SaveReport,
+    SaveResult,
+)
 from holdfast.checkpoint.saving.commit import Cancellation
-from holdfast.checkpoint.saving.protocol import Effect, Event, SaveKey, SaveReport, SaveResult
 from holdfast.coordination import Fenced
 
 TIMEOUT_S = 60.0

@@ -57,7 +57,7 @@ def tab(tab_if_any: Any) -> Any:
     """The same, for tests that are about nothing else."""
     if tab_if_any is None:
         pytest.skip(
-            "needs playwright (pip install 'holdfast[slow]') and Chromium"
+            "needs playwright (make slow-libraries) and Chromium"
             " (scripts/install_system_packages.sh)"
         )
     return tab_if_any

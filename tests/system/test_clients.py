@@ -7,7 +7,6 @@ those that the other one has saved.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ import pytest
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
+from tests.support.libraries import need
 
 ON_HOLDFAST = ("-m", "holdfast.compat.orbax")
 
@@ -130,13 +130,6 @@ print(json.dumps([[batch.tolist() for batch in data], *map(read, [root, *others]
 """
 
 
-def needs(module: str) -> Any:
-    missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(
-        missing, reason=f"{module} is not installed: pip install 'holdfast[slow]'"
-    )
-
-
 def run(program: Path, *arguments: object, on: tuple[str, ...] = ()) -> Any:
     """Runs a program as its user does; returns what its last line says."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
@@ -155,11 +148,11 @@ def run(program: Path, *arguments: object, on: tuple[str, ...] = ()) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@needs("keras")
 def test_keras(tmp_path: Path) -> None:
     """The callback, `model.save`, `load_model` and `load_weights`; losses after a restart too, and
     each reads the other's checkpoints.
     """
+    need("keras", "make slow-libraries")
     program = tmp_path / "program.py"
     program.write_text(KERAS)
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
@@ -173,11 +166,11 @@ def test_keras(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@needs("brax")
 def test_brax(tmp_path: Path) -> None:
     """PPO's checkpoint: the policy acts as the one that was saved, its parameters are the same, and
     each reads the other's.
     """
+    need("brax", "make slow-libraries")
     program = tmp_path / "program.py"
     program.write_text(BRAX)
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
@@ -197,11 +190,11 @@ def test_brax(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@needs("grain")
 def test_grain(tmp_path: Path) -> None:
     """Its own handler of Orbax's saves the state of a data iterator, and gives it back; that of
     Orbax's checkpoint too.
     """
+    need("grain", "make slow-libraries")
     program = tmp_path / "program.py"
     program.write_text(GRAIN)
     theirs = run(program, tmp_path / "theirs")

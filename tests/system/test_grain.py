@@ -14,9 +14,10 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, TreeMismatch
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups, run_together, together
+from tests.support.libraries import need
 
-grain = pytest.importorskip("grain")
-experimental = pytest.importorskip("grain.experimental")
+grain = need("grain", "make setup")
+experimental = need("grain.experimental", "make setup")
 
 NUM_ELEMENTS = 240
 GLOBAL_BATCH = 24

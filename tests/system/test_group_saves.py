@@ -299,7 +299,7 @@ def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path:
     run_together(
         """
         from holdfast.checkpoint.saving import commit
-        from holdfast.checkpoint.saving.protocol import Hear, ReadRecord, RecordUnreadable, Failed
+        from holdfast.checkpoint.agreement.save_protocol import Hear, ReadRecord, RecordUnreadable, Failed
         with CheckpointManager(root) as manager:
             manager.save(1, state(1))
             manager.wait_until_finished()

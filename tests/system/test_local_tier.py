@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.steps.lineage import KEPT_OPENINGS
-from holdfast.coordination import CoordinationService
+from holdfast.checkpoint.steps.lineage import KEPT_BRANCHES
+from holdfast.coordination import CoordinationService, Endpoint
 from tests.support.checkpointing import run_together, together
 from tests.support.cluster import run_processes
 from tests.support.killpoints import build, walk_local
@@ -108,7 +108,7 @@ def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> Non
         assert manager.statistics()["local_survives"] == 1
     multihost.shutdown()
     """
-    with CoordinationService.spawn(2, host=f"unix:{tmp_path}/s") as service:
+    with CoordinationService.spawn(2, endpoint=Endpoint(host=f"unix:{tmp_path}/s")) as service:
         run_processes(script, 2, arguments=[service.address, tmp_path])
 
 
@@ -231,7 +231,7 @@ def test_many_local_saves_leave_nothing_behind(saves: int, early: int, tmp_path:
         assert last["files"] == first["files"] <= 12, (
             output
         )  # of keep + 1 steps, pack and part of one's own and of the ward, and a mark
-        assert last["of the root"] <= KEPT_OPENINGS + 4, output
+        assert last["of the root"] <= KEPT_BRANCHES + 4, output
         assert len(last["keys"]) < 32, output
         assert (
             abs(last["descriptors"] - first["descriptors"]) <= 3
@@ -273,7 +273,7 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
 def test_local_saves_at_each_system_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
-    """Killed at, or refused, each call below the host's folder, from opening to closing: what was
+    """Killed at, or refused, each call below the host's folder, from branch to closing: what was
     known is there, to the bit, and the next local save leaves nothing else behind. Of two it is
     there although one host is lost besides.
 

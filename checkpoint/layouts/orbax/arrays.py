@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from ...errors import Corrupt, HostileCheckpoint
+from ...errors import CheckpointError, Corrupt, HostileCheckpoint
 from ...format.dtypes import dtype_named
 from ...format.grid import Grid
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...restoring.reader import Allocate, ReadRequest
-from ...storage.base import Storage
 from ...storage.counting import CountingStorage
-from ...storage.object import ObjectStorage
 from ...storage.path import StorePath
 from . import metadata as orbax
 
@@ -323,28 +321,24 @@ class OrbaxItem:
 
 def kvstore_of(folder: StorePath) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
-    storage = _behind(folder.storage)
-    return (
-        storage.kvstore(folder.name)
-        if isinstance(storage, ObjectStorage)
-        else {"driver": "file", "path": f"{folder}/"}
-    )
+    access = folder.storage.tensorstore
+    if access is None:
+        raise CheckpointError(
+            f"{folder}: tensorstore, which reads and writes other people's arrays, does not know"
+            " this store; copy it to a disk first",
+            path=str(folder),
+        )
+    return access.kvstore(folder.name)
 
 
 def context_of(folder: StorePath, **limits: Any) -> Any:
-    """Returns a context that limits what tensorstore does at once, with the connections (and
-    memory) of the folder's store.
+    """Returns a context that limits what tensorstore does at once.
+
+    It shares the connections (and the memory) of the folder's store.
     """
-    storage, spec = _behind(folder.storage), _CONTEXT | limits
-    return (
-        ts.Context(spec, parent=storage.context)
-        if isinstance(storage, ObjectStorage)
-        else ts.Context(spec)
-    )
-
-
-def _behind(storage: Storage) -> Storage:
-    return storage.inner if isinstance(storage, CountingStorage) else storage
+    access = folder.storage.tensorstore
+    parent = None if access is None else access.context
+    return ts.Context(_CONTEXT | limits, parent=parent)
 
 
 def _is_single(about: orbax.TreeMetadata) -> bool:

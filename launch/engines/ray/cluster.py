@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.coordination.distribution import install_command
 from holdfast.multihost import Fatal
 
 from .placement import Node
@@ -23,7 +24,7 @@ def load_ray() -> Any:
         importlib.import_module("ray.cloudpickle")
         importlib.import_module("ray.util.scheduling_strategies")
     except ImportError as error:
-        raise ImportError('Ray is not installed: pip install "holdfast[ray]"') from error
+        raise ImportError(f"Ray is not installed: {install_command('ray')}") from error
     return ray
 
 

@@ -1,7 +1,7 @@
 """The engine of Ray: a placement group an attempt, an actor a process, one for the coordinator.
 
 `holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command`
-does the same for a command. Needs the extra holdfast[ray].
+does the same for a command. Needs the extra `ray`.
 """
 
 from __future__ import annotations

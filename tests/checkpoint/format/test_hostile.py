@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 import holdfast.checkpoint
 from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, load, save, verify
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import ChunkChecksum, count_prefixes
 from holdfast.checkpoint.saving.pack_writer import plan_pack
 from holdfast.checkpoint.saving.plan import Leaf, make_plan

@@ -23,8 +23,8 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
-from holdfast.checkpoint.format.files import STEP_NAMES, StepNames
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.format.step_folders import STEP_NAMES, StepNames
 from holdfast.checkpoint.steps.garbage import sweep
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import sealed

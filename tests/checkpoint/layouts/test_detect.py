@@ -38,6 +38,7 @@ from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from tests.support.layouts import LAYOUTS, write
+from tests.support.libraries import need
 
 
 def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
@@ -224,8 +225,8 @@ def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
     """Their handler's file of this process is the state; of another number of processes it says
     which file is missing.
     """
-    grain = pytest.importorskip("grain")
-    handler = pytest.importorskip("grain.checkpoint")
+    grain = need("grain", "make setup")
+    handler = need("grain.checkpoint", "make setup")
 
     def reader() -> Any:
         return iter(grain.MapDataset.range(20).shuffle(seed=7).to_iter_dataset())
@@ -255,7 +256,7 @@ def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
 
 def test_a_load_gives_an_iterator_its_state(tmp_path: Path) -> None:
     """As a manager's restore does."""
-    grain = pytest.importorskip("grain")
+    grain = need("grain", "make setup")
     own, other = (iter(grain.MapDataset.range(9).to_iter_dataset()) for _ in range(2))
     next(own), next(own)
     save(tmp_path / "one", items={"data": own})

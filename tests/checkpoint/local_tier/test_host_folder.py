@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.local_tier.host_folder import (
     PIECE_BYTES,
     HostFolder,
@@ -154,14 +154,14 @@ def test_a_part_is_there_with_all_its_files_or_not(folder: HostFolder) -> None:
 
 
 def test_what_earlier_attempts_left_is_pruned(folder: HostFolder) -> None:
-    """All of it, whole or not, but what stays; nothing of this writer, nothing of a later opening,
+    """All of it, whole or not, but what stays; nothing of this writer, nothing of a later branch,
     nothing that is not ours.
     """
     mine, old, stays, later = (
         KEY,
         *(_next(number)._replace(save_id=f"0000000{number}00000001") for number in (2, 3, 4)),
     )
-    later = later._replace(opening=5)
+    later = later._replace(branch=5)
     for key in (mine, old, stays, later):
         _saved(folder, key)
     (folder.path / "1" / "notes-of-mine").mkdir()

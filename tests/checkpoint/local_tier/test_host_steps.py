@@ -50,12 +50,12 @@ def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path
         "",
     )
     (dead,) = list_host_steps(root, str(folder / "host1"))
-    assert (dead.key.step, dead.dead) == (9, "opening 2 went on from step 4, without it")
+    assert (dead.key.step, dead.dead) == (9, "branch 2 went on from step 4, without it")
     code, text = _ran("ls", root.root, "--local", folder / "host1", "--json")
     assert code == 0
     assert [(row["step"], row["state"]) for row in json.loads(text)] == [(4, "whole"), (9, "dead")]
     assert (
-        "parts of processes 0, 1 of 2 are here; opening 2 went on"
+        "parts of processes 0, 1 of 2 are here; branch 2 went on"
         in _ran("ls", root.root, "--local", folder / "host1")[1]
     )
 

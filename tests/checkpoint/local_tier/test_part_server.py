@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.local_tier import part_server
 from holdfast.checkpoint.local_tier.part_server import (
     ABSENT,

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
-from holdfast.checkpoint.format.files import FileReport, ItemReport, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.local_tier.parts import (
     FoundStep,
     LocalKey,
@@ -34,7 +35,7 @@ from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import tree_text
 from holdfast.checkpoint.saving.snapshot import take_snapshot
-from holdfast.checkpoint.steps.lineage import NOTHING, Opening
+from holdfast.checkpoint.steps.lineage import NOTHING, Branch
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import body_of, sealed
 
@@ -47,9 +48,10 @@ def _saved(folder: Path, count: int = 2, save_id: str = SAVE, step: int = 7) -> 
     tree = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "name": "net"}
     key, parts = LocalKey(step, 1, save_id, count), []
     for rank in range(count):
-        plan = Planner(rank, count).plan(tree)
+        flat = FlatTree.of(tree)
+        plan = Planner(rank, count).plan(flat)
         report = write_snapshot(
-            take_snapshot(plan, tree), LocalStorage(folder), key.folder, "state", save_id
+            take_snapshot(plan, flat), LocalStorage(folder), key.folder, "state", save_id
         )
         head = (
             StepHead({"state": tree_text(plan)}, 1.0, 2.0, {"loss": float("nan")}, {"a": [1]})
@@ -91,7 +93,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a run that is a path": {"run": "../../etc"},
     "a process beyond the count": {"process": 9},
     "a step that is no number": {"key": ["7", 1, SAVE, 2]},
-    "a negative opening": {"key": [7, -1, SAVE, 2]},
+    "a negative branch": {"key": [7, -1, SAVE, 2]},
     "a save id that is a path": {"key": [7, 1, "../0000000000001", 2]},
     "a head at another process": {"head": {}},
     "items that are none": {"items": []},
@@ -147,7 +149,7 @@ def test_a_part_that_nobody_writes_is_hostile(kind: str, tmp_path: Path) -> None
 
 
 def test_the_record_of_whole_parts_is_the_commits(tmp_path: Path) -> None:
-    """Built from the parts alone it parses, names every file, and says of which opening it is."""
+    """Built from the parts alone it parses, names every file, and says of which branch it is."""
     parts = _saved(tmp_path)
     (found,) = find_whole([_inventory(*parts), _inventory(parts[1])])
     assert found.holders == [[0], [0, 1]]
@@ -250,30 +252,30 @@ def test_how_many_losses_a_step_survives(tmp_path: Path) -> None:
     assert found.survives(["a", "a", "c"]) == 0
 
 
-OPENINGS = [
-    Opening(RUN, 1, "00000001", NOTHING),
-    Opening(RUN, 2, "00000002", 50),
-    Opening(RUN, 3, "00000003", 80),
+BRANCHES = [
+    Branch(RUN, 1, "00000001", NOTHING),
+    Branch(RUN, 2, "00000002", 50),
+    Branch(RUN, 3, "00000003", 80),
 ]
 
 
 @pytest.mark.parametrize(
-    ("step", "opening", "writer", "why"),
+    ("step", "branch", "writer", "why"),
     [
         (50, 1, "00000001", ""),
-        (51, 1, "00000001", "opening 2 went on from step 50"),
+        (51, 1, "00000001", "branch 2 went on from step 50"),
         (80, 2, "00000002", ""),
-        (90, 2, "00000002", "opening 3 went on from step 80"),
+        (90, 2, "00000002", "branch 3 went on from step 80"),
         (999, 3, "00000003", ""),
-        (10, 3, "00000002", "opening 3 of writer 00000002 is not known"),
-        (10, 4, "00000004", "opening 4 of writer 00000004 is not known"),
+        (10, 3, "00000002", "branch 3 of writer 00000002 is not known"),
+        (10, 4, "00000004", "branch 4 of writer 00000004 is not known"),
     ],
 )
 def test_a_local_step_above_the_base_of_a_later_opening_is_dead(
-    step: int, opening: int, writer: str, why: str
+    step: int, branch: int, writer: str, why: str
 ) -> None:
-    """Also of an opening that the root does not know, or knows as another's, nothing comes back."""
-    found = why_dead(LocalKey(step, opening, f"{writer}00000001", 1), OPENINGS)
+    """Also of a branch that the root does not know, or knows as another's, nothing comes back."""
+    found = why_dead(LocalKey(step, branch, f"{writer}00000001", 1), BRANCHES)
     assert found.startswith(why) and bool(found) == bool(why)
 
 
@@ -289,7 +291,7 @@ class Job:
     hosts: int
     replicas: int
     keep: int = 1
-    openings: list[Opening] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     durable: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     folders: dict[int, dict[LocalKey, set[int]]] = field(
         default_factory=dict
@@ -309,7 +311,7 @@ class Job:
         was chosen.
         """
         inventories = [self._listed(host) for host in present]
-        found = next(iter(living_steps(inventories, self.openings)), None)
+        found = next(iter(living_steps(inventories, self.branches)), None)
         newest = max(self.durable, default=NOTHING)
         if found is not None and found.key.step > newest:
             self.state = self.history[found.key]
@@ -338,17 +340,17 @@ class Job:
             [[*key, process, "{}"] for key, there in parts.items() for process in there]
         ).encode()
 
-    def _open(self) -> Opening:
+    def _open(self) -> Branch:
         if self.fresh:
-            number = len(self.openings) + 1
-            self.openings.append(Opening(RUN, number, f"{number:08x}", self.base))
+            number = len(self.branches) + 1
+            self.branches.append(Branch(RUN, number, f"{number:08x}", self.base))
             self.fresh = False
-        return self.openings[-1]
+        return self.branches[-1]
 
     def save_durably(self, steps: int) -> None:
         self.step += steps
         self._open()
-        self.state = self.trunk = (*self.state, ("durable", self.step, len(self.openings)))
+        self.state = self.trunk = (*self.state, ("durable", self.step, len(self.branches)))
         self.durable[self.step] = self.state
 
     def covers(self, present: list[int], key: LocalKey) -> bool:
@@ -363,9 +365,9 @@ class Job:
         that is to have its part.
         """
         self.step += steps
-        opening = self._open()
+        branch = self._open()
         self.saves += 1
-        key = LocalKey(self.step, opening.number, f"{opening.writer}{self.saves:08x}", len(present))
+        key = LocalKey(self.step, branch.number, f"{branch.writer}{self.saves:08x}", len(present))
         self.state = self.trunk = (*self.state, key)
         self.history[key] = self.state
         copies = place_copies(

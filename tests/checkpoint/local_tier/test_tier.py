@@ -224,7 +224,7 @@ def test_rank_zero_with_its_head_may_be_lost(root: Path, hosts: list[Path]) -> N
 def test_a_folder_that_was_away_does_not_bring_its_branch_back(
     root: Path, hosts: list[Path], tmp_path: Path
 ) -> None:
-    """An opening committed only locally and its hosts were lost; the next went on from the store:
+    """A branch committed only locally and its hosts were lost; the next went on from the store:
     nothing of the first returns.
     """
     with job(root, hosts[:2], every=4) as first:
@@ -775,22 +775,6 @@ def test_a_folder_that_two_hosts_share_turns_the_tier_off(root: Path, hosts: lis
         first.save(4)
         first.save(5)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}],
-    ids=str,
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, int], tmp_path: Path) -> None:
-    """With what was found, and what is expected."""
-    ((name, value),) = settings.items()
-    with pytest.raises(
-        ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"
-    ):
-        Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expects a save_policy besides"):
-        CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))
 
 
 def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) -> None:

@@ -24,9 +24,10 @@ from holdfast.checkpoint.saving import async_saver
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
 from holdfast.checkpoint.saving.save import SaveContext, SnapshotWork
 from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
-from holdfast.checkpoint.steps.claims import LocalClaims, this_writer
-from holdfast.checkpoint.steps.garbage import BackgroundWorker
+from holdfast.checkpoint.steps.background import BackgroundWorker
+from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup, Solo
 from tests.support.checkpointing import at_once, groups

@@ -33,7 +33,7 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
-from holdfast.checkpoint.format.files import FileReport
+from holdfast.checkpoint.format.item_report import FileReport
 from holdfast.checkpoint.saving import incremental
 from holdfast.checkpoint.saving.incremental import (
     HEAD_BYTES,
@@ -48,6 +48,7 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.cli import main
 from tests.checkpoint.golden.read import read_chunks
 from tests.support.checkpointing import run_together
+from tests.support.libraries import need
 
 FAST = Options(incremental=True, check_free_space=False)
 
@@ -171,7 +172,7 @@ def test_names_are_in_the_order_of_age(tmp_path: Path) -> None:
     """Whoever loads all packs of a step in the order of their names, by safetensors alone, gets the
     living values: the last one wins.
     """
-    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors = need("safetensors.numpy", "make setup")
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
             manager.save(

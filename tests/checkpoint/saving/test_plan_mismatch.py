@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import SaveFailed
-from holdfast.checkpoint.format.files import ItemReport
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult
+from holdfast.checkpoint.format.item_report import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import (
     PlansDiffer,
@@ -15,7 +16,6 @@ from holdfast.checkpoint.saving.plan_mismatch import (
     first_difference,
     receive_result,
 )
-from holdfast.checkpoint.saving.protocol import SaveKey, SaveResult
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.format.files import FileReport, ItemReport, encode_value, pack_name
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import Record, parse_record
+from holdfast.checkpoint.format.values import encode_value
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.record_builder import build_record
 

@@ -20,16 +20,18 @@ from holdfast.checkpoint import (
     StepExists,
     UnsupportedLeaf,
 )
-from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.agreement import save_protocol as protocol
+from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.options import Statistics
-from holdfast.checkpoint.saving import commit, protocol, save
-from holdfast.checkpoint.saving.protocol import SaveResult
+from holdfast.checkpoint.saving import commit, save
 from holdfast.checkpoint.saving.save import SaveContext, run_save
 from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
-from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
-from holdfast.checkpoint.steps.garbage import BackgroundWorker
+from holdfast.checkpoint.steps.background import BackgroundWorker
+from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
 from holdfast.multihost import Group, Solo

@@ -1,15 +1,13 @@
-"""Deleting steps, sweeping what dead writers left, and the worker in the background."""
+"""Sweeping what dead writers left."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
-import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,9 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, load, save, sweep
-from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
-from holdfast.checkpoint.steps.garbage import (
-    KEPT_FAILURES,
-    BackgroundWorker,
-    delete_files,
-    fence_others,
-    sweep_files,
-)
+from holdfast.checkpoint.steps.claims import FOLDER, this_writer
+from holdfast.checkpoint.steps.garbage import fence_others, sweep_files
+from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -42,17 +35,6 @@ def put(root: Path, *names: str) -> None:
 
 def names_in(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-
-
-def test_files_go_with_their_empty_folders(tmp_path: Path) -> None:
-    """Named files go, and folders that are then empty; what else is there stays, with its
-    folder.
-    """
-    put(tmp_path, "3/state/a", "3/state/b", "3/ema/c", "4/state/a")
-    delete_files(LocalStorage(tmp_path), "3", ["state/a", "ema/c"])
-    assert names_in(tmp_path) == ["3/state/b", "4/state/a"] and not (tmp_path / "3/ema").exists()
-    delete_files(LocalStorage(tmp_path), "3", ["state/b", "state/missing"])
-    assert not (tmp_path / "3").exists()
 
 
 @pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
@@ -211,63 +193,6 @@ def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
         fence_others(claims, me, force=True) == [f"writer {living.id} was fenced by force"]
         and claims.standing() == set()
     )
-
-
-def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
-    """In the order they were put, off the caller's thread; `wait` says whether all are done; a new
-    job starts a new thread.
-    """
-    worker, gate, done = BackgroundWorker(), threading.Event(), list[int]()
-    assert worker.wait(0)
-    worker.put("first", lambda: gate.wait(60))
-    for number in range(3):
-        worker.put("more", lambda number=number: done.append(number))
-    assert not worker.wait(0.01) and done == []
-    gate.set()
-    assert worker.wait(60) and done == [0, 1, 2] and not caplog.records
-    worker.put("later", lambda: done.append(threading.get_ident()))
-    assert worker.wait(60) and done[3] != threading.get_ident()
-
-
-def test_a_job_that_fails_is_tried_again_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    """A failure is logged by the job's name and does not stop the others; the job comes again
-    before the next one, once.
-    """
-    worker, ran = BackgroundWorker(), list[str]()
-
-    def fail() -> None:
-        ran.append("failing")
-        raise OSError("busy")
-
-    with caplog.at_level(logging.WARNING):
-        worker.put("deleting step 3", fail)
-        assert worker.wait(60) and ran == ["failing"]
-        worker.put("next", lambda: ran.append("next"))
-        assert worker.wait(60) and ran == ["failing", "failing", "next"]
-    assert [record.message for record in caplog.records] == [
-        "deleting step 3 failed, it is tried again later: busy"
-    ] * 2
-
-
-def test_failures_are_bounded_and_jobs_can_be_dropped() -> None:
-    """No more than KEPT_FAILURES jobs are tried again; `drop` forgets those that have not begun."""
-    worker, ran, gate = BackgroundWorker(), list[int](), threading.Event()
-
-    def fail(number: int) -> None:
-        ran.append(number)
-        raise OSError
-
-    for number in range(KEPT_FAILURES + 5):
-        worker.put("job", lambda number=number: fail(number))
-        assert worker.wait(60)
-        ran.clear() if number < KEPT_FAILURES + 4 else None
-    assert len(ran) == KEPT_FAILURES + 1
-    worker = BackgroundWorker()
-    worker.put("holds", lambda: gate.wait(60))
-    worker.put("never", lambda: ran.append(-1))
-    worker.drop()
-    gate.set()
-    assert worker.wait(60) and -1 not in ran
 
 
 def test_two_managers_live_side_by_side(tmp_path: Path) -> None:

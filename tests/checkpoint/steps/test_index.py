@@ -25,11 +25,11 @@ from holdfast.checkpoint import (
     StepFacts,
     verify,
 )
-from holdfast.checkpoint.format.files import has_record, list_steps
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.format.step_folders import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
-from holdfast.checkpoint.steps.garbage import BackgroundWorker
+from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.storage.local import LocalStorage

@@ -1,4 +1,4 @@
-"""Openings: written before the first commit, one after the other, and none where no local tier was
+"""Branches: written before the first commit, one after the other, and none where no local tier was
 ever used.
 """
 
@@ -14,12 +14,12 @@ from holdfast.checkpoint import CheckpointManager, Options
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.steps.claims import Writer
 from holdfast.checkpoint.steps.lineage import (
-    KEPT_OPENINGS,
+    BRANCHES,
+    KEPT_BRANCHES,
     NOTHING,
-    OPENINGS,
+    Branch,
     Lineage,
-    Opening,
-    read_openings,
+    read_branches,
     run_of,
 )
 from holdfast.checkpoint.steps.object_claims import open_claims
@@ -46,18 +46,18 @@ def test_an_opening_is_durable_before_it_is_named(storage: Storage) -> None:
     the root keeps its id.
     """
     first = _lineage(storage)
-    opening = first.current()
-    assert opening is not None
-    assert (opening.number, opening.writer, opening.base) == (1, "00000001", NOTHING)
-    assert first.current() == opening
-    assert read_openings(storage) == [opening]
+    branch = first.current()
+    assert branch is not None
+    assert (branch.number, branch.writer, branch.base) == (1, "00000001", NOTHING)
+    assert first.current() == branch
+    assert read_branches(storage) == [branch]
     second = _lineage(storage, 2)
     second.restored(40)
     second.restored(60)
-    assert second.current() == Opening(opening.run, 2, "00000002", 40)
+    assert second.current() == Branch(branch.run, 2, "00000002", 40)
     second.restored(20)
-    assert second.current() == Opening(opening.run, 3, "00000002", 20)
-    assert [found.number for found in read_openings(storage)] == [1, 2, 3]
+    assert second.current() == Branch(branch.run, 3, "00000002", 20)
+    assert [found.number for found in read_branches(storage)] == [1, 2, 3]
 
 
 def test_two_writers_never_have_one_number(storage: Storage) -> None:
@@ -70,15 +70,15 @@ def test_two_writers_never_have_one_number(storage: Storage) -> None:
 
 
 def test_a_fenced_writer_begins_nothing(storage: Storage) -> None:
-    """Without its claim it has no opening, as it has no commit."""
+    """Without its claim it has no branch, as it has no commit."""
     lineage = _lineage(storage)
     open_claims(storage).fence("00000001")
     with pytest.raises(Fenced):
         lineage.current()
-    assert read_openings(storage) == []
+    assert read_branches(storage) == []
 
 
-def test_a_root_without_a_local_tier_has_no_openings(storage: Storage) -> None:
+def test_a_root_without_a_local_tier_has_no_branches(storage: Storage) -> None:
     """Who does not begin them goes on with those that there are."""
     plain = _lineage(storage, begins=False)
     assert plain.current() is None
@@ -90,13 +90,13 @@ def test_a_root_without_a_local_tier_has_no_openings(storage: Storage) -> None:
 
 
 def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
-    """An opening below it begins at once; a restore that has not been gone on from counts for the
+    """A branch below it begins at once; a restore that has not been gone on from counts for the
     next save all the same.
     """
     lineage = _lineage(storage)
     lineage.restored(30)
     lineage.deleting_newest(50)
-    assert [found.base for found in read_openings(storage)] == [49]
+    assert [found.base for found in read_branches(storage)] == [49]
     found = lineage.current()
     assert found is not None
     assert (found.number, found.base) == (2, 30)
@@ -115,9 +115,9 @@ def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -
     """
     first = _lineage(storage).current()
     assert first is not None
-    storage.write(f"{OPENINGS}/2.json", len(data), [(0, [memoryview(data)])])
-    assert read_openings(storage)[1] == Opening(first.run, 2, "", NOTHING)
-    assert run_of(read_openings(storage)) == first.run
+    storage.write(f"{BRANCHES}/2.json", len(data), [(0, [memoryview(data)])])
+    assert read_branches(storage)[1] == Branch(first.run, 2, "", NOTHING)
+    assert run_of(read_branches(storage)) == first.run
     third = _lineage(storage, 3).current()
     assert third is not None
     assert (third.number, third.run) == (3, first.run)
@@ -126,33 +126,33 @@ def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -
 def test_an_opening_of_another_root_counts_as_unknown(storage: Storage) -> None:
     """Files that were copied together from two roots: the newest says which root it is."""
     for number, run in enumerate("ab", 1):
-        data = Opening(run * 32, number, "00000001", 7).to_bytes()
-        storage.write(f"{OPENINGS}/{number}.json", len(data), [(0, [memoryview(data)])])
-    assert read_openings(storage) == [
-        Opening("b" * 32, 1, "", NOTHING),
-        Opening("b" * 32, 2, "00000001", 7),
+        data = Branch(run * 32, number, "00000001", 7).to_bytes()
+        storage.write(f"{BRANCHES}/{number}.json", len(data), [(0, [memoryview(data)])])
+    assert read_branches(storage) == [
+        Branch("b" * 32, 1, "", NOTHING),
+        Branch("b" * 32, 2, "00000001", 7),
     ]
 
 
-def test_only_the_newest_openings_are_kept(storage: Storage) -> None:
+def test_only_the_newest_branches_are_kept(storage: Storage) -> None:
     """They stay few however often a root is opened."""
     lineage = _lineage(storage)
-    for step in range(KEPT_OPENINGS + 8):
+    for step in range(KEPT_BRANCHES + 8):
         lineage.restored(step)
         lineage.current()
-    numbers = [found.number for found in read_openings(storage)]
-    assert numbers == list(range(9, KEPT_OPENINGS + 9))
+    numbers = [found.number for found in read_branches(storage)]
+    assert numbers == list(range(9, KEPT_BRANCHES + 9))
 
 
 def test_records_say_of_which_opening_they_are(tmp_path: Path) -> None:
-    """A manager without a local tier goes on with the openings of its root, from what it restored;
+    """A manager without a local tier goes on with the branches of its root, from what it restored;
     a fresh root gets none.
     """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, STATE)
     storage = open_storage(tmp_path)
     assert read_record(storage, "1").opening is None
-    assert read_openings(storage) == []
+    assert read_branches(storage) == []
     _lineage(storage).current()
     with CheckpointManager(tmp_path) as manager:
         manager.restore()
@@ -161,7 +161,7 @@ def test_records_say_of_which_opening_they_are(tmp_path: Path) -> None:
         manager.delete(2)
         manager.save(3, STATE)
     assert read_record(storage, "3").opening == 3
-    assert [found.base for found in read_openings(storage)] == [NOTHING, 1, 1]
+    assert [found.base for found in read_branches(storage)] == [NOTHING, 1, 1]
 
 
 def test_a_reader_begins_nothing(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_reader_begins_nothing(tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, STATE)
-    opening = _lineage(storage).current()
+    branch = _lineage(storage).current()
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
         reader.restore()
-    assert read_openings(storage) == [opening]
-    assert json.loads((tmp_path / OPENINGS / "1.json").read_text())["base"] == NOTHING
+    assert read_branches(storage) == [branch]
+    assert json.loads((tmp_path / BRANCHES / "1.json").read_text())["base"] == NOTHING

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import CheckpointError
-from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.saving.record_builder import build_record
-from holdfast.checkpoint.steps.claims import FOLDER, LocalClaims, this_writer
+from holdfast.checkpoint.steps.claims import FOLDER, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
+from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.object_claims import ObjectClaims, open_claims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.object import ObjectStorage

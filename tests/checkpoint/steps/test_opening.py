@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save
-from holdfast.checkpoint.format.files import parse_step_format
-from holdfast.checkpoint.steps.claims import LocalClaims, Writer, this_writer
+from holdfast.checkpoint.format.step_folders import parse_step_format
+from holdfast.checkpoint.steps.claims import Writer, this_writer
+from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.opening import Opened, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced, HoldfastError

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import CheckpointError
+from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
 from holdfast.checkpoint.storage.azure import MISSING, AzureStorage
+from holdfast.checkpoint.storage.path import StorePath
+from tests.support.libraries import need
 
-pytest.importorskip("obstore")
-from obstore.store import MemoryStore
+MemoryStore = need("obstore.store", "make setup").MemoryStore
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_ranges_sizes_and_names(storage: Any) -> None:
 
 def test_what_only_tensorstore_could_do_says_so(storage: Any) -> None:
     """Other people's arrays are not read there, and a URL without an account is refused."""
-    with pytest.raises(CheckpointError, match="does not know Azure; copy it to a disk first"):
-        storage.kvstore("1")
+    with pytest.raises(CheckpointError, match="does not know this store; copy it to a disk first"):
+        kvstore_of(StorePath(storage, "1"))
     with pytest.raises(CheckpointError, match=r"cannot open az://bucket/run\?.*'no_such_setting'"):
         AzureStorage("az://bucket/run?no_such_setting=1")

@@ -23,7 +23,7 @@ from holdfast.checkpoint import (
     SaveFailed,
     sweep,
 )
-from holdfast.checkpoint.format.files import list_steps
+from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.steps.claims import parse_writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.checkpoint import Corrupt
+from holdfast.checkpoint import CheckpointManager, Corrupt, Storage, load, register_storage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage, split
@@ -50,6 +51,20 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         ValueError, match="expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://"
     ):
         open_storage("http://host/a")
+
+
+def test_a_scheme_of_somebody_elses(tmp_path: Path) -> None:
+    """A registered scheme means the opener's store, which managers and loads use like any other."""
+
+    def opened(url: str, single_writer: bool) -> Storage:
+        assert not single_writer
+        return LocalStorage(tmp_path / url.removeprefix("elsewhere://"))
+
+    register_storage("elsewhere", opened)
+    with CheckpointManager("elsewhere://run") as manager:
+        manager.save(1, {"w": np.arange(3.0)}).wait()
+    assert load("elsewhere://run")["w"].tolist() == [0, 1, 2]
+    assert (tmp_path / "run/1/checkpoint.json").exists()
 
 
 def test_a_folder_lists_its_names_and_fetches_its_files(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import signal
 import stat
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from holdfast.checkpoint import CheckpointError, CheckpointManager, Json, KeepLa
 from holdfast.checkpoint.steps.claims import Claims, Writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import open_claims
-from holdfast.checkpoint.storage.base import Latch, NameTaken, Storage, run_side_by_side
+from holdfast.checkpoint.storage.base import NameTaken, Storage
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.coordination import Fenced
@@ -306,67 +305,6 @@ def test_a_store_that_ignores_conditions_is_refused(servers: dict[str, str]) -> 
         CheckpointManager(url)
     with CheckpointManager(url, options=Options(single_writer=True)) as manager:
         manager.save(1, {"w": np.ones(3)})
-
-
-def test_side_by_side_keeps_the_order_and_raises_the_first_error_after_all_have_ended() -> None:
-    """Results in the order of the items, on so many threads at most; an error waits for what runs
-    beside it.
-    """
-    ended, together, most = list[int](), list[int](), list[int]()
-
-    def work(item: int) -> int:
-        together.append(item)
-        most.append(len(together))
-        if item in (3, 5):
-            together.remove(item)
-            raise ValueError(f"item {item}")
-        ended.append(item)
-        together.remove(item)
-        return -item
-
-    assert run_side_by_side(lambda item: -item, list(range(50)), 4) == [-item for item in range(50)]
-    with pytest.raises(ValueError, match="item 3"):
-        run_side_by_side(work, list(range(20)), 4)
-    assert sorted(ended) == [item for item in range(20) if item not in (3, 5)] and max(most) <= 4
-
-
-def test_an_interrupt_of_work_side_by_side_waits_for_what_has_begun() -> None:
-    """Ctrl-C while threads work: what has begun ends, what has not never begins, and it comes out
-    as itself.
-    """
-    begun, ended, interrupted = list[int](), list[int](), threading.Event()
-
-    def interrupt(*_: object) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 1:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        assert interrupted.wait(30)
-        ended.append(item)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_side_by_side(work, list(range(10_000)), 2)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert sorted(begun) == sorted(ended) and len(begun) < 10_000
-
-
-def test_a_latch_lets_all_go_and_stays_open() -> None:
-    """Several wait, each for its own time; who comes later does not wait at all."""
-    latch, passed = Latch(), list[bool]()
-    assert not latch.wait(0.01) and not latch.is_set()
-    threads = [threading.Thread(target=lambda: passed.append(latch.wait(30))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    latch.set()
-    for thread in threads:
-        thread.join(30)
-    assert passed == [True] * 3 and latch.wait(0) and latch.is_set()
 
 
 def test_files_and_folders_have_the_modes_that_were_asked_for(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from holdfast.launch import Preempted, RestartPolicy, RunSettings, WorkerFailed,
 from holdfast.launch.engines.local import LocalEngine
 from holdfast.launch.supervisor.job import Exited, Kill, Launch, Prepare, Release
 from tests.support.cluster import CollectedOutput
+from tests.support.libraries import need
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -428,9 +429,9 @@ def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
-from holdfast.coordination import CoordinationClient, StatusClient
+from holdfast.coordination import CoordinationClient, StatusClient, Timeouts
 if os.environ["HOLDFAST_ATTEMPT"] == "2": sys.exit(0)
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), init_timeout_s=60)
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=60))
 client.connect()
 client.wait_at_barrier("all", 60_000)
 if os.environ["HOLDFAST_PROCESS_ID"] == "0":
@@ -537,7 +538,7 @@ def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
     """One address from the start to the end, which says which attempt it is; afterwards nobody
     listens there.
     """
-    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    need("prometheus_client", "make setup")
     command = [
         "-n",
         1,
@@ -570,7 +571,7 @@ def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
 
 def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> None:
     """With the port and what to do."""
-    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    need("prometheus_client", "make setup")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with holdfast_run("-n", 1, "--metrics-port", port, "--", "echo", "started") as popen:

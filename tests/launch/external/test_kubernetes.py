@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.launch import KubernetesJob, render_kubernetes
 from holdfast.launch.workers.secrets import JobSecrets
+from tests.support.libraries import need
 from tests.support.paths import SUPPORT
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -44,7 +45,7 @@ def test_manifests_are_yaml(tmp_path: Path) -> None:
     """The command line writes what a YAML parser reads back; impossible sizes and names are
     refused.
     """
-    yaml = pytest.importorskip("yaml")
+    yaml = need("yaml", "make setup")
     base = [str(HOLDFAST), "kubernetes", "--image", "i:1"]
     done = subprocess.run(
         [*base, "--name", "j", "-n", "8", "--slices", "2", "--", "python", "-c", 'print("a: b")'],

@@ -184,7 +184,7 @@ def test_without_cryptography_the_line_that_installs_it_is_said(
     """Before anything is started."""
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     with pytest.raises(
-        ImportError, match=r'need cryptography: pip install "holdfast\[tls\]", or --insecure'
+        ImportError, match=r"need cryptography: pip install 'holdfast-jax\[tls\]', or --insecure"
     ):
         JobSecrets.create(["h"])
 

@@ -59,5 +59,7 @@ def test_a_worker_id_that_is_no_number_is_fatal() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named() -> None:
     """The error says what to install."""
-    with pytest.raises(ImportError, match=r'Ray is not installed: pip install "holdfast\[ray\]"'):
+    with pytest.raises(
+        ImportError, match=r"Ray is not installed: pip install 'holdfast-jax\[ray\]'"
+    ):
         load_ray()

@@ -21,12 +21,13 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 from tests.support.cluster import CollectedOutput
+from tests.support.libraries import need
 from tests.support.paths import EXAMPLES
 from tests.support.ray_fleet import Fleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
-    pytest.importorskip("ray", reason='Ray is not installed: pip install "holdfast[ray]"')
+    need("ray", "make slow-libraries")
 
 TRAINER = EXAMPLES / "train_digits.py"
 ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}

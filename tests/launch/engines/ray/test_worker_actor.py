@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.launch.engines.ray.worker_actor import WorkerActor, WorkerUpdate
 from holdfast.multihost import ProcessSpec
+from tests.support.libraries import need
 from tests.support.processes import wait_until_ended
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
@@ -92,13 +93,12 @@ def test_before_a_start_there_is_nothing_to_end(actor: WorkerActor) -> None:
     assert actor.poll(0.01) == WorkerUpdate(())
 
 
+@pytest.mark.slow
 def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
     """A call runs in a process of its own through the call runner, and its value comes with the
     exit code.
     """
-    cloudpickle = pytest.importorskip(
-        "ray.cloudpickle", reason='Ray is not installed: pip install "holdfast[ray]"'
-    )
+    cloudpickle = need("ray.cloudpickle", "make slow-libraries")
     actor.start(None, cloudpickle.dumps((max, (1, 5), {})), SPEC, {})
     _, update = poll_to_the_end(actor)
     assert update.code == 0 and update.outcome is not None

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
-from holdfast.checkpoint.errors import failure_of
-from holdfast.checkpoint.format.files import FileReport, ItemReport
-from holdfast.checkpoint.saving import protocol as p
-from holdfast.checkpoint.saving.protocol import (
+from holdfast.checkpoint.agreement import save_protocol as p
+from holdfast.checkpoint.agreement.save_protocol import (
     Event,
     SaveKey,
     SaveReport,
@@ -23,6 +21,8 @@ from holdfast.checkpoint.saving.protocol import (
     follow,
     lead,
 )
+from holdfast.checkpoint.errors import failure_of
+from holdfast.checkpoint.format.item_report import FileReport, ItemReport
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
 KEY = SaveKey("0a0b0c0d00000003", 3, 100)

@@ -48,7 +48,7 @@ from ..errors import (
     error_to_message,
     failure_of,
 )
-from ..format.files import ItemReport
+from ..format.item_report import ItemReport
 
 READ_TRIES = 3  # of a record that settles what is not known
 

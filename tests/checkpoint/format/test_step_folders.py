@@ -1,54 +1,16 @@
-"""Files and folders of a step: reports, values and the names of steps."""
+"""Folders of steps: their names, and which of them are steps."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.files import (
-    ItemReport,
-    decode_value,
-    encode_value,
-    has_record,
-    list_steps,
-    step_folders,
-    step_of,
-)
-from holdfast.checkpoint.saving.pack_writer import write_snapshot
-from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.snapshot import take_snapshot
+from holdfast.checkpoint.format.step_folders import has_record, list_steps, step_folders, step_of
 from holdfast.checkpoint.storage.local import LocalStorage
-
-TREE = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "none": None}
-
-
-@given(st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary())
-def test_python_values_are_exact(value: Any) -> None:
-    """Values of any size come back as themselves, bit by bit."""
-    kind, text = json.loads(json.dumps(encode_value(value)))
-    found = decode_value(kind, text)
-    assert (
-        type(found) is type(value)
-        and (found == value or found != found)
-        and repr(found) == repr(value)
-    )
-
-
-def test_reports_travel_as_bytes(tmp_path: Path) -> None:
-    """A report is the same after the gather; other bytes are a ValueError."""
-    plan = Planner().plan(TREE)
-    report = write_snapshot(take_snapshot(plan, TREE), LocalStorage(tmp_path), "1", "state", "ab")
-    assert ItemReport.from_bytes(report.to_bytes()) == report
-    for data in (b"", b"[]", b'{"process":1}'):
-        with pytest.raises(ValueError):
-            ItemReport.from_bytes(data)
 
 
 @given(st.integers(0, 10**18 - 1))
@@ -90,16 +52,6 @@ def test_a_step_is_there_if_its_record_is(tmp_path: Path) -> None:
         and not has_record(storage, "9")
         and not has_record(storage, "3")
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [("bool", "yes"), ("int", "three"), ("complex", "1"), ("bytes", "?"), ("list", "[]")],
-)
-def test_other_texts_are_no_values(kind: str, text: str) -> None:
-    """A text that `encode_value` does not make is a ValueError."""
-    with pytest.raises(ValueError):
-        decode_value(kind, text)
 
 
 def test_a_record_is_there_also_where_it_cannot_be_read(tmp_path: Path) -> None:

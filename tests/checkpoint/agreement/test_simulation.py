@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import SaveFailed
-from holdfast.checkpoint.saving import protocol
-from holdfast.checkpoint.saving.protocol import (
+from holdfast.checkpoint.agreement import save_protocol as protocol
+from holdfast.checkpoint.agreement.save_protocol import (
     Found,
     RecordAbsent,
     RecordFound,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import CheckpointError, Corrupt, StepGone, StepNotFound, TreeMismatch
-from holdfast.checkpoint.restoring.agreement import (
+from holdfast.checkpoint.agreement.restore_verdict import (
     RestoreAgreement,
     RestoreReport,
     Verdict,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, Corrupt, StepGone, StepNotFound, save
+from holdfast.checkpoint.agreement.group_record import MESSAGE_BYTES, read_record_together
 from holdfast.checkpoint.format.record import Record
-from holdfast.checkpoint.restoring.group_record import MESSAGE_BYTES, read_record_together
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups

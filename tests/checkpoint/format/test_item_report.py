@@ -1,0 +1,28 @@
+"""Reports of what a process wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.format.item_report import ItemReport
+from holdfast.checkpoint.format.tree import FlatTree
+from holdfast.checkpoint.saving.pack_writer import write_snapshot
+from holdfast.checkpoint.saving.planner import Planner
+from holdfast.checkpoint.saving.snapshot import take_snapshot
+from holdfast.checkpoint.storage.local import LocalStorage
+
+TREE = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "none": None}
+
+
+def test_reports_travel_as_bytes(tmp_path: Path) -> None:
+    """A report is the same after the gather; other bytes are a ValueError."""
+    tree = FlatTree.of(TREE)
+    plan = Planner().plan(tree)
+    report = write_snapshot(take_snapshot(plan, tree), LocalStorage(tmp_path), "1", "state", "ab")
+    assert ItemReport.from_bytes(report.to_bytes()) == report
+    for data in (b"", b"[]", b'{"process":1}'):
+        with pytest.raises(ValueError):
+            ItemReport.from_bytes(data)
