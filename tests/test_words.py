@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "testing", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands
 # for them.
@@ -82,6 +82,11 @@ PUBLIC = {
     "web": (
         """
         serve_page write_report
+    """
+    ),
+    "testing": (
+        """
+        StorageContract
     """
     ),
     "cli": (
