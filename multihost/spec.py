@@ -10,10 +10,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.coordination.address import UNIX, split_address
+
 # Where libtpu's slices meet unless the launcher says otherwise; not the coordinator's port.
 _MEGASCALE_PORT = 8081
 
-_UNIX = "unix:"
 _IDLE_SERVICE = "127.0.0.1:0"
 _SLICE_KEYS = (
     "MEGASCALE_NUM_SLICES",
@@ -61,7 +62,7 @@ class ProcessSpec:
         self._check_slices()
 
     def _check_slices(self) -> None:
-        on_one_machine = self.slice_address is None and self.coordinator.startswith(_UNIX)
+        on_one_machine = self.slice_address is None and self.coordinator.startswith(UNIX)
         if self.num_slices > 1 and on_one_machine:
             raise ValueError(
                 f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a"
@@ -154,12 +155,15 @@ _KEYS: dict[str, tuple[str, type]] = {
 
 
 def _check_address(address: str) -> None:
-    if address.startswith(_UNIX):
-        if not address.removeprefix(_UNIX).startswith("/"):
+    if address.startswith(UNIX):
+        if not address.removeprefix(UNIX).startswith("/"):
             raise ValueError(f"coordinator={address!r}: expected unix: and an absolute path")
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    try:
+        port = split_address(address)[1]
+    except ValueError:
+        port = 0
+    if not 0 < port < 65536:
         raise ValueError(f"coordinator={address!r}: expected HOST:PORT or unix:PATH")
 
 

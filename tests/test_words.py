@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "testing", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands
 # for them.
@@ -69,8 +69,9 @@ PUBLIC = {
     ),
     "launch": (
         """
-        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
-        StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
+        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView MetricsSettings
+        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout TaskSettings WorkerFailed ray
+        render_kubernetes run_local run_slurm run_task
     """
     ),
     "compat": (
@@ -81,6 +82,11 @@ PUBLIC = {
     "web": (
         """
         serve_page write_report
+    """
+    ),
+    "testing": (
+        """
+        StorageContract
     """
     ),
     "cli": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import jax
@@ -10,6 +9,8 @@ from absl import flags
 
 # The only place where jax keeps its client and its distributed process id.
 from jax._src import distributed
+
+from holdfast.coordination.address import address_towards
 
 from ..job import current_job
 from ..spec import ProcessSpec
@@ -43,22 +44,6 @@ def host_address() -> str | None:
         return spec.host_address
     coordinator = coordinator_address()
     return None if coordinator is None else address_towards(coordinator)
-
-
-def address_towards(coordinator: str) -> str:
-    """Returns this machine's address towards a coordinator: loopback for one at a Unix socket.
-
-    Sends nothing. Raises OSError.
-    """
-    if coordinator.startswith("unix:"):
-        return "127.0.0.1"
-    host, _, port = coordinator.rpartition(":")
-    family, kind, _, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)  # of a datagram socket, which sends nothing
-        return str(probe.getsockname()[0])
 
 
 def tls_files() -> tuple[str, str, str] | None:

@@ -18,6 +18,7 @@ from holdfast.coordination import (
     ServiceTimeouts,
     StatusClient,
 )
+from holdfast.coordination.address import UNIX, split_address
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
@@ -114,10 +115,7 @@ def gather_workers(
 
 
 def _endpoint(address: str) -> Endpoint:
-    if address.startswith("unix:"):
-        return Endpoint(address)
-    host, _, port = address.rpartition(":")
-    return Endpoint(host.strip("[]"), int(port))
+    return Endpoint(address) if address.startswith(UNIX) else Endpoint(*split_address(address))
 
 
 def _start(spec: ProcessSpec, endpoint: Endpoint, heartbeat_timeout_s: float | None) -> str:
