@@ -21,6 +21,7 @@ from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
 from .format.rename import Names
 from .format.step_folders import has_record, other_step
+from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
 from .layouts.detect import (
     find_checkpoint,
@@ -87,8 +88,7 @@ def save(
         from .layouts.orbax.write import save_orbax
 
         trees = {
-            name: cast_tree(encode_leaf_types(value), dtype) if is_tree(value) else value
-            for name, value in chosen.items()
+            name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
         }
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
@@ -109,6 +109,10 @@ def save(
     finally:
         if group.index == 0:
             give_up_claim(storage, claims, writer)
+
+
+def _cast(value: Any, dtype: SaveDtype) -> Any:
+    return cast_tree(encode_leaf_types(FlatTree.of(value)), dtype).tree()
 
 
 def _refuse_for_orbax(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 
 from ..errors import TreeMismatch, UnsupportedLeaf, error_text
-from .tree import Node, describe, flatten, type_name
+from .tree import FlatTree, Node, type_name
 
 T = TypeVar("T")
 
@@ -55,18 +55,15 @@ def register_leaf_type(
     _by_class[cls] = _by_name[known.name] = known
 
 
-def encode_leaf_types(tree: Any) -> Any:
-    """Returns the tree with each leaf of a registered type as a Node of its fields. Raises
-    UnsupportedLeaf naming the leaf.
+def encode_leaf_types(tree: FlatTree) -> FlatTree:
+    """Returns the tree with each leaf of a registered type as a Node of its fields.
+
+    Raises UnsupportedLeaf naming the leaf.
     """
-    if not _by_class:
+    if not _by_class or not any(type(leaf) in _by_class for leaf in tree.leaves):
         return tree
-    leaves, treedef = flatten(tree)
-    if not any(type(leaf) in _by_class for leaf in leaves):
-        return tree
-    return treedef.unflatten(
-        [_encode(leaf, path) for leaf, path in zip(leaves, describe(tree)[1], strict=True)]
-    )
+    encoded = [_encode(leaf, path) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
+    return FlatTree.of(tree.treedef.unflatten(encoded))
 
 
 def _encode(leaf: Any, path: str) -> Any:
@@ -74,9 +71,10 @@ def _encode(leaf: Any, path: str) -> Any:
     if known is None:
         return leaf
     try:
+        fields = known.to_fields(leaf).items()
         return Node(
             known.name,
-            {str(key): encode_leaf_types(value) for key, value in known.to_fields(leaf).items()},
+            {str(key): encode_leaf_types(FlatTree.of(value)).tree() for key, value in fields},
         )
     except Exception as error:
         message = (

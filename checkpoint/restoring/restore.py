@@ -19,7 +19,7 @@ from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_maker
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord, Record, find_item
 from ..format.rename import Names
-from ..format.tree import describe, flatten, paused_gc, rebuild
+from ..format.tree import FlatTree, paused_gc, rebuild
 from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
@@ -151,9 +151,9 @@ def restore_tree(
             return rebuild(
                 found.tree, leaves, options.types, plain=options.plain, makers=leaf_makers()
             )
-        like = encode_leaf_types(like)
-        leaves, treedef = flatten(like)
-        paths = describe(like)[1]
+        like = encode_leaf_types(FlatTree.of(like))
+        leaves = like.leaves
+        paths = like.paths
         chosen = [not callable(partial) or partial(path) for path in paths]
         try:
             check_paths(
@@ -174,7 +174,7 @@ def restore_tree(
         restored = [
             next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)
         ]
-        return decode_leaf_types(jax.tree_util.tree_unflatten(treedef, restored))
+        return decode_leaf_types(like.treedef.unflatten(restored))
 
 
 def _read_all(

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..format.tree import describe, flatten
+from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
 
 
-def cast_tree(tree: Any, dtype: SaveDtype) -> Any:
+def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
     """Returns the tree with its floating-point arrays as `dtype`, or as what `dtype(path)` says
     (None: as they are); all else stays.
 
@@ -23,9 +23,8 @@ def cast_tree(tree: Any, dtype: SaveDtype) -> Any:
     if dtype is None:
         return tree
     chosen = (lambda path: dtype) if isinstance(dtype, type | np.dtype | str) else dtype
-    leaves, treedef = flatten(tree)
-    return treedef.unflatten(
-        [_cast(leaf, path, chosen) for leaf, path in zip(leaves, describe(tree)[1], strict=True)]
+    return tree.with_leaves(
+        [_cast(leaf, path, chosen) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
     )
 
 

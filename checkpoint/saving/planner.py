@@ -19,7 +19,7 @@ from holdfast.multihost.group.group import runtime_indices
 from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
 from ..format.sharding import axes_of, describe_sharding
-from ..format.tree import VALUE_TYPES, describe, flatten, is_key, paused_gc, type_name
+from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 from .record_builder import check_plan
 
@@ -78,37 +78,40 @@ class Planner:
             per_process=per_process,
         )
 
-    def plan(self, tree: Any, leaving: Collection[int] = ()) -> Plan:
+    def plan(self, tree: FlatTree, leaving: Collection[int] = ()) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do.
 
         Ranks that are `leaving` write only what no other rank holds.
         """
-        leaves, treedef = flatten(tree)
         for cached in self._cached:
             if (
-                cached.treedef == treedef
+                cached.treedef == tree.treedef
                 and cached.leaving == set(leaving)
-                and _same(cached.signatures, leaves)
+                and _same(cached.signatures, tree.leaves)
             ):
                 return cached.plan
         with paused_gc():
-            plan = self._make(tree, leaves, frozenset(leaving))
-            signatures = [_signature(leaf) for leaf in leaves]
+            plan = self._make(tree, frozenset(leaving))
+            signatures = [_signature(leaf) for leaf in tree.leaves]
             self._cached = [
-                _CachedPlan(treedef, signatures, frozenset(leaving), plan),
+                _CachedPlan(tree.treedef, signatures, frozenset(leaving), plan),
                 *self._cached[: CACHED_PLANS - 1],
             ]
         return plan
 
-    def _make(self, tree: Any, leaves: Sequence[Any], leaving: frozenset[int]) -> Plan:
+    def _make(self, tree: FlatTree, leaving: frozenset[int]) -> Plan:
         self._placements = {}
         self._described = {}
         self._leaving = leaving
-        description, paths = describe(tree)
-        assert len(paths) == len(leaves)
-        described = [self._leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        described = [
+            self._leaf(path, leaf) for path, leaf in zip(tree.paths, tree.leaves, strict=True)
+        ]
         plan = make_plan(
-            description, described, self._index, self._count, max_file_bytes=self._max_file_bytes
+            tree.description,
+            described,
+            self._index,
+            self._count,
+            max_file_bytes=self._max_file_bytes,
         )
         check_plan(plan)
         return plan

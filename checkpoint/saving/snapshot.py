@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from ..format.tree import flatten, is_key, paused_gc
+from ..format.tree import FlatTree, is_key, paused_gc
 from ..storage.threads import Latch
 from .incremental import Unmoved
 from .plan import Plan
@@ -109,7 +109,7 @@ class Snapshot:
 
 def take_snapshot(
     plan: Plan,
-    tree: Any,
+    tree: FlatTree,
     *,
     host_memory_bytes: int | None = None,
     views: bool | None = None,
@@ -123,7 +123,7 @@ def take_snapshot(
     all). `views` says whether shards may be views (None: by their device). Chunks that are
     `unmoved` are not taken.
     """
-    leaves, _ = flatten(tree)
+    leaves = tree.leaves
     snapshot = Snapshot(plan, unmoved)
     with paused_gc():
         if views is None:

@@ -17,7 +17,7 @@ from ..format.json_state import Json, is_iterator, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
-from ..format.tree import flatten
+from ..format.tree import FlatTree
 from ..options import Options
 from ..policy import StepFacts
 from ..storage.base import Storage
@@ -145,14 +145,14 @@ class SaveStager:
                         per_process=True,
                     )
                 else:
-                    value = cast_tree(encode_leaf_types(value), dtype)
-                    plan = self._planner(name).plan(value, leaving)
-                    unmoved = self._link_unmoved(request, name, plan, value)
+                    tree = cast_tree(encode_leaf_types(FlatTree.of(value)), dtype)
+                    plan = self._planner(name).plan(tree, leaving)
+                    unmoved = self._link_unmoved(request, name, plan, tree)
                     trees[name] = (
                         plan,
                         take_snapshot(
                             plan,
-                            value,
+                            tree,
                             host_memory_bytes=self._options.host_memory_bytes,
                             unmoved=unmoved,
                         ),
@@ -183,7 +183,7 @@ class SaveStager:
             raise SaveFailed(message, process=self._group.index) from error
 
     def _link_unmoved(
-        self, request: SaveRequest, item: str, plan: Plan, tree: Any
+        self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree
     ) -> Unmoved | None:
         if self._history is None:
             return None
@@ -191,7 +191,7 @@ class SaveStager:
         return link_unmoved(
             self._history,
             plan,
-            flatten(tree)[0],
+            tree.leaves,
             self._storage.posix,
             request.folder,
             item,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationService, Timeouts
 from holdfast.multihost import ClusterGroup
 from tests.support.cluster import Processes
 
@@ -116,7 +116,7 @@ def groups(count: int) -> Iterator[list[ClusterGroup]]:
     """
     with CoordinationService.spawn(count) as service:
         clients = [
-            CoordinationClient(service.address, index, shutdown_timeout_s=20)
+            CoordinationClient(service.address, index, timeouts=Timeouts(shutdown_s=20))
             for index in range(count)
         ]
         at_once([client.connect for client in clients])

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, ProcessInfo
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    Endpoint,
+    ProcessInfo,
+    ServiceTimeouts,
+)
 from tests.support.cluster import Processes
 from tests.support.network import Network, namespaces, python_in
 
@@ -23,10 +29,10 @@ SETTLE_S = 2.0
 
 PEER = f"""
 import os, sys, time
-from holdfast.coordination import CoordinationClient, CoordinationError, ProcessLost, CoordinatorLost
+from holdfast.coordination import CoordinationClient, CoordinationError, JobIdentity, ProcessLost, CoordinatorLost, Timeouts
 
 index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-client = CoordinationClient(address, index, num_processes=count, heartbeat_timeout_s={HEARTBEAT_S}, init_timeout_s=60, shutdown_timeout_s=2)
+client = CoordinationClient(address, index, job=JobIdentity(num_processes=count), timeouts=Timeouts(heartbeat_s={HEARTBEAT_S}, init_s=60, shutdown_s=2))
 client.connect()
 client.wait_at_barrier("start", 60_000)
 print("started", flush=True)
@@ -74,7 +80,10 @@ def test_every_other_peer_has_a_named_error_in_time(
     heartbeat timeout + 2 s.
     """
     with CoordinationService.spawn(
-        3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True
+        3,
+        endpoint=Endpoint(host=network.host),
+        timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
+        recoverable=True,
     ) as service:
         groups = [
             Processes(
@@ -120,10 +129,10 @@ def test_every_other_peer_has_a_named_error_in_time(
 
 STEPPER = """
 import sys
-from holdfast.coordination import CoordinationClient
+from holdfast.coordination import CoordinationClient, Timeouts
 
 index, count, address, session = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "session"
-client = CoordinationClient(address, index, heartbeat_timeout_s=30, init_timeout_s=60, shutdown_timeout_s=20, session=session)
+client = CoordinationClient(address, index, timeouts=Timeouts(heartbeat_s=30, init_s=60, shutdown_s=20), session=session)
 with client:
     for step in range(200):
         client.key_value_set(f"step/{step}/{index}", str(step))
@@ -145,7 +154,7 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
     """
     arguments = (f"--journal={tmp_path / 'journal'}",)
     options = {
-        "heartbeat_timeout_s": 30,
+        "timeouts": ServiceTimeouts(heartbeat_s=30),
         "recoverable": True,
         "survivable": True,
         "arguments": arguments,
@@ -158,7 +167,7 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
                 processes.wait_for(step % 3, f"step {step}")
                 os.kill(service.pid, signal.SIGKILL)
                 service.close()
-                service = CoordinationService.spawn(3, port=port, **options)  # type: ignore[arg-type]
+                service = CoordinationService.spawn(3, endpoint=Endpoint(port=port), **options)  # type: ignore[arg-type]
             finished = processes.wait(90)
             assert [each.code for each in finished] == [0, 0, 0], [
                 each.output[-1500:] for each in finished
@@ -170,12 +179,12 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
 
 RETURNER = """
 import sys
-from holdfast.coordination import CoordinationClient, CoordinationError
+from holdfast.coordination import CoordinationClient, CoordinationError, Timeouts
 
 def tell(error):
     print("told", type(error).__name__, error.code, flush=True)
 
-client = CoordinationClient(sys.argv[3], int(sys.argv[1]), heartbeat_timeout_s=3, init_timeout_s=60, shutdown_timeout_s=5, on_error=tell)
+client = CoordinationClient(sys.argv[3], int(sys.argv[1]), timeouts=Timeouts(heartbeat_s=3, init_s=60, shutdown_s=5), on_error=tell)
 client.connect()
 print("up", flush=True)
 try:
@@ -198,9 +207,12 @@ def test_a_process_that_was_given_up_is_fenced(recoverable: bool) -> None:
         if processes[0].state == "ERROR":
             lost.set()
 
-    with CoordinationService.spawn(2, heartbeat_timeout_s=3, recoverable=recoverable) as service:
+    with CoordinationService.spawn(
+        2, timeouts=ServiceTimeouts(heartbeat_s=3), recoverable=recoverable
+    ) as service:
         with Processes(RETURNER, 1, arguments=[service.address]) as processes:
-            onlooker = CoordinationClient(service.address, 1, on_process_change=listen)
+            onlooker = CoordinationClient(service.address, 1)
+            onlooker.watch_processes(listen)
             with contextlib.closing(onlooker):
                 onlooker.connect()
                 processes.wait_for(0, "up")

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    JobIdentity,
+    ServiceTimeouts,
+    StatusClient,
+    Timeouts,
+)
 from tests.support.cluster import Processes, run_processes
 
 HEARTBEAT_S = 6.0
@@ -102,7 +109,11 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(
     heartbeat_s = 100.0 if launcher else HEARTBEAT_S
     grace = ("--reconnect-grace-s=100",) if launcher else ()
     with CoordinationService.spawn(
-        4, recoverable=True, survivable=True, heartbeat_timeout_s=heartbeat_s, arguments=grace
+        4,
+        timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s),
+        recoverable=True,
+        survivable=True,
+        arguments=grace,
     ) as service:
         with Processes(
             KILLED,
@@ -190,7 +201,7 @@ with multihost.live_devices() as devices:
 """
     )
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+        3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
@@ -229,7 +240,7 @@ os._exit(0)
 """
     )
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+        3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
@@ -270,7 +281,10 @@ os._exit(0)
             processes.kill(1)
             processes.popens[1].wait()
             with CoordinationClient(
-                service.address, 1, num_processes=2, shutdown_timeout_s=1
+                service.address,
+                1,
+                job=JobIdentity(num_processes=2),
+                timeouts=Timeouts(shutdown_s=1),
             ) as again:
                 processes.wait_for(0, "refused 1")
                 assert sorted(again.get_live_nodes([0, 1])) == [0, 1]

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationService, Credentials, Relay
+from holdfast.coordination import CoordinationService, Credentials, Relay, ServiceTimeouts
 from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.names import SESSION
 from holdfast.proto import coordination_pb2, session_pb2
@@ -81,7 +81,10 @@ class RawSession:
 @pytest.fixture(params=[(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
-        3, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True, arguments=request.param
+        3,
+        timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
+        recoverable=True,
+        arguments=request.param,
     ) as service:
         yield service
 
@@ -126,10 +129,10 @@ def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(
 
 CLIENT = """
 import os, sys, time
-from holdfast.coordination import CoordinationClient
+from holdfast.coordination import CoordinationClient, JobIdentity
 
 index, go = int(sys.argv[1]), sys.argv[4]
-with CoordinationClient(sys.argv[3], index, num_processes=int(sys.argv[2])) as client:
+with CoordinationClient(sys.argv[3], index, job=JobIdentity(num_processes=int(sys.argv[2]))) as client:
     print("connected", flush=True)
     while index == 2 and not os.path.exists(go):
         time.sleep(0.05)
@@ -200,7 +203,7 @@ def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
     """
     with (
         CoordinationService.spawn(
-            2, heartbeat_timeout_s=2, recoverable=True, survivable=True
+            2, timeouts=ServiceTimeouts(heartbeat_s=2), recoverable=True, survivable=True
         ) as service,
         Processes(JAXLIB_CLIENT, 2, arguments=[service.address]) as processes,
     ):

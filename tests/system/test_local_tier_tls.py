@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity
 from holdfast.multihost import ProcessSpec
 from tests.support.checkpointing import START_LAUNCHED
 from tests.support.cluster import Processes
@@ -35,7 +35,7 @@ def _by_tls(script: str, folder: Path, names: str, *arguments: object) -> Iterat
         [authority.issue(f"process{index}") for index in range(count)],
     )
     secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
-    with CoordinationService.spawn(count, job="j", arguments=secured) as service:
+    with CoordinationService.spawn(count, job=JobIdentity(name="j"), arguments=secured) as service:
 
         def environment(index: int) -> dict[str, str]:
             files = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationService, StatusClient
+from holdfast.coordination import CoordinationService, ServiceTimeouts, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 
@@ -302,7 +302,7 @@ print(f"stopped at {step}")
 """
     )
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=8
+        3, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
             script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL]
@@ -341,7 +341,7 @@ os._exit(0)
 """
     )
     with CoordinationService.spawn(
-        2, recoverable=True, survivable=True, heartbeat_timeout_s=8
+        2, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
@@ -553,13 +553,13 @@ STARTING = (
     HEAD
     + """
 from holdfast.multihost.start import start
-start_jax = start._start_jax
-def slowly(*arguments):
+start_jax = start.start_jax
+def slowly(*arguments, **options):
     if index == 1:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-    start_jax(*arguments)
-start._start_jax = slowly
+    start_jax(*arguments, **options)
+start.start_jax = slowly
 multihost.initialize(address, count, index, timeout_s=60)
 step = 0
 while not multihost.reached_preemption(step):

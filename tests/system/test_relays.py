@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
@@ -15,10 +15,10 @@ from tests.support.secured import secure
 JAX_JOB = """
     import os, sys
     index, count, coordinator = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    from holdfast.coordination import CoordinationClient, Credentials, Relay
+    from holdfast.coordination import CoordinationClient, Credentials, JobIdentity, Relay, Timeouts
     credentials = Credentials(*sys.argv[4:])
     with Relay.spawn(coordinator, credentials, [index]) as relay, \\
-            CoordinationClient(coordinator, index, num_processes=count, credentials=credentials, init_timeout_s=60) as client:
+            CoordinationClient(coordinator, index, job=JobIdentity(num_processes=count), timeouts=Timeouts(init_s=60), credentials=credentials) as client:
         import jax, numpy as np
         from jax.experimental import multihost_utils
         jax.distributed.initialize(relay.address, count, index, coordinator_bind_address="127.0.0.1:0", heartbeat_timeout_seconds=86400)
@@ -42,13 +42,13 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     """
     security = secure(tmp_path)
     own = security.own
-    options = {
-        "heartbeat_timeout_s": 60,
-        "recoverable": True,
-        "survivable": True,
-        "arguments": security.arguments,
-    }
-    with CoordinationService.spawn(4, **options) as service:  # type: ignore[arg-type]
+    with CoordinationService.spawn(
+        4,
+        timeouts=ServiceTimeouts(heartbeat_s=60),
+        recoverable=True,
+        survivable=True,
+        arguments=security.arguments,
+    ) as service:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(JAX_JOB, 4, arguments=arguments, timeout_s=100)
     assert all("done" in output for output in outputs)
@@ -106,7 +106,11 @@ def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> 
     own = security.own
     arguments = security.arguments if token else security.arguments[:3]
     with CoordinationService.spawn(
-        4, job="j", attempt=1, recoverable=True, survivable=True, arguments=arguments
+        4,
+        job=JobIdentity(name="j", attempt=1),
+        recoverable=True,
+        survivable=True,
+        arguments=arguments,
     ) as service:
 
         def env(index: int) -> dict[str, str]:

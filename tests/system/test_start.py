@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
 from tests.support.starting import script
@@ -36,7 +36,7 @@ def test_from_the_environment() -> None:
     and the job ends in order.
     """
     with CoordinationService.spawn(
-        3, job="j", attempt=4, recoverable=True, survivable=True
+        3, job=JobIdentity(name="j", attempt=4), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
             script("""
@@ -151,7 +151,7 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
         """)
     outputs = run_processes(ask, 2, arguments=[f"127.0.0.1:{free_port()}", 1])
     assert all("heartbeat timeout 7.0" in output for output in outputs)
-    with CoordinationService.spawn(2, heartbeat_timeout_s=9) as service:
+    with CoordinationService.spawn(2, timeouts=ServiceTimeouts(heartbeat_s=9)) as service:
         outputs = run_processes(ask, 2, arguments=[service.address, "none"])
     for output in outputs:
         assert (
@@ -190,7 +190,7 @@ def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None
         print("started")
         """
     with CoordinationService.spawn(
-        3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True
+        3, timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(script(text), 3, arguments=[service.address])
     assert all("started" in output for output in outputs)
@@ -214,7 +214,7 @@ def test_a_coordinator_that_is_not_there() -> None:
 
 def test_another_attempt_is_refused() -> None:
     """A process of attempt 2 does not join the coordinator of attempt 3 (ENV-5)."""
-    with CoordinationService.spawn(1, job="j", attempt=3) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j", attempt=3)) as service:
         (output,) = run_processes(
             script("""
             try:
@@ -242,7 +242,9 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
     """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each
     replacement is logged once.
     """
-    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(
+        2, job=JobIdentity(name="j"), recoverable=True, survivable=True
+    ) as service:
         outputs = run_processes(
             script("""
             from jax._src import xla_bridge
@@ -365,7 +367,11 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
     token.write_text("a secret of this job")
     secured = ("--token-file", str(token))
     with CoordinationService.spawn(
-        2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured
+        2,
+        job=JobIdentity(name="j", attempt=1),
+        recoverable=True,
+        survivable=True,
+        arguments=secured,
     ) as service:
         (output,) = run_processes(
             script("""
@@ -404,13 +410,14 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
     ]
     secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
     with CoordinationService.spawn(
-        2, job="j", recoverable=True, survivable=True, arguments=secured
+        2, job=JobIdentity(name="j"), recoverable=True, survivable=True, arguments=secured
     ) as service:
         outputs = run_processes(
             script("""
-            from holdfast.multihost.start import start
+            from holdfast.multihost.job import current_job
+            from holdfast.multihost.start.start import Membership
             multihost.initialize(timeout_s=60)
-            print("relay", start._job.relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
+            print("relay", current_job().part(Membership).relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
             assert multihost.global_max([index, -index]) == [1, 0]
             multihost.sync_global_processes("all", timeout=30)
             multihost.shutdown()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import Corrupt, HostileCheckpoint, SaveFailed
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.local_tier.parts import (
     FoundStep,
     LocalKey,
@@ -47,9 +48,10 @@ def _saved(folder: Path, count: int = 2, save_id: str = SAVE, step: int = 7) -> 
     tree = {"w": np.arange(6.0).reshape(2, 3), "n": 3, "name": "net"}
     key, parts = LocalKey(step, 1, save_id, count), []
     for rank in range(count):
-        plan = Planner(rank, count).plan(tree)
+        flat = FlatTree.of(tree)
+        plan = Planner(rank, count).plan(flat)
         report = write_snapshot(
-            take_snapshot(plan, tree), LocalStorage(folder), key.folder, "state", save_id
+            take_snapshot(plan, flat), LocalStorage(folder), key.folder, "state", save_id
         )
         head = (
             StepHead({"state": tree_text(plan)}, 1.0, 2.0, {"loss": float("nan")}, {"a": [1]})

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from holdfast.checkpoint import UnsupportedLeaf
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.planner import CACHED_PLANS, Planner, placement_of, row_placement
 
 
@@ -20,8 +21,8 @@ def test_plans_are_reused() -> None:
     """
     planner = Planner()
     tree: dict[str, Any] = {"a": jnp.zeros(4), "n": 1, "h": np.zeros(3)}
-    plan = planner.plan(tree)
-    assert planner.plan({"a": jnp.ones(4), "n": 2, "h": np.ones(3)}) is plan
+    plan = planner.plan(FlatTree.of(tree))
+    assert planner.plan(FlatTree.of({"a": jnp.ones(4), "n": 2, "h": np.ones(3)})) is plan
     for change in (
         {"a": jnp.zeros(5)},
         {"a": jnp.zeros(4, jnp.int32)},
@@ -29,8 +30,8 @@ def test_plans_are_reused() -> None:
         {"h": np.zeros(3, np.float32)},
         {"b": 1},
     ):
-        assert planner.plan(tree | change) is not plan
-    assert planner.plan(tree) is plan
+        assert planner.plan(FlatTree.of(tree | change)) is not plan
+    assert planner.plan(FlatTree.of(tree)) is plan
 
 
 def test_old_plans_are_forgotten() -> None:
@@ -38,12 +39,12 @@ def test_old_plans_are_forgotten() -> None:
     anew.
     """
     planner = Planner()
-    first = planner.plan({"a": np.zeros(1)})
+    first = planner.plan(FlatTree.of({"a": np.zeros(1)}))
     for size in range(2, CACHED_PLANS + 1):
-        planner.plan({"a": np.zeros(size)})
-    assert planner.plan({"a": np.ones(1)}) is first
-    planner.plan({"a": np.zeros(CACHED_PLANS + 1)})
-    assert planner.plan({"a": np.ones(1)}) is not first
+        planner.plan(FlatTree.of({"a": np.zeros(size)}))
+    assert planner.plan(FlatTree.of({"a": np.ones(1)})) is first
+    planner.plan(FlatTree.of({"a": np.zeros(CACHED_PLANS + 1)}))
+    assert planner.plan(FlatTree.of({"a": np.ones(1)})) is not first
 
 
 def test_every_kind_of_leaf_is_described() -> None:
@@ -55,7 +56,7 @@ def test_every_kind_of_leaf_is_described() -> None:
         "s": np.float32(1),
         "v": 7,
     }
-    found = {leaf.path: leaf for leaf in Planner().plan(tree).leaves}
+    found = {leaf.path: leaf for leaf in Planner().plan(FlatTree.of(tree)).leaves}
     assert [
         (found[path].kind, found[path].dtype, found[path].shape, found[path].nbytes)
         for path in "aknsv"
@@ -74,7 +75,7 @@ def test_in_a_group_an_array_of_one_process_is_the_hosts() -> None:
     """An array that this process alone can address has no placement: rank 0 writes it whole, as it
     does numpy arrays.
     """
-    plan = Planner(1, 2).plan({"a": jnp.zeros(4), "n": np.zeros(3)})
+    plan = Planner(1, 2).plan(FlatTree.of({"a": jnp.zeros(4), "n": np.zeros(3)}))
     assert (
         all(leaf.placement is None for leaf in plan.leaves)
         and plan.own == {}
@@ -85,7 +86,7 @@ def test_in_a_group_an_array_of_one_process_is_the_hosts() -> None:
 def test_leaves_of_each_process_have_a_row_each() -> None:
     """A leaf kept per process is [processes, ...], and each process writes its row."""
     plan = Planner(1, 3, per_process=lambda path: path == "mine").plan(
-        {"mine": np.zeros((2, 2)), "ours": np.zeros(2), "at": 3}
+        FlatTree.of({"mine": np.zeros((2, 2)), "ours": np.zeros(2), "at": 3})
     )
     mine = next(leaf for leaf in plan.leaves if leaf.path == "mine")
     assert (
@@ -146,7 +147,7 @@ def deleted() -> jax.Array:
 def test_what_cannot_be_saved_is_named(leaf: Any, message: str) -> None:
     """Each leaf that cannot be saved is UnsupportedLeaf with its path, and says what to do."""
     with pytest.raises(UnsupportedLeaf, match=message) as caught:
-        Planner().plan({"a": leaf})
+        Planner().plan(FlatTree.of({"a": leaf}))
     assert caught.value.leaf == "a"
 
 
@@ -155,7 +156,7 @@ def test_a_tracer_is_refused() -> None:
     with pytest.raises(
         UnsupportedLeaf, match="the leaf 'a' is a tracer: save outside of jit and grad"
     ):
-        jax.jit(lambda x: Planner().plan({"a": x}) and x)(jnp.zeros(3))
+        jax.jit(lambda x: Planner().plan(FlatTree.of({"a": x})) and x)(jnp.zeros(3))
 
 
 def test_an_array_of_processes_outside_the_group_is_refused() -> None:
@@ -164,4 +165,4 @@ def test_an_array_of_processes_outside_the_group_is_refused() -> None:
     with pytest.raises(
         UnsupportedLeaf, match="shards of the leaf 'a' are on processes outside of this group"
     ):
-        planner.plan({"a": jnp.zeros(3)})
+        planner.plan(FlatTree.of({"a": jnp.zeros(3)}))

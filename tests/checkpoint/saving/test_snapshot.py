@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
@@ -51,8 +52,10 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool 
         "host": np.arange(1000),
         "key": jax.random.key(2),
     }
-    planner, storage = Planner(), LocalStorage(tmp_path)
-    snapshot = take_snapshot(planner.plan(tree), tree, views=views)
+    planner = Planner()
+    storage = LocalStorage(tmp_path)
+    flat = FlatTree.of(tree)
+    snapshot = take_snapshot(planner.plan(flat), flat, views=views)
     assert snapshot.wait(0)
     step = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     array: Any = tree["device"]
@@ -73,7 +76,8 @@ def test_a_bound_on_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     """
     tree = {f"w{i}": jnp.full(1 << 18, i, jnp.float32) for i in range(4)}
     storage = LocalStorage(tmp_path)
-    snapshot = take_snapshot(Planner().plan(tree), tree, host_memory_bytes=1 << 20, views=False)
+    flat = FlatTree.of(tree)
+    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=1 << 20, views=False)
     assert not snapshot.wait(0)
     writer = threading.Thread(target=commit, args=(snapshot, storage))
     writer.start()
@@ -88,7 +92,8 @@ def test_a_bound_on_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
 def test_a_snapshot_that_is_not_written_lets_go() -> None:
     """`release` ends every wait, and may be called twice."""
     tree = {"w": jnp.arange(8)}
-    snapshot = take_snapshot(Planner().plan(tree), tree, host_memory_bytes=0, views=False)
+    flat = FlatTree.of(tree)
+    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=0, views=False)
     assert not snapshot.wait(0)
     snapshot.release()
     snapshot.release()
@@ -111,9 +116,10 @@ def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
         room[0] -= 1
         return real(value, place)
 
-    plan = Planner().plan(tree)
+    flat = FlatTree.of(tree)
+    plan = Planner().plan(flat)
     monkeypatch.setattr(jax, "device_put", device_put)
-    snapshot = take_snapshot(plan, tree, views=False)
+    snapshot = take_snapshot(plan, flat, views=False)
     assert not snapshot.wait(0)
     (pack,) = plan.own
     for chunk, shard in zip(plan.own[pack], snapshot.take_pack(pack), strict=True):
@@ -124,14 +130,15 @@ def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
 def test_other_errors_of_the_copy_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a pool without room is passed over."""
     tree = {"w": jnp.zeros(8)}
-    plan = Planner().plan(tree)
+    flat = FlatTree.of(tree)
+    plan = Planner().plan(flat)
 
     def device_put(value: Any, place: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
 
     monkeypatch.setattr(jax, "device_put", device_put)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        take_snapshot(plan, tree, views=False)
+        take_snapshot(plan, flat, views=False)
 
 
 class Device:
