@@ -95,7 +95,7 @@ where = ["write", "commit"]
 for step in range(steps):
     manager = CheckpointManager(root)
     verb = where[step % 2]
-    do = getattr(manager._storage, verb)
+    do = getattr(manager._root.storage, verb)
     def paused(*args, **options):
         if verb == "write":
             do(*args, **options)
@@ -103,7 +103,7 @@ for step in range(steps):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         if verb == "commit":
             do(*args, **options)
-    setattr(manager._storage, verb, paused)
+    setattr(manager._root.storage, verb, paused)
     manager.save(step, {"who": np.zeros(1000)})
     try:
         manager.close()

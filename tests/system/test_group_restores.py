@@ -164,7 +164,7 @@ def test_steps_that_processes_know_differently(tmp_path: Path) -> None:
             manager.save(2, shards(2))
             manager.wait_until_finished()
             if index == 1:
-                manager._index.remove([2])  # as after CommitUnknown: the record appeared later
+                manager._state.index.remove([2])  # as after CommitUnknown: the record appeared later
                 assert manager.latest_step() == 1
             for fallback in (False, True):
                 got = manager.restore(like=shards(0), fallback=fallback)
@@ -184,15 +184,15 @@ def test_a_listing_that_fails_at_the_primary_fails_on_all(tmp_path: Path) -> Non
         with CheckpointManager(root) as manager:
             manager.save(1, shards(1))
             manager.wait_until_finished()
-            listing = manager._storage.list
+            listing = manager._root.storage.list
             if index == 0:
                 def list(folder, **options):
                     raise PermissionError(13, "Permission denied", root)
-                manager._storage.list = list
+                manager._root.storage.list = list
             for fallback in (False, True):
                 error = goes(lambda: manager.restore(like=shards(0), fallback=fallback), CheckpointError)
                 assert "Permission denied" in str(error) and root in str(error), error
-            manager._storage.list = listing
+            manager._root.storage.list = listing
             manager.restore(like=shards(0))
         """,
         2,
@@ -214,12 +214,12 @@ def test_an_overwrite_in_between_is_not_mixed(tmp_path: Path) -> None:
                 sync_global_processes("read", timeout=60)
                 save(f"{root}/1", {"w": np.zeros((2, 1 << 10), np.float32)}, step=1, overwrite=True, group=Solo())
             else:
-                gather = manager._group.gather
+                gather = manager._root.group.gather
                 def late(*args, **options):
                     sync_global_processes("read", timeout=60)
-                    manager._group.gather = gather
+                    manager._root.group.gather = gather
                     return gather(*args, **options)
-                manager._group.gather = late
+                manager._root.group.gather = late
             error = goes(lambda: manager.restore(1, shards(0)), StepGone)
             assert "overwritten" in str(error), error
             assert float(manager.restore(1, shards(0), fallback=True)["w"].addressable_shards[0].data[0, 0]) == 0

@@ -69,15 +69,15 @@ def test_the_failure_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
             manager.save(1, state(1))
             manager.wait_until_finished()
             if index == 2:
-                write = manager._storage.write
+                write = manager._root.storage.write
                 def full(*args, **options):
                     raise OSError(28, "No space left on device")
-                manager._storage.write = full
+                manager._root.storage.write = full
             manager.save(2, state(2))
             error = goes(manager.wait_until_finished, SaveFailed)
             assert error.process == 2 and "process 2 failed: OSError: [Errno 28] No space left" in str(error), error
             if index == 2:
-                manager._storage.write = write
+                manager._root.storage.write = write
             assert manager.latest_step() == 1
             different = state(3) | ({"more": jnp.zeros(3)} if index == 1 else {})
             manager.save(3, different)
@@ -113,9 +113,9 @@ def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
             manager.save(2, state(2))
             error = goes(manager.wait_until_finished, SaveFailed)
             assert error.process == 1 and manager.latest_step() == 1, error
-            manager._group.barrier("end", timeout_s=60)
+            manager._root.group.barrier("end", timeout_s=60)
         else:
-            manager._group.barrier("end", timeout_s=60)
+            manager._root.group.barrier("end", timeout_s=60)
         manager.close()
         """,
         3,
@@ -277,9 +277,11 @@ def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
                 manager.save(step, state(step))
                 manager.wait_until_finished()
             if index == 1:
-                stage, manager._stager.stage = manager._stager.stage, interrupted
+                stager = manager._durable._stager
+                stage = stager.stage
+                stager.stage = interrupted
                 goes(lambda: manager.save(7, state(7)), KeyboardInterrupt)
-                manager._stager.stage = stage
+                stager.stage = stage
             else:
                 manager.save(7, state(7))
                 assert "interrupted" in str(goes(manager.wait_until_finished, SaveFailed))

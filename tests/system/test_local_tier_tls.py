@@ -18,7 +18,7 @@ from tests.support.tls import STRANGERS, Authority, dial
 from tests.system.test_local_tier import OPEN, RESTORE, TRAIN
 
 SERVES = """
-print("parts by TLS", manager._tier._tls is not None, "at", manager._tier._server.address, flush=True)
+print("parts by TLS", manager._catalog.tier._tls is not None, "at", manager._catalog.tier._server.address, flush=True)
 """
 END = """
 multihost.shutdown()
