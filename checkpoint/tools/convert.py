@@ -547,7 +547,7 @@ def write_item(
     leaves = [leaf for leaf, _ in found]
 
     def write(pack: int) -> FileReport:
-        planned, checksums = plan_pack(whole, pack), list[ChunkChecksum]()
+        planned, checksums = plan_pack(whole, pack), ChunkSums()
         stream = _ChunkStream(
             reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
         )
