@@ -55,7 +55,7 @@ class RunningDigest:
     """The digest of a chunk that comes in pieces, the first of HEAD_BYTES."""
 
     def __init__(self) -> None:
-        # With the CRCs of the format one changed chunk in four billion would be taken for unchanged.
+        # By the CRCs of the format one changed chunk in four billion would be taken for unchanged.
         self._hash = load_digest().xxh3_128()
         self.head = b""
 
@@ -73,8 +73,8 @@ def is_unchanged(data: memoryview, old: ChunkDigest) -> bool:
     """Says whether a chunk's bytes are those of a digest."""
     running = RunningDigest()
     running.add(data[:HEAD_BYTES])
-    # Most chunks that have changed differ in their heads. They are hashed once, as they are written,
-    # and not here too.
+    # Most chunks that have changed differ in their heads. These are hashed as a whole only once,
+    # as they are written.
     if running.head != old.head:
         return False
     if data.nbytes > HEAD_BYTES:
@@ -100,7 +100,7 @@ class ChunkFate:
 
     file: int
     crc: int
-    digest: ChunkDigest | None  # None: the save is not incremental
+    digest: ChunkDigest | None = None  # None: the save is not incremental
 
 
 @dataclass(frozen=True)

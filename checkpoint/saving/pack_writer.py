@@ -1,8 +1,8 @@
 """Writes packs: which chunk lies where in one, and its bytes as a stream of checksummed pieces.
 
 A pack is an ordinary safetensors file. The chunks lie in the plan's order, back to back. The header
-is padded so that the data begins at a multiple of 64 bytes, and all of it but the checksums is known
-from the plan. Packs of a process are written side by side.
+is padded so that the data begins at a multiple of 64 bytes, and all of it but the checksums is
+known from the plan. Packs of a process are written side by side.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def write_snapshot(
     history: SaveHistory | None = None,
     statistics: Statistics | None = None,
 ) -> ItemReport:
-    """Writes the packs of this process, durably, and reports them; blocks, and empties the snapshot.
+    """Writes the packs of this process, durably, and reports them. Blocks.
 
-    `progress` is called, from several threads, with the bytes that went out. With a `history` files
-    of the last save are linked for what has not changed. A failure is the store's OSError (or the
-    device's error); the caller turns it into SaveFailed and reports it to the group.
+    The snapshot is empty then. `progress` is called, from several threads, with the bytes that went
+    out. With a `history` files of the last save are linked for what has not changed. A failure is
+    the store's OSError (or the device's error); the caller turns it into SaveFailed and reports it
+    to the group.
     """
     plan = snapshot.plan
     writer = _PackWriter(snapshot, target, progress, history)
@@ -150,12 +151,7 @@ class _PackWriter:
         head = planned.frame.join(sums.checksums)
         report = FileReport(name, planned.size, len(head), crc32c(head))
         file = WrittenFile(self._target.path(name), report, planned.size - len(head))
-        digests = sums.digests or [None] * len(planned.chunks)
-        fates = [
-            ChunkFate(0, checksum.crc, digest)
-            for checksum, digest in zip(sums.checksums, digests, strict=True)
-        ]
-        return WrittenPack((file,), tuple(fates), written_bytes=planned.size)
+        return WrittenPack((file,), sums.fates(), written_bytes=planned.size)
 
     def _write_changed(
         self, pack: int, planned: PackPlan, shards: list[Any], old: WrittenPack
@@ -176,7 +172,9 @@ class _PackWriter:
             if files:
                 planned = lay_out_pack(self._plan, [planned.chunks[index] for index in changed])
             number = pack * NAMES + len(old.files)
-            new = self._write_new(number, planned, [shards[index] for index in changed])
+            rest = [shards[index] for index in changed]
+            shards.clear()  # each is dropped once it is written
+            new = self._write_new(number, planned, rest)
             for index, fate in zip(changed, new.chunks, strict=True):
                 fates[index] = ChunkFate(len(files), fate.crc, fate.digest)
             files.extend(new.files)
@@ -277,6 +275,13 @@ class ChunkSums:
     def __init__(self, *, with_digests: bool = False) -> None:
         self.checksums: list[ChunkChecksum] = []
         self.digests: list[ChunkDigest] | None = [] if with_digests else None
+
+    def fates(self) -> tuple[ChunkFate, ...]:
+        """Returns the fates of chunks that are in one file."""
+        if self.digests is None:
+            return tuple([ChunkFate(0, checksum.crc) for checksum in self.checksums])
+        sums = zip(self.checksums, self.digests, strict=True)
+        return tuple([ChunkFate(0, checksum.crc, digest) for checksum, digest in sums])
 
     def add_small(self, data: memoryview) -> None:
         """Adds a chunk below LARGE_BYTES."""

@@ -22,7 +22,7 @@ from ..format.grid import Chunk
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
-from ..format.pack_header import HEADER_BYTES, ChunkChecksum
+from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
@@ -42,7 +42,8 @@ from ..restoring.per_process import PerProcessReader, PerProcessSelection, leave
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
-from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
+from ..saving.item_files import ItemTarget, write_files, write_json
+from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
@@ -436,14 +437,7 @@ class _ConversionWork:
         target = self._target
         value = self._checkpoint.json(item, self._process or 0 if owner is None else owner)
         self._names.append(f"{item}/{json_name(owner or 0, target.key.save_id)}")
-        return write_json(
-            target.storage,
-            target.folder,
-            item,
-            target.key.save_id,
-            owner or 0,
-            _json_data(item, value),
-        )
+        return write_json(self._place(item), owner or 0, _json_data(item, value))
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
         target = self._target
@@ -458,15 +452,11 @@ class _ConversionWork:
                 f"{item}/{bin_name(owner or 0, number, target.key.save_id)}"
                 for number in range(len(staged))
             ]
-            return write_files(
-                target.storage,
-                target.folder,
-                item,
-                target.key.save_id,
-                owner or 0,
-                staged,
-                self._progress,
-            )
+            return write_files(self._place(item), owner or 0, staged, self._progress)
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, target.key.save_id)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
@@ -547,17 +537,17 @@ def write_item(
     leaves = [leaf for leaf, _ in found]
 
     def write(pack: int) -> FileReport:
-        planned, checksums = plan_pack(whole, pack), ChunkSums()
+        planned = plan_pack(whole, pack)
+        sums = ChunkSums()
         stream = _ChunkStream(
             reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
         )
         name = pack_name(0, pack, writer_id)
-        parts = count_parts(pack_parts(planned, stream.chunks(), checksums), progress)
+        parts = count_parts(pack_parts(planned, stream.chunks(), sums), progress)
         names.append(f"{item.name}/{name}")
         storage.write(join(step_dir, item.name, name), planned.size, parts)
-        return FileReport(
-            name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums))
-        )
+        head = planned.frame.join(sums.checksums)
+        return FileReport(name, planned.size, len(head), crc32c(head))
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)
