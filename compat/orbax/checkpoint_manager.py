@@ -43,11 +43,11 @@ class AbstractCheckpointManager:
 
 
 class CheckpointManager(AbstractCheckpointManager):
-    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`. Steps are saved in holdfast's
-    layout; steps of Orbax's are read.
+    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`.
 
-    One tree is the item "default", as with Orbax; `args.Composite` names several. Threads and
-    blocking are as with holdfast's, which is the attribute `native`.
+    Steps are saved in holdfast's layout; steps of Orbax's are read. One tree is the item "default",
+    as with Orbax; `args.Composite` names several. Threads and blocking are as with holdfast's,
+    which is the attribute `native`.
     """
 
     def __init__(
