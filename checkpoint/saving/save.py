@@ -30,7 +30,8 @@ from ..storage.base import Storage
 from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
-from .pack_writer import report_json, write_files, write_json, write_snapshot
+from .item_files import ItemTarget, report_json, write_files, write_json
+from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .record_builder import build_record
@@ -80,44 +81,27 @@ class SnapshotWork:
 
     def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
         request = self._request
-        storage = self._target.storage
-        folder = self._target.folder
         reports = {}
         for name, (_, snapshot) in request.trees.items():
             reports[name] = write_snapshot(
                 snapshot,
-                storage,
-                folder,
-                name,
-                save_id=request.save_id,
+                self._place(name),
                 progress=progress,
                 history=self._history,
                 statistics=self._statistics,
             )
         for name, value in request.values.items():
-            reports[name] = (
-                write_json(
-                    storage,
-                    folder,
-                    name,
-                    request.save_id,
-                    process=self._process,
-                    data=value.data,
-                )
-                if self._writes(value)
-                else report_json(self._process, value.data)
-            )
+            if self._writes(value):
+                reports[name] = write_json(self._place(name), self._process, value.data)
+            else:
+                reports[name] = report_json(self._process, value.data)
         for name, staged in request.files.items():
-            reports[name] = write_files(
-                storage,
-                folder,
-                name,
-                request.save_id,
-                process=self._process,
-                staged=staged,
-                progress=progress,
-            )
+            reports[name] = write_files(self._place(name), self._process, staged, progress)
         return reports
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, self._request.save_id)
 
     def _writes(self, value: JsonValue) -> bool:
         return value.per_process or self._process == 0
@@ -348,7 +332,7 @@ class StepSaver:
         finally:
             request.release()
         if self.state.history is not None:
-            self.state.history.settle(committed=result.error is None)
+            self.state.history.end(committed=result.error is None)
         if result.error is not None:
             self._note_failure(request, result.error)
             return result
