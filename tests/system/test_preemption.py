@@ -221,7 +221,7 @@ def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() ->
 client, preemption = begin([])
 mine = multihost.Notice(f"from {index}", deadline_unix_s=1000.0 + index)
 def settle(value):
-    while preemption._sync.latest != value or preemption._unsettled.is_set():
+    while preemption._sync.latest != value or preemption._news.is_set():
         time.sleep(0.01)
 multihost.notify_preemption(mine)
 settle("raised")
