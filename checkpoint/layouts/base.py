@@ -32,9 +32,9 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 class CheckpointInfo:
     """The facts that a checkpoint states of itself. Times are Unix seconds.
 
-    `items` are kinds by item name: "tree", "json" or "files". `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id.
-    `owners` has the JSON items and items of files of which each process keeps its own, and how many
-    these are.
+    `items` are kinds by item name: "tree", "json" or "files". `save_id` tells a checkpoint from the
+    one that overwrites it, where the layout has such an id. `owners` has the JSON items and items
+    of files of which each process keeps its own, and how many these are.
     """
 
     layout: str

@@ -158,8 +158,9 @@ def open_checkpoint(
 ) -> CheckpointReader:
     """Opens the checkpoint in the folder `path`, or, where that is a root, one of its steps.
 
-    That is the step `step`, or the latest if None. `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
-    Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
+    That is the step `step`, or the latest if None. `wrap` may put a store of its own in front of
+    the one that `path` means: to count, or to fail. Raises StepNotFound saying what is there
+    instead, Corrupt, HostileCheckpoint.
     """
     folder, file = split(os.fspath(path))
     if is_single_file(path):

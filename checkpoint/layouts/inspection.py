@@ -21,9 +21,10 @@ from .base import CheckpointReader
 class ItemStructure:
     """One item. `kind` is "tree", "json" or "files".
 
-    `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays. The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made
-    on this job's devices, and Python values, which the record itself holds. What was saved as numpy
-    comes back as numpy, though its leaf is a ShapeDtypeStruct too.
+    `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays. The tree's
+    leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this
+    job's devices, and Python values, which the record itself holds. What was saved as numpy comes
+    back as numpy, though its leaf is a ShapeDtypeStruct too.
     """
 
     kind: str

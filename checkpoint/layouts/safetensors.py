@@ -1,8 +1,8 @@
 """Plain safetensors: one file, or a folder of shards with an index, as Hugging Face has models.
 
-They are read by ranges and written whole. The format: 8 bytes, little-endian, the length of a JSON header; the header, {name: {"dtype",
-"shape", "data_offsets"}} and an optional "__metadata__" of strings; then the data, without holes.
-Nothing here needs the safetensors library.
+They are read by ranges and written whole. The format: 8 bytes, little-endian, the length of a JSON
+header; the header, {name: {"dtype", "shape", "data_offsets"}} and an optional "__metadata__" of
+strings; then the data, without holes. Nothing here needs the safetensors library.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def read_header(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads and checks the header of one file of `size` bytes (None: not known).
 
-    Returns its tensors and its `__metadata__`. Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no
-    writer makes.
+    Returns its tensors and its `__metadata__`. Raises Corrupt for a file that is cut off or no
+    safetensors, HostileCheckpoint for one that no writer makes.
     """
     path = f"{folder}/{name}"
     head = bytearray(8)
