@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordination import CoordinationService, Credentials
+from holdfast.coordination import CoordinationService, Credentials, Endpoint, ServiceTimeouts
 
 MOST_PROCESSES = 32
 ENV = os.environ | {
@@ -73,7 +73,7 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
     see.
     """
     if kind == "holdfast":
-        from holdfast.coordination import CoordinationClient
+        from holdfast.coordination import CoordinationClient, Timeouts
 
         shown = (
             None
@@ -82,8 +82,8 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
                 *(f"{secrets}/{name}" for name in ("token", "client.crt", "client.key", "ca.crt"))
             )
         )
-        timeouts = {"heartbeat_timeout_s": 600, "init_timeout_s": 300, "shutdown_timeout_s": 30}
-        return CoordinationClient(address, process_id, credentials=shown, **timeouts)  # type: ignore[arg-type]
+        timeouts = Timeouts(heartbeat_s=600, shutdown_s=30)
+        return CoordinationClient(address, process_id, timeouts=timeouts, credentials=shown)
     from jaxlib import _jax
 
     return _jax.get_distributed_runtime_client(
@@ -232,8 +232,8 @@ class Cluster:
         with environment(self._env):
             service = CoordinationService.spawn(
                 clients,
-                host=host,
-                heartbeat_timeout_s=600,
+                endpoint=Endpoint(host=host),
+                timeouts=ServiceTimeouts(heartbeat_s=600),
                 arguments=server_arguments(self._folder) if secured else (),
             )
         undone.callback(service.close)

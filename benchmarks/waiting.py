@@ -23,7 +23,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    JobIdentity,
+    ServiceTimeouts,
+    Timeouts,
+)
 from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
@@ -59,7 +66,9 @@ def meet(client: CoordinationClient, met: list[bool], timeout_ms: int) -> None:
 def work(address: str, first: int, end: int, total: int) -> None:
     """Runs the clients of one process: at each line of input all wait for what it names."""
     clients = [
-        CoordinationClient(address, process_id, num_processes=total, init_timeout_s=600)
+        CoordinationClient(
+            address, process_id, job=JobIdentity(num_processes=total), timeouts=Timeouts(init_s=600)
+        )
         for process_id in range(first, end)
     ]
     each(clients, CoordinationClient.connect)
@@ -114,7 +123,7 @@ def waits(options: argparse.Namespace) -> None:
     """Prints the coordinator's CPU while all wait, and the oldest sign of life."""
     count, share = options.clients, math.ceil(options.clients / options.processes)
     with CoordinationService.spawn(
-        count, recoverable=True, heartbeat_timeout_s=options.heartbeat_timeout_s
+        count, timeouts=ServiceTimeouts(heartbeat_s=options.heartbeat_timeout_s), recoverable=True
     ) as service:
         workers = [
             subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
@@ -58,6 +58,11 @@ class Corrupt(CheckpointError):
     file: str = ""
     leaf: str = ""
 
+    @classmethod
+    def at(cls, file: str, text: str) -> Self:
+        """Returns the error of one file: `text` says what is wrong with it."""
+        return cls(f"{file}: {text}", path=file, file=file)
+
 
 class TreeMismatch(CheckpointError):
     """Says that the checkpoint and what was asked for differ in structure, shape or dtype."""
@@ -80,6 +85,11 @@ class HostileCheckpoint(CheckpointError):
     """
 
     file: str = ""
+
+    @classmethod
+    def at(cls, file: str, text: str) -> Self:
+        """Returns the error of one file: `text` says what is wrong with it."""
+        return cls(f"{file}: {text}", path=file, file=file)
 
 
 # What crosses between the processes of a job as itself; every other error becomes a SaveFailed.

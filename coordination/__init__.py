@@ -16,6 +16,7 @@ from .errors import (
 )
 from .process.relay import Relay
 from .process.spawn import CoordinationService
+from .settings import Endpoint, JobIdentity, ServiceTimeouts, Timeouts
 
 __all__ = [
     "BarrierTimeout",
@@ -24,10 +25,14 @@ __all__ = [
     "CoordinationService",
     "CoordinatorLost",
     "Credentials",
+    "Endpoint",
     "Fenced",
     "HoldfastError",
+    "JobIdentity",
     "ProcessInfo",
     "ProcessLost",
     "Relay",
+    "ServiceTimeouts",
     "StatusClient",
+    "Timeouts",
 ]

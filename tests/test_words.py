@@ -36,8 +36,8 @@ KEPT = {
 PUBLIC = {
     "coordination": (
         """
-        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Fenced HoldfastError
-        ProcessInfo ProcessLost Relay StatusClient
+        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Endpoint Fenced HoldfastError JobIdentity
+        ProcessInfo ProcessLost Relay ServiceTimeouts StatusClient Timeouts
     """
     ),
     "multihost": (

@@ -1,10 +1,10 @@
-"""Dtypes as they are stored: safetensors' own where it has them, else bytes, with the true dtype in
-the record.
+"""Dtypes as they are stored: those of safetensors, and all others as bytes.
+
+The record has the true dtype of each array.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -48,12 +48,11 @@ _AS_BYTES = (
 
 
 def _resolve(name: str) -> np.dtype[Any] | None:
-    found = getattr(ml_dtypes, name, None)
-    return (
-        np.dtype(found if found is not None else name)
-        if found is not None or name in np.sctypeDict
-        else None
-    )
+    extension = getattr(ml_dtypes, name, None)
+    if extension is None and name not in np.sctypeDict:
+        return None
+    dtype: np.dtype[Any] = np.dtype(extension or name)
+    return dtype
 
 
 _BY_NAME = {
@@ -64,9 +63,7 @@ _BY_NAME = {
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
-    """Returns the dtype of a name in a record, or None: there is a list, and nothing else is
-    tried.
-    """
+    """Returns the dtype of a name in a record, or None for a name that is not in the list."""
     return _BY_NAME.get(name)
 
 
@@ -84,14 +81,13 @@ def can_store(dtype: np.dtype[Any]) -> bool:
 
 
 def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Returns the safetensors dtype and shape of a chunk; a dtype that travels as bytes has its
-    last axis in bytes.
+    """Returns the safetensors dtype and shape of a chunk.
+
+    A dtype that travels as bytes has its last axis in bytes.
     """
-    found = SAFETENSORS_NAMES.get(dtype.name)
-    if found is not None:
-        return found, shape
-    return "U8", (*shape[:-1], (shape[-1] if shape else 1) * dtype.itemsize)
-
-
-def count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * dtype.itemsize
+    name = SAFETENSORS_NAMES.get(dtype.name)
+    if name is not None:
+        return name, shape
+    if not shape:
+        return "U8", (dtype.itemsize,)
+    return "U8", (*shape[:-1], shape[-1] * dtype.itemsize)

@@ -1,6 +1,4 @@
-"""The grid of a leaf: how an array is cut into shards and those into chunks, and what a chunk is
-called.
-"""
+"""The grid of a leaf: how an array is cut into shards and chunks, and how a chunk is named."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Grid:
-    """Cuts an array into shards of `shard_shape`, and those into chunks of `chunk_shape`; the last
-    chunk of a shard may be shorter.
+    """Cuts an array into shards of `shard_shape`, and those into chunks of `chunk_shape`.
+
+    The last chunk of a shard may be shorter.
     """
 
     shape: tuple[int, ...]
@@ -29,6 +28,7 @@ class Grid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
+        """How many chunks there are along each axis."""
         cuts = zip(self.shape, self.shard_shape, self.chunk_shape, strict=True)
         return tuple(
             size // shard * -(-shard // chunk) if size else 1 for size, shard, chunk in cuts
@@ -39,18 +39,15 @@ class Grid:
         return math.prod(self.counts)
 
     def starts(self, axis: int) -> Ints:
-        """Returns where the chunks along an axis begin, and as the last element where the axis
-        ends.
-        """
+        """Returns where the chunks along an axis begin, and then where the axis ends."""
         size = self.shape[axis]
         shard = self.shard_shape[axis]
         chunk = self.chunk_shape[axis]
         if not size:
             return np.zeros(2, np.int64)
+        outer = np.arange(0, size, shard, dtype=np.int64)
         inner = np.arange(0, shard, chunk, dtype=np.int64)
-        return np.append(
-            (np.arange(0, size, shard, dtype=np.int64)[:, None] + inner).reshape(-1), size
-        )
+        return np.append(np.add.outer(outer, inner).reshape(-1), size)
 
     def region(self, index: int) -> tuple[tuple[int, int], ...]:
         """Returns the (start, stop) of a chunk along each axis."""
@@ -85,21 +82,22 @@ class Grid:
         for index, size, shard, chunk in zip(
             indices, self.shape, self.shard_shape, self.chunk_shape, strict=True
         ):
-            shards = shards * (size // shard if size else 1) + (
-                index // -(-shard // chunk) if size else 0
-            )
+            if size:  # an empty axis has one shard
+                shards = shards * (size // shard) + index // -(-shard // chunk)
         return shards
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk that this process writes: its leaf, the addressable shard that it is in (-1: the
-    host's whole array), and where in it.
+    """One chunk that this process writes.
+
+    `slot` is the addressable shard of its leaf that it is in (-1: the host's whole array), and
+    `inside` where it is in that shard (None: all of it).
     """
 
     leaf: int
     slot: int
-    inside: tuple[slice, ...] | None  # None: the whole shard
+    inside: tuple[slice, ...] | None
     name: str
     shape: tuple[int, ...]
     nbytes: int
@@ -107,9 +105,7 @@ class Chunk:
 
 
 def chunk_name(path: str, region: Sequence[tuple[int, int]], shape: Sequence[int]) -> str:
-    """Returns the tensor name of a chunk: the leaf's path, with the slice where it is not the whole
-    array.
-    """
+    """Returns the tensor name of a chunk: its leaf's path, and its slice if it is a part."""
     if all(stop - start == size for (start, stop), size in zip(region, shape, strict=True)):
         return path
     return f"{path}[{','.join(f'{start}:{stop}' for start, stop in region)}]"

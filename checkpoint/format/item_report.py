@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
+Run: TypeAlias = tuple[int, int, int]  # (first, step, count): see record.chunk_runs
 
 
 def pack_name(process: int, pack: int, writer_id: str) -> str:
@@ -19,12 +22,18 @@ def bin_name(process: int, number: int, writer_id: str) -> str:
     return f"{process:05d}-{number:05d}-{writer_id}.bin"
 
 
-@dataclass(frozen=True)
-class FileReport:
-    """One file of a step: its name relative to the item's folder, its size, the bytes of its header
-    (0: it has none) and their CRC32C.
+def is_file_of(name: str, process: int, save_id: str) -> bool:
+    """Says whether a file in an item's folder is one that a process writes in a save."""
+    match = FILE_NAME.fullmatch(name)
+    return match is not None and int(match[1]) == process and match[3] == save_id
 
-    A file without a header is checksummed whole.
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One file of a step: its name, its size, the bytes of its header and their CRC32C.
+
+    The name is relative to the item's folder. A file without a header (`head` is 0) is checksummed
+    whole.
     """
 
     name: str
@@ -50,61 +59,47 @@ class ItemReport:
     files: tuple[FileReport, ...]
     local: tuple[int, ...] = ()
     values: tuple[tuple[str, str], ...] = ()
-    where: tuple[tuple[int, int, int], ...] | None = None
+    where: tuple[Run, ...] | None = None
     names: tuple[str, ...] | None = None
     per_process: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes: JSON types only, to be put into a larger message."""
-        files = [[file.name, file.size, file.head, file.crc] for file in self.files]
         body = {
             "process": self.process,
             "plan": self.plan,
-            "files": files,
+            "files": [[file.name, file.size, file.head, file.crc] for file in self.files],
             "local": list(self.local),
             "values": [*map(list, self.values)],
         }
-        body |= {} if self.where is None else {"where": [*map(list, self.where)]}
-        return (
-            body
-            if self.names is None
-            else body | {"names": list(self.names), "per_process": self.per_process}
-        )
+        if self.where is not None:
+            body["where"] = [*map(list, self.where)]
+        if self.names is not None:
+            body["names"] = list(self.names)
+            body["per_process"] = self.per_process
+        return body
 
     @classmethod
     def from_json(cls, data: Any) -> ItemReport:
         """Returns the report; raises ValueError when `data` is not one."""
         try:
-            files = tuple(
-                FileReport(str(name), int(size), int(head), int(crc))
-                for name, size, head, crc in data["files"]
-            )
-            values = tuple((str(kind), str(text)) for kind, text in data["values"])
-            runs = data.get("where")
-            where = (
-                None
-                if runs is None
-                else tuple((int(first), int(step), int(count)) for first, step, count in runs)
-            )
             return cls(
                 int(data["process"]),
                 str(data["plan"]),
-                files,
+                tuple(_parse_file(*file) for file in data["files"]),
                 tuple(map(int, data["local"])),
-                values,
-                where,
-                tuple(map(str, data["names"])) if "names" in data else None,
-                bool(data.get("per_process")),
+                values=tuple((str(kind), str(text)) for kind, text in data["values"]),
+                where=_parse_runs(data["where"]) if "where" in data else None,
+                names=tuple(map(str, data["names"])) if "names" in data else None,
+                per_process=bool(data.get("per_process")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no report of an item: {error!r}") from error
 
-    def to_bytes(self) -> bytes:
-        """Returns compact UTF-8 JSON of `to_json`: about 100 bytes and 60 more a file, for the one
-        gather of a save.
-        """
-        return json.dumps(self.to_json(), separators=(",", ":")).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ItemReport:
-        return cls.from_json(json.loads(data))
+def _parse_file(name: Any, size: Any, head: Any, crc: Any) -> FileReport:
+    return FileReport(str(name), int(size), int(head), int(crc))
+
+
+def _parse_runs(runs: Any) -> tuple[Run, ...]:
+    return tuple((int(first), int(step), int(count)) for first, step, count in runs)

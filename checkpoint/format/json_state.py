@@ -1,8 +1,7 @@
-"""Items that are no trees of arrays: JSON values, and data iterators, whose state is one JSON value
-a process.
+"""Items that are no trees of arrays: JSON values, and the states of data iterators.
 
-An iterator's state may hold what JSON lacks; it travels as an object with one member whose name
-begins with `$`, never as a pickle.
+An iterator has one state a process. What JSON lacks in it becomes an object with one member, whose
+name begins with `$`; never a pickle.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from ..errors import CheckpointError, UnsupportedLeaf
 
 @dataclass(frozen=True)
 class Json:
-    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`. It comes back as
-    the value itself.
+    """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`.
 
+    A restore returns the value itself.
     In a group it is one value, equal on all processes, and the primary writes it; with
     `per_process` each process writes its own, which `restore(..., process=i)` gives back.
     """
@@ -44,9 +43,7 @@ class _StateDict(Protocol):
 
 
 def is_iterator(value: Any) -> bool:
-    """Returns whether an item is a data iterator: it gives and takes its state, and jax does not
-    know it as a tree.
-    """
+    """Returns whether an item is a data iterator: it has a state, and is no tree of jax."""
     if not isinstance(value, _Stateful | _StateDict) or isinstance(value, type):
         return False
     return bool(jax.tree_util.all_leaves([value]))
@@ -58,9 +55,7 @@ def is_tree(value: Any) -> bool:
 
 
 def state_of(item: str, value: Any) -> Any:
-    """Returns the state of an iterator, as JSON types. Raises UnsupportedLeaf naming what cannot be
-    put so.
-    """
+    """Returns the state of an iterator, as JSON types; raises UnsupportedLeaf as `encode`."""
     state = value.get_state() if isinstance(value, _Stateful) else value.state_dict()
     return encode(state, item)
 
@@ -75,41 +70,39 @@ def give_state(value: Any, state: Any) -> Any:
 
 
 def encode(value: Any, path: str) -> Any:
-    """Returns `value` as JSON types. Messages begin with `path`."""
+    """Returns `value` as JSON types. Raises UnsupportedLeaf, whose message begins with `path`."""
     if type(value) is float and not math.isfinite(value):
         return {"$float": repr(value)}  # JSON has no such number
-    if value is None or isinstance(value, bool | str) or (type(value) in (int, float)):
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
         return value
     if isinstance(value, bytes | bytearray):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            raise _unsupported(path, value)
-        data = base64.b64encode(array.tobytes()).decode()
-        return {
-            "$array": [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]
-        }
-    if isinstance(value, list):
-        return [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
-    if isinstance(value, tuple):
-        return {
-            "$tuple": [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
-        }
+        return {"$array": _encode_array(value, path)}
+    if isinstance(value, list | tuple):
+        encoded = [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
+        return encoded if isinstance(value, list) else {"$tuple": encoded}
     if isinstance(value, dict):
         return _encode_dict(value, path)
     raise _unsupported(path, value)
 
 
+def _encode_array(value: Any, path: str) -> list[Any]:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise _unsupported(path, value)
+    data = base64.b64encode(array.tobytes()).decode()
+    return [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]
+
+
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(member, f"{path}.{key}") for key, member in value.items()}
-    return {
-        "$dict": [
-            [encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")]
-            for key, member in value.items()
-        ]
-    }
+    pairs = [
+        [encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")]
+        for key, member in value.items()
+    ]
+    return {"$dict": pairs}
 
 
 def decode(value: Any) -> Any:

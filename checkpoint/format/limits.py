@@ -1,6 +1,4 @@
-"""Limits that a reader has, for writers too: what no reader takes is refused before a byte is
-written.
-"""
+"""Limits of readers, which writers check too: what no reader takes is never written."""
 
 from __future__ import annotations
 
@@ -10,17 +8,17 @@ import re
 from typing import Any
 
 STEP_LIMIT = 10**18
-JSON_LIMIT_BYTES = (
-    100_000_000  # of a JSON item, of a user's metadata, and of a tree's Python values
-)
+# of a JSON item, of a user's metadata, and of a tree's Python values
+JSON_LIMIT_BYTES = 100_000_000
 HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
 RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_step(step: Any) -> int:
-    """Returns the step as an int; raises TypeError for what is no whole number, ValueError for one
-    out of range.
+    """Returns the step as an int.
+
+    Raises TypeError for what is no whole number, ValueError for one out of range.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__"):
         raise TypeError(f"step {step!r}: expected a whole number, found a {type(step).__name__}")
@@ -31,8 +29,9 @@ def check_step(step: Any) -> int:
 
 
 def check_item_name(name: Any) -> str:
-    """Returns the name of an item; raises ValueError for one that could not be a folder in every
-    store.
+    """Returns the name of an item.
+
+    Raises ValueError for a name that could not be a folder in every store.
     """
     if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):
         raise ValueError(
@@ -43,18 +42,17 @@ def check_item_name(name: Any) -> str:
 
 
 def encode_json(value: Any, what: str) -> bytes:
-    """Returns a user's value as JSON; `what` names it in errors. Raises TypeError or ValueError for
-    what no JSON reader would take back.
+    """Returns a user's value as JSON; `what` names the value in errors.
+
+    Raises TypeError or ValueError for what no JSON reader would take back.
     """
     try:
-        data = json.dumps(
-            value, separators=(",", ":"), allow_nan=False, ensure_ascii=False
-        ).encode()
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        data = text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{what} cannot be saved as JSON: a string in it is not valid UTF-8:"
-            f" {error.object[error.start : error.end]!r}"
-        ) from error
+        part = error.object[error.start : error.end]
+        message = f"{what} cannot be saved as JSON: a string in it is not valid UTF-8: {part!r}"
+        raise ValueError(message) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise type(error)(f"{what} cannot be saved as JSON: {error}") from error
     if len(data) > JSON_LIMIT_BYTES:
@@ -66,7 +64,5 @@ def encode_json(value: Any, what: str) -> bytes:
 
 
 def copy_json(value: Any, what: str) -> Any:
-    """Returns a user's value as a reader will have it, and as it is now, whatever the caller does
-    with it afterwards; see `encode_json`.
-    """
+    """Returns a copy of a user's value, as a reader will have it; raises as `encode_json`."""
     return json.loads(encode_json(value, what))

@@ -1,6 +1,4 @@
-"""Items that are folders of files: what a caller's handler writes and reads, in scratch folders
-that exist for the call.
-"""
+"""Items that are folders of files, which a caller's handler writes and reads in scratch folders."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class Files:
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files of one process that are to be saved: those below a scratch folder, by their names
-    there.
-    """
+    """Files of one process that are to be saved: those of these names below a scratch folder."""
 
     folder: Path
     names: tuple[str, ...]
@@ -66,12 +62,13 @@ class StagedFiles:
 
 
 def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> StagedFiles:
-    """Calls `files.write` with a new scratch folder, if this process `writes`; returns what it left
-    there. Raises ValueError for that.
+    """Calls `files.write` with a new scratch folder, if this process `writes`.
+
+    Returns the files that are there then. Raises ValueError for files that cannot be saved.
     """
     if files.write is None:
         raise ValueError("an item of files expects a `write`: Files(tokenizer.save_pretrained)")
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+    folder = _make_scratch_folder()
     try:
         if writes:
             files.write(folder)
@@ -88,9 +85,12 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
         raise
 
 
+def _make_scratch_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+
+
 def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> Any:
-    """Returns what `like.read` makes of files in a scratch folder; of a `like` that is no Files the
-    files' bytes by their names.
+    """Returns what `like.read` makes of files, or their bytes by name where `like` is no Files.
 
     `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that
     cannot be beside each other.
@@ -107,22 +107,22 @@ def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], whe
 
 
 def _join(name: str, pieces: Iterable[memoryview], where: str) -> bytes:
-    found = bytearray()
+    data = bytearray()
     for piece in pieces:
-        found += piece
-        if len(found) > JSON_LIMIT_BYTES:
+        data += piece
+        if len(data) > JSON_LIMIT_BYTES:
             message = (
                 f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not"
-                " returned as one object"
+                " returned as one object; pass a `like`: Files(read=...)"
             )
-            raise HostileCheckpoint(f"{message}; pass a `like`: Files(read=...)", path=where)
-    return bytes(found)
+            raise HostileCheckpoint(message, path=where)
+    return bytes(data)
 
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Makes an empty folder of this machine, which is gone with what is in it after the block."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-files-"))
+    """Makes an empty folder of this machine, and removes it with its files after the block."""
+    folder = _make_scratch_folder()
     try:
         yield folder
     finally:
@@ -130,24 +130,20 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def is_own_name(name: Any) -> bool:
-    """Says whether a name may stand in a record: it names a file below a folder, whoever makes a
-    path of it.
-    """
-    if (
-        type(name) is not str
-        or not 0 < len(name) <= OWN_NAME_LIMIT
-        or not name.isprintable()
-        or "\\" in name
-    ):
+    """Says whether a name may stand in a record: as a path, it stays below a folder."""
+    if type(name) is not str or not 0 < len(name) <= OWN_NAME_LIMIT:
+        return False
+    if not name.isprintable() or "\\" in name:
         return False
     return not {"", ".", ".."} & set(name.split("/"))
 
 
 def own_names(folder: Path) -> list[str]:
-    """Returns the names of the files below a folder, sorted. Raises ValueError for what is no file,
-    or has a name that no record has.
+    """Returns the names of the files below a folder, sorted.
+
+    Raises ValueError for what is no file, or has a name that no record has.
     """
-    found = []
+    names = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
@@ -160,18 +156,19 @@ def own_names(folder: Path) -> list[str]:
                 f" {OWN_NAME_LIMIT}, and no backslash"
             )
         if path.is_file():
-            found.append(name)
-    if len(found) > MAX_FILES:
+            names.append(name)
+    if len(names) > MAX_FILES:
         raise ValueError(
-            f"{len(found):,} files; expected at most {MAX_FILES:,} of a process in an item: pack"
+            f"{len(names):,} files; expected at most {MAX_FILES:,} of a process in an item: pack"
             " them into archives"
         )
-    return found
+    return names
 
 
 def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> None:
-    """Writes files below a new folder, by names of a record. Raises HostileCheckpoint where one is
-    a folder to another.
+    """Writes files below a new folder, by names of a record.
+
+    Raises HostileCheckpoint where the name of one is a folder of another.
     """
     for name, pieces in files:
         path = folder.joinpath(*name.split("/"))

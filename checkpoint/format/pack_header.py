@@ -1,9 +1,8 @@
-"""The header of a pack: written around checksums that are known last, and parsed with every bound
-checked.
+"""The header of a pack: it is written around checksums, and parsed with every bound checked.
 
-Of a large chunk the header has checksums of its beginnings too, the prefixes that end at each
-multiple of PREFIX_BYTES. A CRC goes on from where it was, so two of these check what lies between
-them: whoever needs some rows of a chunk reads these blocks and no others.
+Of a large chunk the header also has checksums of its prefixes, which end at each multiple of
+PREFIX_BYTES. A CRC can be continued, so the CRCs of two prefixes check the bytes between them:
+to read some rows of a chunk, a reader reads their blocks and no others.
 """
 
 from __future__ import annotations
@@ -11,23 +10,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import Corrupt, HostileCheckpoint
 
 ALIGN_BYTES = 64
-HEADER_BYTES = (
-    16 << 20
-)  # left for the header where a store bounds its files: more than a file of that size needs
+# left for the header where a store bounds its files: more than a file of that size needs
+HEADER_BYTES = 16 << 20
 PREFIX_BYTES = 256 << 10
 LARGE_BYTES = 1 << 20  # chunks from here on have checksums of prefixes: smaller ones are read whole
+_START = b'{"__metadata__":{"crc32c":"'
 
 
 class ChunkChecksum(NamedTuple):
-    """The CRC32C of a chunk, and those of its prefixes of 1, 2, ... times PREFIX_BYTES (none for a
-    chunk below LARGE_BYTES).
+    """The CRC32C of a chunk, and those of its prefixes of 1, 2, ... times PREFIX_BYTES.
+
+    A chunk below LARGE_BYTES has no checksums of prefixes.
     """
 
     crc: int
@@ -40,7 +40,7 @@ def count_prefixes(nbytes: int) -> int:
 
 
 class HeaderFrame(NamedTuple):
-    """A pack's first bytes but for the checksums: `nbytes` is their number with the checksums."""
+    """A pack's first bytes without the checksums; `nbytes` counts the checksums too."""
 
     start: bytes
     end: bytes
@@ -48,46 +48,41 @@ class HeaderFrame(NamedTuple):
 
     @classmethod
     def around(cls, entries: Sequence[tuple[str, str, Sequence[int], int]]) -> HeaderFrame:
-        """Returns the frame for chunks (name, dtype, shape, bytes) in data order; the header's
-        length is in it.
+        """Returns the frame, with the header's length, for chunks in data order.
+
+        `entries` are (name, dtype, shape, bytes).
         """
         texts = []
-        offset = 0
+        begin = 0
+        num_prefixes = 0
         for name, dtype, shape, nbytes in entries:
-            begin = offset
-            offset = offset + nbytes
+            end = begin + nbytes
             texts.append(
-                f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},"data_offsets":[{begin},{offset}]}}'
+                f',{json.dumps(name)}:{{"dtype":"{dtype}","shape":{json.dumps(shape)},'
+                f'"data_offsets":[{begin},{end}]}}'
             )
-        start, end = b'{"__metadata__":{"crc32c":"', ('"}' + "".join(texts) + "}").encode()
-        num_prefixes = sum(count_prefixes(nbytes) for *_, nbytes in entries)
-        length = (
-            len(start) + len(_checksum_text([0] * len(entries), bytes(4 * num_prefixes))) + len(end)
-        )
+            begin = end
+            num_prefixes += count_prefixes(nbytes)
+        rest = ('"}' + "".join(texts) + "}").encode()
+        checksums = _checksum_text([0] * len(entries), bytes(4 * num_prefixes))
+        length = len(_START) + len(checksums) + len(rest)
         padding = -(8 + length) % ALIGN_BYTES
-        return cls(
-            (length + padding).to_bytes(8, "little") + start,
-            end + b" " * padding,
-            8 + length + padding,
-        )
+        length += padding
+        return cls(length.to_bytes(8, "little") + _START, rest + b" " * padding, 8 + length)
 
     def join(self, checksums: Sequence[ChunkChecksum]) -> bytes:
         """Returns a pack's first bytes: its length and its header."""
-        prefixes = np.array(
-            [crc for checksum in checksums for crc in checksum.prefixes], "<u4"
-        ).tobytes()
-        return b"".join(
-            (
-                self.start,
-                _checksum_text([checksum.crc for checksum in checksums], prefixes),
-                self.end,
-            )
-        )
+        crcs = [checksum.crc for checksum in checksums]
+        prefixes = [crc for checksum in checksums for crc in checksum.prefixes]
+        text = _checksum_text(crcs, np.array(prefixes, "<u4").tobytes())
+        return self.start + text + self.end
 
 
 def _checksum_text(crcs: Sequence[int], prefixes: bytes) -> bytes:
-    whole = b"".join(b"%08x" % crc for crc in crcs)
-    return whole + b'","crc32c_prefixes":"' + base64.b64encode(prefixes) if prefixes else whole
+    text = b"".join(b"%08x" % crc for crc in crcs)
+    if prefixes:
+        text += b'","crc32c_prefixes":"' + base64.b64encode(prefixes)
+    return text
 
 
 class ChunkEntry(NamedTuple):
@@ -100,13 +95,15 @@ class ChunkEntry(NamedTuple):
     checksum: ChunkChecksum
 
     def crc_until(self, stop: int) -> int | None:
-        """Returns the CRC32C of the chunk's first `stop` bytes, or None where the header does not
-        have it.
-        """
-        if stop in (0, self.nbytes):
-            return self.checksum.crc if stop else 0
+        """Returns the CRC32C of the chunk's first `stop` bytes; None if the header lacks it."""
+        if not stop:
+            return 0
+        if stop == self.nbytes:
+            return self.checksum.crc
         prefix, rest = divmod(stop, PREFIX_BYTES)
-        return self.checksum.prefixes[prefix - 1] if not rest and self.checksum.prefixes else None
+        if rest or not self.checksum.prefixes:
+            return None
+        return self.checksum.prefixes[prefix - 1]
 
 
 def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
@@ -118,49 +115,50 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
     try:
         header = json.loads(data[8:])
         metadata = header.pop("__metadata__")
-        crcs, prefixes = metadata["crc32c"], _parse_prefixes(metadata.get("crc32c_prefixes"))
-        entries = sorted(
-            (*entry["data_offsets"], name, entry["dtype"], tuple(entry["shape"]))
-            for name, entry in header.items()
-        )
-        found = {}
-        at = taken = 0
-        for index, (start, stop, name, dtype, shape) in enumerate(entries):
-            if type(start) is not int or type(stop) is not int or start != at or stop < start:
-                raise HostileCheckpoint(
-                    f"{path}: chunk {name!r} lies at {start}:{stop}, where {at} was expected",
-                    path=path,
-                    file=path,
-                )
-            count = 0 if prefixes is None else count_prefixes(stop - start)
-            checksum = ChunkChecksum(
-                int(crcs[8 * index : 8 * index + 8], 16),
-                tuple(prefixes[taken : taken + count]) if prefixes else (),
-            )
-            found[name] = ChunkEntry(str(dtype), shape, len(data) + start, stop - start, checksum)
-            at = stop
-            taken = taken + count
+        places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
+        end = len(data) + _check_places(places, path)
+        crcs = metadata["crc32c"]
+        sizes = [stop - start for start, stop, _ in places]
+        prefixes = _split_prefixes(metadata.get("crc32c_prefixes"), sizes, path)
+        chunks = {}
+        for index, (start, stop, name) in enumerate(places):
+            entry = header[name]
+            dtype = str(entry["dtype"])
+            shape = tuple(entry["shape"])
+            checksum = ChunkChecksum(int(crcs[8 * index : 8 * index + 8], 16), prefixes[index])
+            chunks[name] = ChunkEntry(dtype, shape, len(data) + start, stop - start, checksum)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise Corrupt(
-            f"{path}: the header of this pack cannot be read: {error!r}", path=path, file=path
-        ) from error
-    if len(data) + at != size or len(crcs) != 8 * len(found):
-        raise HostileCheckpoint(
-            f"{path}: the header describes {len(data) + at} bytes, the file has {size}",
-            path=path,
-            file=path,
-        )
-    if prefixes is not None and taken != len(prefixes):
-        message = (
-            f"{path}: the header has checksums of {len(prefixes)} prefixes, its chunks have {taken}"
-        )
-        raise HostileCheckpoint(message, path=path, file=path)
-    return found
+        raise Corrupt.at(path, f"the header of this pack cannot be read: {error!r}") from error
+    if end != size or len(crcs) != 8 * len(chunks):
+        raise HostileCheckpoint.at(path, f"the header describes {end} bytes, the file has {size}")
+    return chunks
 
 
-def _parse_prefixes(text: str | None) -> list[int] | None:
-    return (
-        None
-        if text is None
-        else np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
-    )
+def _check_places(places: Sequence[tuple[Any, Any, str]], path: str) -> int:
+    """Returns where the last chunk ends. Raises HostileCheckpoint where chunks are not in a row."""
+    end = 0
+    for start, stop, name in places:
+        if type(start) is not int or type(stop) is not int or start != end or stop < start:
+            raise HostileCheckpoint.at(
+                path, f"chunk {name!r} lies at {start}:{stop}, where {end} was expected"
+            )
+        end = stop
+    return end
+
+
+def _split_prefixes(text: str | None, sizes: Sequence[int], path: str) -> list[tuple[int, ...]]:
+    """Returns the checksums of each chunk's prefixes, empty where the header has none."""
+    if text is None:
+        return [()] * len(sizes)
+    crcs = np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
+    split = []
+    end = 0
+    for nbytes in sizes:
+        start = end
+        end = start + count_prefixes(nbytes)
+        split.append(tuple(crcs[start:end]))
+    if end != len(crcs):
+        raise HostileCheckpoint.at(
+            path, f"the header has checksums of {len(crcs)} prefixes, its chunks have {end}"
+        )
+    return split

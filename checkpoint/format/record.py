@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
 from .grid import Grid, Ints
-from .item_report import FileReport
+from .item_report import FILE_NAME, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .own_files import is_own_name
 from .sharding import parse_sharding
@@ -35,19 +34,18 @@ MAX_CHUNKS = 1 << 24  # in the table of an item
 MIN_ENTRY_BYTES = 50  # of a chunk in the header of its pack
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 60
-_FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
 _VALUE_KINDS = ("bool", "int", "float", "complex", "str", "bytes")
 _ARRAY_KINDS = ("array", "key", "numpy", "scalar")
 
 
 @dataclass(slots=True, eq=False)
 class LeafRecord:
-    """One leaf of an item: a Python value, or an array with its grid and, for each chunk, the index
-    of the file that holds it.
+    """One leaf of an item: a Python value, or an array with its grid.
 
-    Grids and lists of files are shared by the leaves that have equal ones. `per_process`: the value
-    is a tuple of every process's, and the array [processes, ...]. `restoring.per_process` makes one
-    process's leaf of it; `refusal` says why where that process has no copy.
+    `files` is, for each chunk, the index of the file that holds it. Leaves with equal grids or
+    files share them. `per_process`: the value is a tuple of every process's, and the array
+    [processes, ...]. `restoring.per_process` makes one process's leaf of it; `refusal` says why
+    where that process has no copy.
     """
 
     path: str
@@ -76,12 +74,11 @@ class LeafRecord:
 
 @dataclass(frozen=True)
 class ItemRecord:
-    """One item of a step: kind "tree", "json" or "files", and its files (names relative to the
-    step's folder).
+    """One item of a step: kind "tree", "json" or "files", and its files.
 
-    `names` are what the files of an item of files are called by their owner, with `/` between
-    parts; a name is never a path here. With `per_process` their first part is the process, of five
-    digits, whose they are.
+    The files' names are relative to the step's folder. `names` are those that the owner of an item
+    of files gave them, with `/` between parts; here a name is never a path. With `per_process` the
+    first part is the number of their process, of five digits.
     """
 
     name: str
@@ -95,11 +92,10 @@ class ItemRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed, validated record. `path` is where it was read, for messages. Times are Unix
-    seconds.
+    """A parsed, validated record.
 
-    `opening` counts the openings of the root for writing, up to the one that saved this, where the
-    writer counted them.
+    `path` is where it was read, for messages. Times are Unix seconds. `opening` counts the openings
+    of the root for writing, up to the one that saved this, where the writer counted them.
     """
 
     path: str
@@ -120,11 +116,11 @@ class Record:
 
 
 def read_record(storage: Storage, step_dir: str) -> Record:
-    """Reads `<step_dir>/checkpoint.json`; raises StepNotFound where there is none, Corrupt or
-    HostileCheckpoint where it is damaged.
+    """Reads `<step_dir>/checkpoint.json`.
 
-    A record that was copied into the folder of another step is Corrupt: who asks for that step is
-    not to get this one's numbers.
+    Raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged. A
+    record that was copied into the folder of another step is Corrupt: a restore of that step must
+    not return the numbers of this one.
     """
     return parse_fetched(fetch_record(storage, step_dir), storage, step_dir)
 
@@ -138,11 +134,9 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
     if number is not None:
         message = (
             f"{path}: this is the record of step {record.step}, in the folder of step {number};"
-            f" call the folder {record.step} again"
+            f" call the folder {record.step} again, or by a name that is no number"
         )
-        raise Corrupt(
-            f"{message}, or by a name that is no number", path=path, file=path, step=number
-        )
+        raise Corrupt(message, path=path, file=path, step=number)
     return record
 
 
@@ -152,20 +146,16 @@ def fetch_record(storage: Storage, step_dir: str) -> bytes:
     try:
         return storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StepNotFound(
-            f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing",
-            path=path,
-        ) from error
+        message = f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing"
+        raise StepNotFound(message, path=path) from error
     except IsADirectoryError as error:
-        raise Corrupt(f"{path}: the record is a folder", path=path, file=path) from error
+        raise Corrupt.at(path, "the record is a folder") from error
     except OverflowError as error:
-        raise HostileCheckpoint(f"{path}: {error}", path=path, file=path) from error
+        raise HostileCheckpoint.at(path, str(error)) from error
 
 
 def check_record(data: bytes, path: str) -> None:
-    """Reads a record that is about to be committed as every reader will. Raises HostileCheckpoint,
-    Corrupt.
-    """
+    """Parses a record before its commit as readers will; raises HostileCheckpoint or Corrupt."""
     check_record_size(data, path)
     with paused_gc():
         parse_record(data, path)
@@ -176,11 +166,9 @@ def check_record_size(data: bytes, path: str) -> None:
     if len(data) > RECORD_LIMIT_BYTES:
         message = (
             f"{path}: its record would have {len(data):,} bytes, and readers take at most"
-            f" {RECORD_LIMIT_BYTES:,}"
+            f" {RECORD_LIMIT_BYTES:,}; save fewer leaves, or shorter names, values and metadata"
         )
-        raise HostileCheckpoint(
-            f"{message}; save fewer leaves, or shorter names, values and metadata", path=path
-        )
+        raise HostileCheckpoint(message, path=path)
 
 
 def find_item(record: Record, item: str) -> ItemRecord:
@@ -191,9 +179,7 @@ def find_item(record: Record, item: str) -> ItemRecord:
 
 
 def chunk_runs(where: Ints) -> list[list[int]]:
-    """Returns [first, step, count] of each stretch in which the file indices of chunks rise by one
-    step.
-    """
+    """Returns [first, step, count] of each stretch where file indices rise by one step."""
     runs = []
     at = 0
     steps = np.diff(where)
@@ -213,21 +199,19 @@ def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
 
     Raises ValueError where there is no such file, or more chunks than `limit`.
     """
-    if sum(whole(count) for runs in table for _, _, count in runs) > limit or any(
-        count < 1 for runs in table for _, _, count in runs
-    ):
+    counts = [whole(count) for runs in table for _, _, count in runs]
+    if sum(counts) > limit or 0 in counts:
         raise ValueError(f"the runs of chunks do not add up to at most {limit}")
     expanded = []
     for runs in table:
-        found = np.concatenate(
-            [
-                whole(first) + int(step) * np.arange(count, dtype=np.int64)
-                for first, step, count in runs
-            ]
-        )
-        if found.min() < 0 or found.max() >= files:
+        stretches = [
+            whole(first) + int(step) * np.arange(count, dtype=np.int64)
+            for first, step, count in runs
+        ]
+        where = np.concatenate(stretches)
+        if where.min() < 0 or where.max() >= files:
             raise ValueError("a chunk lies in a file that is not there")
-        expanded.append(found)
+        expanded.append(where)
     return expanded
 
 
@@ -237,16 +221,16 @@ def is_sealed(data: bytes) -> bool:
 
 
 def parse_record(data: bytes, path: str) -> Record:
-    """Parses and validates a record; raises Corrupt (checksum, syntax) or HostileCheckpoint (names,
-    bounds), naming `path`.
+    """Parses and validates a record.
+
+    Raises Corrupt (checksum) or HostileCheckpoint (syntax, names, bounds), naming `path`.
     """
     if not is_sealed(data):
-        raise Corrupt(
-            f"{path}: the record's checksum does not fit its bytes; the file was damaged after it"
-            " was written",
-            path=path,
-            file=path,
+        message = (
+            "the record's checksum does not fit its bytes; the file was damaged after it was"
+            " written"
         )
+        raise Corrupt.at(path, message)
     try:
         return _parse(json.loads(data), path)
     except (HostileCheckpoint, Corrupt):
@@ -261,19 +245,17 @@ def parse_record(data: bytes, path: str) -> Record:
         RecursionError,
         MemoryError,
     ) as error:
-        raise HostileCheckpoint(
-            f"{path}: this is not a record that holdfast writes: {error!r}", path=path, file=path
-        ) from error
+        message = f"this is not a record that holdfast writes: {error!r}"
+        raise HostileCheckpoint.at(path, message) from error
 
 
 def _parse(data: dict[str, Any], path: str) -> Record:
     if data["format"] != FORMAT:
         message = (
-            f"{path}: the format is {data['format']!r}, this version reads {FORMAT!r}; read it with"
-            " the version that wrote it"
+            f"the format is {data['format']!r}, this version reads {FORMAT!r}; read it with the"
+            " version that wrote it"
         )
-        raise HostileCheckpoint(message, path=path, file=path)
-    items = {name: _parse_item(name, item, path) for name, item in data["items"].items()}
+        raise HostileCheckpoint.at(path, message)
     return Record(
         path=path,
         step=whole(data["step"]),
@@ -281,15 +263,17 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         processes=whole(data["processes"]),
         started_s=float(data["started_s"]),
         finished_s=float(data["finished_s"]),
-        items=items,
-        metrics={
-            name: float(value) if isinstance(value, str) else value
-            for name, value in data["metrics"].items()
-        },
+        items={name: _parse_item(name, item, path) for name, item in data["items"].items()},
+        metrics={name: _parse_metric(value) for name, value in data["metrics"].items()},
         metadata=data["metadata"],
         versions=dict(data["versions"]),
         opening=whole(data["opening"]) if "opening" in data else None,
     )
+
+
+def _parse_metric(value: Any) -> Any:
+    """Returns a metric; those that JSON has no number for ("nan") are strings in a record."""
+    return float(value) if isinstance(value, str) else value
 
 
 def whole(value: Any, limit: int = _MAX_BYTES) -> int:
@@ -300,27 +284,30 @@ def whole(value: Any, limit: int = _MAX_BYTES) -> int:
 
 def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if not ITEM_NAME.fullmatch(name):
-        raise HostileCheckpoint(f"{path}: {name!r} is not a name for an item", path=path, file=path)
-    files = tuple(_parse_file(name, *entry, path=path) for entry in data["files"])
+        raise HostileCheckpoint.at(path, f"{name!r} is not a name for an item")
+    files = tuple(_parse_file(name, entry, path) for entry in data["files"])
     if len({file.name for file in files}) != len(files):
         raise ValueError("a file is named twice")
-    if data["kind"] == "json":
-        return ItemRecord(name, "json", files)
-    if data["kind"] == "files":
-        return ItemRecord(
-            name,
-            "files",
-            files,
-            names=_parse_own_names(data["names"], len(files)),
-            per_process=_is_per_process(data),
-        )
-    if data["kind"] != "tree":
-        raise ValueError(f"no item of kind {data['kind']!r}")
-    values = iter(data["values"])
+    match data["kind"]:
+        case "json":
+            return ItemRecord(name, "json", files)
+        case "files":
+            names = _parse_own_names(data["names"], len(files))
+            per_process = _is_per_process(data)
+            return ItemRecord(name, "files", files, names=names, per_process=per_process)
+        case "tree":
+            leaves = _parse_leaves(data, files)
+            check_description(data["tree"], len(leaves), path)
+            return ItemRecord(name, "tree", files, data["tree"], leaves=leaves)
+    raise ValueError(f"no item of kind {data['kind']!r}")
+
+
+def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[LeafRecord, ...]:
+    # A short record could claim chunks without end: files bound them, by the room in their headers.
     room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
-    parser = _LeafParser(
-        expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)), data["shardings"]
-    )
+    chunk_files = expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS))
+    parser = _LeafParser(chunk_files, data["shardings"])
+    values = iter(data["values"])
     leaves = tuple(
         _parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf)
         for leaf in data["leaves"]
@@ -332,8 +319,7 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         )
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
-    check_description(data["tree"], len(leaves), path)
-    return ItemRecord(name, "tree", files, data["tree"], leaves)
+    return leaves
 
 
 def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
@@ -345,22 +331,16 @@ def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parse_file(item: str, name: str, size: Any, head: Any, crc: Any, *, path: str) -> FileReport:
-    """Checks a file's name, here and nowhere else: it lies in its item's folder and is one that a
-    writer makes.
+def _parse_file(item: str, entry: Any, path: str) -> FileReport:
+    """Checks a file's name, here and nowhere else.
+
+    The file lies in its item's folder, and its name is one that a writer makes.
     """
+    name, size, head, crc = entry
     folder, _, base = name.partition("/")
-    if folder != item or not _FILE_NAME.fullmatch(base):
-        raise HostileCheckpoint(
-            f"{path}: {name!r} is not a name of a file in this step", path=path, file=path
-        )
+    if folder != item or not FILE_NAME.fullmatch(base):
+        raise HostileCheckpoint.at(path, f"{name!r} is not a name of a file in this step")
     return FileReport(name, whole(size), whole(head, whole(size)), whole(crc, 0xFFFFFFFF))
-
-
-def is_file_of(name: str, process: int, save_id: str) -> bool:
-    """Says whether a file in an item's folder is one that a process writes in a save."""
-    match = _FILE_NAME.fullmatch(name)
-    return match is not None and int(match[1]) == process and match[3] == save_id
 
 
 def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
@@ -373,68 +353,81 @@ def _parse_value(data: dict[str, Any], values: Iterator[Any]) -> LeafRecord:
     texts = text if per_process and type(text) is list else [text]
     if not texts or not all(type(text) is str for text in texts):
         raise ValueError(f"leaf {path!r} has the value {text!r}")
-    found = tuple(decode_value(kind, text) for text in texts)
-    return LeafRecord(path, kind, value=found if per_process else found[0], per_process=per_process)
+    decoded = tuple(decode_value(kind, text) for text in texts)
+    value = decoded if per_process else decoded[0]
+    return LeafRecord(path, kind, value=value, per_process=per_process)
 
 
 def _is_per_process(data: Any) -> bool:
-    found = data.get("per_process", False)
-    if type(found) is not bool:
-        raise ValueError(f"a leaf, or an item of files, is kept per process: {found!r}")
-    return found
+    per_process = data.get("per_process", False)
+    if type(per_process) is not bool:
+        raise ValueError(f"a leaf, or an item of files, is kept per process: {per_process!r}")
+    return per_process
+
+
+class _Layout(NamedTuple):
+    """What leaves of one dtype, shape, grid and run of files share."""
+
+    shape: tuple[int, ...]
+    grid: Grid
+    files: Ints
 
 
 class _LeafParser:
     """Parses the arrays of an item; what they share is checked once."""
 
     def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
-        self._chunk_files, self._shardings = (
-            chunk_files,
-            [parse_sharding(description) for description in shardings],
-        )
-        self._known: dict[tuple[Any, ...], tuple[tuple[int, ...], Grid, Ints]] = {}
+        self._chunk_files = chunk_files
+        self._shardings = [parse_sharding(description) for description in shardings]
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:
-        path, kind, (shard_shape, chunk_shape) = data["path"], data["kind"], data["grid"]
+        path = data["path"]
+        kind = data["kind"]
         if type(path) is not str or kind not in _ARRAY_KINDS:
             raise ValueError(f"leaf {path!r} is of kind {kind!r}")
+        shard_shape, chunk_shape = data["grid"]
         key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
-        if key not in self._known:
-            self._known[key] = self._check(
-                data["dtype"], data["shape"], shard_shape, chunk_shape, data["cells"]
-            )
-        shape, grid, files = self._known[key]
-        impl, sharding = str(data.get("impl", "")), self._shardings[whole(data["sharding"])]
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = self._parse_layout(data)
         per_process = "per_process" in data and _is_per_process(data)
-        if per_process and not shape:
+        if per_process and not layout.shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
         return LeafRecord(
-            path, kind, data["dtype"], shape, impl, sharding, grid, files, per_process=per_process
+            path,
+            kind,
+            data["dtype"],
+            layout.shape,
+            impl=str(data.get("impl", "")),
+            sharding=self._shardings[whole(data["sharding"])],
+            grid=layout.grid,
+            files=layout.files,
+            per_process=per_process,
         )
 
-    def _check(
-        self, name: str, sizes: Any, shard_shape: Any, chunk_shape: Any, run: Any
-    ) -> tuple[tuple[int, ...], Grid, Ints]:
-        dtype, shape = dtype_named(name), tuple(map(whole, sizes))
+    def _parse_layout(self, data: dict[str, Any]) -> _Layout:
+        dtype = dtype_named(data["dtype"])
+        shape = tuple(map(whole, data["shape"]))
         if (
             dtype is None
             or len(shape) > _MAX_RANK
             or math.prod(shape) * dtype.itemsize > _MAX_BYTES
         ):
-            raise ValueError(f"an array has dtype {name!r} and shape {shape}")
-        grid, files = (
-            _parse_grid(shape, shard_shape, chunk_shape, dtype.itemsize),
-            self._chunk_files[whole(run)],
-        )
+            raise ValueError(f"an array has dtype {data['dtype']!r} and shape {shape}")
+        grid = _parse_grid(shape, data["grid"], dtype.itemsize)
+        files = self._chunk_files[whole(data["cells"])]
         if grid.num_chunks != len(files):
             raise ValueError(
                 f"a grid has {grid.num_chunks} chunks, and the record lists {len(files)}"
             )
-        return shape, grid, files
+        return _Layout(shape, grid, files)
 
 
-def _parse_grid(shape: tuple[int, ...], shard_sizes: Any, chunk_sizes: Any, itemsize: int) -> Grid:
-    shard_shape, chunk_shape = tuple(map(whole, shard_sizes)), tuple(map(whole, chunk_sizes))
+def _parse_grid(shape: tuple[int, ...], sizes: Any, itemsize: int) -> Grid:
+    shard_sizes, chunk_sizes = sizes
+    shard_shape = tuple(map(whole, shard_sizes))
+    chunk_shape = tuple(map(whole, chunk_sizes))
     if len(shard_shape) != len(shape) or len(chunk_shape) != len(shape):
         raise ValueError("a grid has another rank than its shape")
     if not math.prod(shape):

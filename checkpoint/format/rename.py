@@ -1,6 +1,4 @@
-"""Renames leaves: by a mapping, or by rules of (pattern, replacement), between other people's names
-and the caller's.
-"""
+"""Renames leaves, between other people's names and the caller's: by a mapping or by rules."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
     """Returns {old name: new name}; raises ValueError when two leaves would get one name."""
     rename = renamer(names)
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in old:
         new = rename(name)
@@ -57,15 +55,13 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
                 f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one"
                 " of its rules"
             )
-        found[name] = new
+        renamed[name] = new
         taken[new] = name
-    return found
+    return renamed
 
 
 def parse_names(text: str) -> Names:
-    """Parses the file of `--map`: a JSON object of old and new names, or a JSON list of [pattern,
-    replacement] pairs.
-    """
+    """Parses the file of `--map`: a JSON object {old: new}, or a list of [pattern, replacement]."""
     try:
         value: Any = json.loads(text)
     except ValueError as error:

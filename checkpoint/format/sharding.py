@@ -15,12 +15,11 @@ def show_sharding(description: Any) -> str:
         return f"device {description['device']}"
     if "spec" not in description:
         return str(description.get("other", description))
-    spec = ", ".join("+".join(axes) if axes else "-" for axes in description["spec"])
-    spec = f"({spec})" if any(description["spec"]) else "replicated"
-    return f"{spec} on " + " ".join(
-        f"{axis}={size}"
-        for axis, size in zip(description["axes"], description["sizes"], strict=True)
-    )
+    spec = "replicated"
+    if any(description["spec"]):
+        spec = "(" + ", ".join("+".join(axes) or "-" for axes in description["spec"]) + ")"
+    axes = zip(description["axes"], description["sizes"], strict=True)
+    return f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in axes)
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
@@ -34,12 +33,11 @@ def describe_sharding(sharding: Sharding) -> Any:
     """Returns a sharding in JSON types, the same on every process: for `show`, and for SAVED."""
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
-        spec = [list(axes_of(entry)) for entry in sharding.spec]
         return {
             "axes": list(mesh.axis_names),
             "sizes": list(mesh.devices.shape),
             "devices": [int(device.id) for device in mesh.devices.reshape(-1).tolist()],
-            "spec": spec,
+            "spec": [list(axes_of(entry)) for entry in sharding.spec],
         }
     if isinstance(sharding, SingleDeviceSharding):
         device: Any = next(iter(sharding.device_set))
@@ -48,15 +46,14 @@ def describe_sharding(sharding: Sharding) -> Any:
 
 
 def parse_sharding(description: Any) -> Any:
-    """Returns a description if it is one that `describe_sharding` makes, None included; raises
-    ValueError for another.
-    """
-    if description is None or (
-        isinstance(description, dict) and (set(description) in ({"device"}, {"other"}))
-    ):
-        return description
-    if set(description) != {"axes", "sizes", "devices", "spec"} or not all(
-        isinstance(description[key], list) for key in description
-    ):
-        raise ValueError("a sharding is not one that holdfast writes")
-    return description
+    """Returns what `describe_sharding` makes, or None; raises ValueError for all else."""
+    if description is None:
+        return None
+    if isinstance(description, dict):
+        members = set(description)
+        if members in ({"device"}, {"other"}):
+            return description
+        are_lists = all(isinstance(value, list) for value in description.values())
+        if members == {"axes", "sizes", "devices", "spec"} and are_lists:
+            return description
+    raise ValueError("a sharding is not one that holdfast writes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -14,21 +15,20 @@ from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
-_STEP_PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")  # that does not end in a digit
+# no prefix begins with "." or ends in a digit
+_STEP_PREFIX = re.compile(r"(?!\.)[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")
 _STEP_FORMAT = re.compile(r"([^{}]*)\{(?::(?:0(\d+))?d)?\}")
 STEP_NAMES = ".holdfast/steps.json"
 
 
 def step_of(name: str) -> int | None:
-    """Returns the step that a folder of this name holds; None for a name that is not a step's."""
+    """Returns the step that a folder of a plain number holds; None for any other name."""
     return int(name) if _STEP_FOLDER.fullmatch(name) else None
 
 
 @dataclass(frozen=True)
 class StepNames:
-    """How a root calls the folders of its steps: a prefix, and the number with zeros before it up
-    to `width` digits.
-    """
+    """How a root names its steps' folders: a prefix and a number of `width` digits or more."""
 
     prefix: str = ""
     width: int = 1
@@ -37,23 +37,17 @@ class StepNames:
         return f"{self.prefix}{step:0{self.width}d}"
 
     def step_of(self, name: str) -> int | None:
-        """Returns the step that a folder of this name holds; None for a name that is not a
-        step's.
-        """
+        """Returns the step that a folder of this name holds; None for any other name."""
         step = step_of(name.removeprefix(self.prefix).lstrip("0") or "0")
         return step if step is not None and self.name_of(step) == name else None
 
     def to_bytes(self) -> bytes:
-        """Returns what stands in STEP_NAMES."""
+        """Returns the content of STEP_NAMES."""
         return json.dumps({"prefix": self.prefix, "width": self.width}).encode()
 
     def check(self) -> StepNames:
         """Returns itself. Raises ValueError for what no reader takes."""
-        if (
-            not _STEP_PREFIX.fullmatch(self.prefix)
-            or self.prefix.startswith(".")
-            or not 1 <= self.width <= 18
-        ):
+        if not _STEP_PREFIX.fullmatch(self.prefix) or not 1 <= self.width <= 18:
             raise ValueError(f"prefix {self.prefix!r}, width {self.width!r}")
         return self
 
@@ -62,15 +56,11 @@ PLAIN_NAMES = StepNames()
 
 
 def parse_step_format(text: str) -> StepNames:
-    """Returns the names that a format like "checkpoint_{:08d}" gives. Raises ValueError for one
-    that is not of this form.
-    """
+    """Returns the names of a format like "checkpoint_{:08d}"; raises ValueError for others."""
     match = _STEP_FORMAT.fullmatch(text)
-    try:
-        if match is not None:
+    if match is not None:
+        with contextlib.suppress(ValueError):
             return StepNames(match[1], int(match[2] or 1)).check()
-    except ValueError:
-        pass
     raise ValueError(
         f'step_format={text!r}: expected a name of at most 64 letters, digits, "_", "-" and ".",'
         ' which does not begin with "." or end in a digit, and then {:d}, or {:08d} for at'
@@ -79,38 +69,36 @@ def parse_step_format(text: str) -> StepNames:
 
 
 def read_step_names(storage: Storage) -> StepNames:
-    """Returns how a root calls the folders of its steps, a fact that stands in STEP_NAMES; without
-    it they are plain numbers.
+    """Returns how a root names the folders of its steps, by STEP_NAMES; else as plain numbers.
 
     Raises HostileCheckpoint where that file is not one that holdfast writes.
     """
     try:
-        found = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
-        prefix = found["prefix"]
-        width = found["width"]
+        names = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
+        prefix = names["prefix"]
+        width = names["width"]
         if type(width) is not int:
             raise ValueError(f"width {width!r}")
         return StepNames(prefix, width).check()
     except (FileNotFoundError, NotADirectoryError):
         return PLAIN_NAMES
     except Corrupt:
-        if not _is_listed(
-            storage, STEP_NAMES
-        ):  # it is not the file that is no file, but a folder above it
+        # The store says so too where a folder above the file is no folder.
+        if not _is_listed(storage, STEP_NAMES):
             return PLAIN_NAMES
         raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        path = join(storage.root, STEP_NAMES)
-        message = (
-            f"{path}: this does not say how the folders of steps are called: {error!r}; expected a"
-            " prefix and a width of 1 to 18"
-        )
-        raise HostileCheckpoint(message, path=path, file=path) from error
+        raise HostileCheckpoint.at(
+            join(storage.root, STEP_NAMES),
+            f"this does not say how the folders of steps are called: {error!r}; expected a prefix"
+            " and a width of 1 to 18",
+        ) from error
 
 
 def other_step(step: int, folder: str) -> int | None:
-    """Returns the step that a folder is called after, if that is another than `step`; 0 fits
-    everywhere, as one-shot saves have it.
+    """Returns the step in a folder's name, if that is another than `step`.
+
+    Step 0 fits every folder: one-shot saves have it.
     """
     number = step_of(folder.rstrip("/").rpartition("/")[2])
     return number if number != step and step else None
@@ -124,46 +112,45 @@ def _is_listed(storage: Storage, name: str) -> bool:
 
 
 def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
-    """Returns all folders that are named as the root's steps are, by their numbers, which ascend;
-    `names` where they are known already.
+    """Returns the folders that are named as steps of the root, by their numbers, which ascend.
+
+    `names` are read where they are not known.
     """
     folders = [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
     names = names or read_step_names(storage)
-    return dict(
-        sorted((step, name) for name in folders if (step := names.step_of(name)) is not None)
-    )
+    steps = [(names.step_of(name), name) for name in folders]
+    return dict(sorted((step, name) for step, name in steps if step is not None))
 
 
 def has_record(storage: Storage, folder: str) -> bool:
-    """Returns whether the checkpoint in a folder is there: whether its record is, readable or not.
-    One small read.
-    """
+    """Returns whether a folder holds a record, readable or not. One small read."""
     head = bytearray(len(TOMBSTONE))
     try:
         storage.read(join(folder, RECORD_NAME), 0, [memoryview(head)])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
-    except (CheckpointError, OSError):  # whoever opens the step is told what is wrong with it
-        return True
+    except (CheckpointError, OSError):
+        return True  # opening the step says what is wrong with its record
     return head != TOMBSTONE
 
 
 def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
-    """Returns the steps of a root, ascending; a folder without a record is no step. `names` as for
-    `step_folders`.
+    """Returns the steps of a root, ascending; `names` as for `step_folders`.
 
-    Beside a writer that keeps one step, all may be deleted between the two looks, each for a newer
-    one: then it looks again.
+    A folder without a record is no step.
     """
-    folders: dict[int, str] = {}
+    before: dict[int, str] = {}
     for _ in range(LOOKS):
-        before, folders = folders, step_folders(storage, names)
-        there = run_side_by_side(
+        folders = step_folders(storage, names)
+        are_there = run_side_by_side(
             lambda folder: has_record(storage, folder),
             list(folders.values()),
             storage.max_concurrency,
         )
-        steps = [step for step, is_there in zip(folders, there, strict=True) if is_there]
+        steps = [step for step, is_there in zip(folders, are_there, strict=True) if is_there]
+        # A writer that keeps one step may delete each listed step, for a newer one, before its
+        # record is looked for. Two equal listings say that no step was there.
         if steps or folders == before:
             return steps
+        before = folders
     return []

@@ -1,5 +1,4 @@
-"""Trees as the record has them: described in JSON types, and rebuilt without importing anything
-that a record names.
+"""Trees as the record has them: described in JSON types, and rebuilt without any import.
 
 A node is null for None, an integer for a leaf (its index in flatten order), or {"kind", "nodes"}
 with, by kind: "dict" | "OrderedDict" | "defaultdict" and "keys" (str or int), "list", "tuple",
@@ -48,7 +47,8 @@ _MAPPINGS = {
     collections.defaultdict: "defaultdict",
 }
 _MAPPING_KINDS = frozenset(_MAPPINGS.values())
-_KEYED, _KEY_TYPES = _MAPPING_KINDS | {"namedtuple", "object"}, frozenset({str, int})
+_KEYED = _MAPPING_KINDS | {"namedtuple", "object"}
+_KEY_TYPES = frozenset({str, int})
 _SEQUENCE = {"kind", "nodes"}
 _MAPPING = {"kind", "nodes", "keys"}  # what a node's description has
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
@@ -58,10 +58,9 @@ _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
 
 @dataclass(frozen=True)
 class Node(Mapping[str | int, Any]):
-    """Stands for an object whose class the checkpoint names but does not import: `type_name` is
-    "module:qualname".
+    """Stands for an object whose class the checkpoint names but does not import.
 
-    It is a mapping of the object's fields: `node["params"]`.
+    `type_name` is "module:qualname". A Node is a mapping of the object's fields: `node["params"]`.
     """
 
     type_name: str
@@ -80,10 +79,8 @@ class Node(Mapping[str | int, Any]):
 def _flatten_node(
     node: Node,
 ) -> tuple[list[tuple[DictKey, Any]], tuple[str, tuple[str | int, ...]]]:
-    return [(DictKey(key), value) for key, value in node.fields.items()], (
-        node.type_name,
-        tuple(node.fields),
-    )
+    children = [(DictKey(key), value) for key, value in node.fields.items()]
+    return children, (node.type_name, tuple(node.fields))
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -95,9 +92,7 @@ jax.tree_util.register_pytree_with_keys(
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Keeps the collector from walking the heap while tens of thousands of small objects are
-    made.
-    """
+    """Keeps the collector off the heap while tens of thousands of small objects are made."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -114,11 +109,12 @@ def is_key(leaf: Any) -> bool:
 
 
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
-    """Returns leaves and treedef; raises UnsupportedLeaf for a dict that mixes str and int keys,
-    which jax cannot sort.
+    """Returns leaves and treedef.
+
+    Raises UnsupportedLeaf for a dict that mixes str and int keys, which jax cannot sort.
     """
     try:
-        leaves, treedef = jax.tree_util.tree_flatten(tree)
+        return jax.tree_util.tree_flatten(tree)
     except ValueError as error:
         for path, node in _walk_dicts(tree, ""):
             if len({type(key) for key in node}) > 1:
@@ -128,7 +124,6 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
                 )
                 raise UnsupportedLeaf(message, leaf=path, found="dict with mixed keys") from error
         raise
-    return leaves, treedef
 
 
 @dataclass(frozen=True)
@@ -178,10 +173,9 @@ def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]
 
 
 def escape(key: str | int) -> str:
-    """Returns a key as it stands in a leaf path: what would be read as structure is escaped, and no
-    key is empty.
+    """Returns a key as it stands in a leaf path, with all characters of structure escaped.
 
-    Raises UnsupportedLeaf for one that UTF-8 cannot hold (half of a surrogate pair): no reader of
+    Raises UnsupportedLeaf for a key that UTF-8 cannot hold (half of a surrogate pair): no reader of
     safetensors would open such a name.
     """
     text = str(key)
@@ -204,8 +198,9 @@ def join_path(path: str, key: str | int) -> str:
 
 
 def describe(tree: Any) -> tuple[Any, list[str]]:
-    """Returns the tree's description and the paths of its leaves, in flatten order; a tree that is
-    one leaf has the path `\\r`.
+    """Returns the tree's description and the paths of its leaves, in flatten order.
+
+    A tree that is one leaf has the path `\\r`.
     """
     paths: list[str] = []
     description = _describe(tree, "", 0, paths)
@@ -217,11 +212,11 @@ def _distinct(paths: list[str]) -> list[str]:
     if len(set(paths)) == len(paths):
         return paths
     seen: collections.Counter[str] = collections.Counter()
-    result = []
+    distinct = []
     for path in paths:
         seen[path] += 1
-        result.append(path if seen[path] == 1 else f"{path}\\~{seen[path]}")
-    return result
+        distinct.append(path if seen[path] == 1 else f"{path}\\~{seen[path]}")
+    return distinct
 
 
 def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
@@ -253,9 +248,8 @@ def _is_leaf(tree: Any) -> bool:
 
 
 def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
-    """Returns the (key, child) pairs one level down, or None for a leaf. What most trees are made
-    of is taken apart as jax does it.
-    """
+    """Returns the (key, child) pairs one level down, or None for a leaf."""
+    # Dicts, lists and tuples are most of a tree: taken apart here, as jax does it, for speed.
     if type(tree) is dict:
         with contextlib.suppress(TypeError):  # keys that have no order: jax says so
             return [(key, tree[key]) for key in sorted(tree)]
@@ -290,15 +284,13 @@ def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
         return {"kind": _MAPPINGS[type(tree)], "keys": keys}
     if type(tree) in (list, tuple):
         return {"kind": type(tree).__name__}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return {"kind": "namedtuple", "type": type_name(type(tree)), "keys": list(tree._fields)}
     if isinstance(tree, Node):
         return {"kind": "object", "type": tree.type_name, "keys": keys}
-    return {
-        "kind": "object",
-        "type": type_name(type(tree)),
-        "keys": [key if type(key) is int else str(key) for key in keys],
-    }
+    name = type_name(type(tree))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return {"kind": "namedtuple", "type": name, "keys": list(tree._fields)}
+    texts = [key if type(key) is int else str(key) for key in keys]
+    return {"kind": "object", "type": name, "keys": texts}
 
 
 def type_name(cls: type) -> str:
@@ -313,51 +305,61 @@ def rebuild(
     plain: bool = False,
     makers: Mapping[str, Maker] | None = None,
 ) -> Any:
-    """Returns the tree of a checked description: classes in `types` are called with their fields by
-    name, others become Nodes.
+    """Returns the tree of a checked description.
 
-    With `plain` others, namedtuples too, become dicts of their fields, or lists where these are
-    numbered. `makers` are for leaf types.
+    Classes in `types` are called with their fields by name, others become Nodes. With `plain`
+    others, namedtuples too, become dicts of their fields, or lists where the fields are numbered.
+    `makers` are for leaf types.
     """
-    return _rebuild(
-        description, leaves, {type_name(cls): cls for cls in types}, plain, makers or {}
-    )
+    return _Builder(leaves, types, plain, makers or {}).build(description)
 
 
-def _rebuild(
-    node: Any,
-    leaves: Sequence[Any],
-    types: Mapping[str, type],
-    plain: bool,
-    makers: Mapping[str, Maker],
-) -> Any:
-    if node is None:
-        return None
-    if isinstance(node, int):
-        return leaves[node]
-    children = [_rebuild(child, leaves, types, plain, makers) for child in node["nodes"]]
-    match node["kind"]:
-        case "list":
-            return children
-        case "tuple":
-            return tuple(children)
-        case "OrderedDict":
-            return collections.OrderedDict(zip(node["keys"], children, strict=True))
-        case "dict" | "defaultdict":
-            return dict(zip(node["keys"], children, strict=True))
-    cls = types.get(node["type"])
-    if cls is not None:
-        return _call(cls, node["keys"], children)
-    if node["type"] in makers:
-        return makers[node["type"]](dict(zip(node["keys"], children, strict=True)))
-    if plain:
-        numbered = node["keys"] and node["keys"] == list(range(len(children)))
-        return children if numbered else dict(zip(node["keys"], children, strict=True))
-    if node["kind"] == "namedtuple":
-        return _namedtuple(node["type"].rpartition(":")[2].rpartition(".")[2], tuple(node["keys"]))(
-            *children
-        )
-    return Node(node["type"], dict(zip(node["keys"], children, strict=True)))
+class _Builder:
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        types: Sequence[type],
+        plain: bool,
+        makers: Mapping[str, Maker],
+    ) -> None:
+        self._leaves = leaves
+        self._types = {type_name(cls): cls for cls in types}
+        self._plain = plain
+        self._makers = makers
+
+    def build(self, node: Any) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, int):
+            return self._leaves[node]
+        children = [self.build(child) for child in node["nodes"]]
+        match node["kind"]:
+            case "list":
+                return children
+            case "tuple":
+                return tuple(children)
+        keys = node["keys"]
+        match node["kind"]:
+            case "OrderedDict":
+                return collections.OrderedDict(zip(keys, children, strict=True))
+            case "dict" | "defaultdict":
+                return dict(zip(keys, children, strict=True))
+        return self._object(node, keys, children)
+
+    def _object(self, node: Any, keys: list[str | int], children: list[Any]) -> Any:
+        name = node["type"]
+        if name in self._types:
+            return _call(self._types[name], keys, children)
+        fields: Any = dict(zip(keys, children, strict=True))
+        if name in self._makers:
+            return self._makers[name](fields)
+        if self._plain:
+            numbered = keys and keys == list(range(len(children)))
+            return children if numbered else fields
+        if node["kind"] == "namedtuple":
+            short = name.rpartition(":")[2].rpartition(".")[2]
+            return _namedtuple(short, tuple(keys))(*children)
+        return Node(name, fields)
 
 
 def _call(cls: type, keys: Sequence[str | int], children: Sequence[Any]) -> Any:
@@ -379,15 +381,13 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> type:
 
 
 def check_description(node: Any, leaf_count: int, path: str) -> None:
-    """Raises HostileCheckpoint unless this is a description that `describe` can have made, with
-    each leaf once and in order.
+    """Raises HostileCheckpoint unless `describe` can have made this description.
+
+    It has each leaf once and in order.
     """
     if _check(node, 0, 0, path) != leaf_count:
-        raise HostileCheckpoint(
-            f"{path}: the tree and its list of {leaf_count} leaves do not belong together",
-            path=path,
-            file=path,
-        )
+        message = f"the tree and its list of {leaf_count} leaves do not belong together"
+        raise HostileCheckpoint.at(path, message)
 
 
 def _check(node: Any, done: int, depth: int, path: str) -> int:
@@ -395,30 +395,26 @@ def _check(node: Any, done: int, depth: int, path: str) -> int:
         return done
     if type(node) is int and node == done:
         return done + 1
-    if (
-        depth > MAX_DEPTH
-        or not isinstance(node, dict)
-        or not isinstance(node.get("nodes"), list)
-        or not _check_kind(node)
-    ):
-        raise HostileCheckpoint(
-            f"{path}: the tree's description is not one that holdfast writes", path=path, file=path
-        )
+    if depth > MAX_DEPTH or not isinstance(node, dict) or not _is_node(node):
+        message = "the tree's description is not one that holdfast writes"
+        raise HostileCheckpoint.at(path, message)
     for child in node["nodes"]:
         done = _check(child, done, depth + 1, path)
     return done
 
 
-def _check_kind(node: dict[str, Any]) -> bool:
-    kind, keys = node.get("kind"), node.get("keys")
+def _is_node(node: dict[str, Any]) -> bool:
+    kind = node.get("kind")
+    nodes = node.get("nodes")
+    keys = node.get("keys")
+    if not isinstance(nodes, list):
+        return False
     if kind in ("list", "tuple"):
         return node.keys() == _SEQUENCE
-    if kind not in _KEYED or not isinstance(keys, list) or len(keys) != len(node["nodes"]):
+    if kind not in _KEYED or not isinstance(keys, list) or len(keys) != len(nodes):
         return False
     if not _KEY_TYPES.issuperset(map(type, keys)) or len(set(keys)) != len(keys):
         return False
-    return (
-        node.keys() == _MAPPING
-        if kind in _MAPPING_KINDS
-        else isinstance(node.get("type"), str) and len(node) == 4
-    )
+    if kind in _MAPPING_KINDS:
+        return node.keys() == _MAPPING
+    return isinstance(node.get("type"), str) and len(node) == 4

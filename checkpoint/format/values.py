@@ -24,12 +24,14 @@ def encode_value(value: Any) -> tuple[str, str]:
 
 
 def count_value_bytes(value: Any) -> int:
-    """Returns how many bytes a Python value takes in a record, type and all; of a short one the
-    most that it may take.
-    """
-    if isinstance(value, str | bytes):
-        return 6 * len(value) + 20 if len(value) < 1000 else len(json.dumps(encode_value(value)))
-    return value.bit_length() // 4 + 20 if isinstance(value, int) else 100
+    """Returns how many bytes a Python value and its type take in a record; a short one at most."""
+    if isinstance(value, int):
+        return value.bit_length() // 4 + 20
+    if not isinstance(value, str | bytes):
+        return 100
+    if len(value) < 1000:  # six bytes for an escaped character: an estimate costs no encoding
+        return 6 * len(value) + 20
+    return len(json.dumps(encode_value(value)))
 
 
 def decode_value(kind: str, text: str) -> Any:

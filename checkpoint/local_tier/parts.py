@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import Corrupt, HostileCheckpoint, SaveFailed
-from ..format.item_report import ItemReport
+from ..format.item_report import ItemReport, is_file_of
 from ..format.limits import ITEM_NAME
-from ..format.record import is_file_of, whole
+from ..format.record import whole
 from ..saving.plan_mismatch import check_json, check_shares
 from ..saving.record_builder import TreeText, build_record
 from ..steps.lineage import RUN_ID, Branch

@@ -25,6 +25,7 @@ from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
 from ..limits import Limits
 from ..names import barrier_counter
+from ..settings import JobIdentity, Timeouts
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S
@@ -51,17 +52,18 @@ class CoordinationClient:
     Python code. Safe from several threads. A context manager: entering connects, leaving shuts
     down; a client that is forgotten while connected warns with ResourceWarning.
 
-    `num_processes`, `job` and `attempt` are held against the service's, where it has sessions:
-    another one is Fenced. The heartbeat timeout is the budget of every outage: a service silent for
-    so long is lost (CoordinatorLost), a shorter outage is ridden out. Where its Session stays open
-    and connections to it are accepted, it stands still, and the budget is three timeouts. Our
-    service tells the timeout at the join; another `heartbeat_timeout_s` is refused there
-    (FAILED_PRECONDITION). jaxlib's does not: there it is `heartbeat_timeout_s`, or 100.
-    `rpc_timeout_s` bounds the calls that are given no time-out.
+    `job` is compared with the service's, where it has sessions; a process of another job is Fenced.
+    `host` is the name under which others see this process: this machine's, unless given. The
+    heartbeat timeout is the budget of every outage. A service silent for so long is lost
+    (CoordinatorLost), and a shorter outage is ridden out. Where its Session stays open and
+    connections to it are accepted, it stands still, and the budget is three timeouts. Our service
+    tells the timeout at the join, and refuses another one (FAILED_PRECONDITION).
 
-    `on_process_change(processes)` gets the complete list of ProcessInfo whenever it changes;
+    `session` True insists on a Session, False on unary calls; None tries a Session first.
+
     `on_error(error)` gets ProcessLost for another process, CoordinatorLost or Fenced for this one.
-    Both run on threads of the client and must not block for long.
+    It runs on a thread of the client and must not block for long. `watch_processes` has the changes
+    of processes.
     """
 
     def __init__(
@@ -69,45 +71,34 @@ class CoordinationClient:
         address: str,
         process_id: int,
         *,
-        num_processes: int | None = None,
-        job: str = "",
-        attempt: int = 0,
+        job: JobIdentity = JobIdentity(),
         host: str | None = None,
-        heartbeat_timeout_s: float | None = None,
-        init_timeout_s: float = 300.0,
-        shutdown_timeout_s: float = 300.0,
-        rpc_timeout_s: float = 120.0,
+        timeouts: Timeouts = Timeouts(),
         credentials: Credentials | None = None,
         session: bool | None = None,
-        on_process_change: Callable[[Sequence[ProcessInfo]], None] | None = None,
         on_error: Callable[[CoordinationError], None] | None = None,
     ) -> None:
-        if process_id < 0 or (num_processes is not None and process_id >= num_processes):
-            raise ValueError(
-                f"process_id must be in 0..{(num_processes or 0) - 1 if num_processes else 'N-1'},"
-                f" found {process_id}"
-            )
+        count = job.num_processes
+        if process_id < 0 or (count is not None and process_id >= count):
+            last = count - 1 if count else "N-1"
+            raise ValueError(f"process_id must be in 0..{last}, found {process_id}")
         if ":" not in address:
             raise ValueError(f"address must be host:port, found {address!r}")
         self.address = address
         self.process_id = process_id
-        self._init_timeout_s = init_timeout_s
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._rpc_timeout_s = rpc_timeout_s
+        self._timeouts = timeouts
         self._watch = ProcessWatch()
-        if on_process_change is not None:
-            self._watch.add(on_process_change)
         self._connection = Connection(
             address,
             Identity(
                 process_id,
-                num_processes,
-                job,
-                attempt,
-                socket.gethostname() if host is None else host,
+                num_processes=count,
+                job=job.name,
+                attempt=job.attempt,
+                host=socket.gethostname() if host is None else host,
             ),
             credentials=credentials or Credentials(),
-            heartbeat_timeout_s=heartbeat_timeout_s,
+            heartbeat_timeout_s=timeouts.heartbeat_s,
             session=session,
             watch=self._watch,
             on_error=on_error,
@@ -128,7 +119,7 @@ class CoordinationClient:
         return self._connection.heartbeat_timeout_s
 
     def connect(self) -> None:
-        """Joins the job: blocks until all processes have come, at most `init_timeout_s` (and 5 s
+        """Joins the job: blocks until all processes have come, at most `init_s` (and 5 s
         for the answer).
 
         Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls),
@@ -143,13 +134,13 @@ class CoordinationClient:
                 )
             self._connected = True
         try:
-            self._connection.connect(Deadline(self._init_timeout_s))
+            self._connection.connect(Deadline(self._timeouts.init_s))
         except BaseException:
             self.close()
             raise
 
     def shutdown(self) -> None:
-        """Leaves the job: waits for all other processes to leave too, at most `shutdown_timeout_s`,
+        """Leaves the job: waits for all other processes to leave too, at most `shutdown_s`,
         then closes.
 
         The client is closed afterwards, whatever happens. Raises CoordinationError when the others
@@ -159,7 +150,7 @@ class CoordinationClient:
             self.close()
             return
         try:
-            self._connection.leave(Deadline(self._shutdown_timeout_s))
+            self._connection.leave(Deadline(self._timeouts.shutdown_s))
         finally:
             self.close()
 
@@ -401,7 +392,7 @@ class CoordinationClient:
 
     def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
         """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the
-        living, at most `rpc_timeout_s`.
+        living, at most `rpc_s`.
         """
         request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
         response = self._call("GetAliveTasks", request)
@@ -409,15 +400,18 @@ class CoordinationClient:
 
     def process_info(self) -> list[ProcessInfo]:
         """Returns all processes of the job, as the service sees them now."""
-        return self._connection.processes(Deadline(self._rpc_timeout_s))
+        return self._connection.processes(Deadline(self._timeouts.rpc_s))
 
     def watch_processes(
         self, listener: Callable[[Sequence[ProcessInfo]], None]
     ) -> Callable[[], None]:
-        """Calls `listener` with the complete list of ProcessInfo, now and at every change; returns
-        a function that ends it.
+        """Calls `listener` with the complete list of ProcessInfo at every change.
+
+        Returns a function that ends the calls. They run on a thread of the client and must not
+        block for long. Added before `connect`, the listener sees the processes come.
         """
-        self._require_connected()
+        if self._connection.closed:
+            raise CoordinationError("the client has been shut down", code="FAILED_PRECONDITION")
         stop = self._watch.add(listener)
         self._connection.start_watch()
         return stop
@@ -426,7 +420,7 @@ class CoordinationClient:
         """Reports that this process has failed: the others get ProcessLost with `message`, at
         once.
         """
-        self._connection.report_error(message, Deadline(min(5.0, self._rpc_timeout_s)))
+        self._connection.report_error(message, Deadline(min(5.0, self._timeouts.rpc_s)))
 
     def report(
         self,
@@ -474,14 +468,8 @@ class CoordinationClient:
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(
-            self._rpc_timeout_s if timeout_s is None else min(timeout_s, self._rpc_timeout_s)
+            self._timeouts.rpc_s if timeout_s is None else min(timeout_s, self._timeouts.rpc_s)
         )
-
-    def _require_connected(self) -> None:
-        if not self._connected:
-            raise CoordinationError(
-                "the client is not connected: call connect() first", code="FAILED_PRECONDITION"
-            )
 
 
 def _check(**arguments: tuple[object, type]) -> None:

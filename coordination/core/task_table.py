@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from .events import EventLog
-from .pace import Pace
 from .status import Code, Missing, Progress, Status
+from .step_rate import Pace
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from ..errors import CoordinationError
+from ..settings import Endpoint, JobIdentity, ServiceTimeouts
 
 PROGRAM = (sys.executable, "-m", "holdfast.coordination")
 
@@ -134,52 +135,39 @@ class CoordinationService(SpawnedServer):
         cls,
         num_processes: int,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        advertise: str | None = None,
-        job: str = "",
-        attempt: int = 0,
+        job: JobIdentity = JobIdentity(),
+        endpoint: Endpoint = Endpoint(),
+        timeouts: ServiceTimeouts = ServiceTimeouts(),
         recoverable: bool = False,
         survivable: bool = False,
         journal: str | None = None,
-        heartbeat_timeout_s: float = 100.0,
-        shutdown_timeout_s: float = 300.0,
-        linger_s: float = 60.0,
-        startup_timeout_s: float = 600.0,
-        timeout_s: float = 60.0,
-        ends_with_us: bool = False,
-        log_file: str | None = None,
         arguments: tuple[str, ...] = (),
     ) -> Self:
-        """Starts a coordinator and returns when it serves, within `timeout_s`. `host` is an address
-        of this machine, or unix:PATH.
+        """Starts a coordinator and returns when it serves.
 
-        It outlives this process unless `ends_with_us`, or `close` ends it before. It ends by itself
-        once every process has shut down or stayed dead for `linger_s` seconds, or when none comes
-        within `startup_timeout_s`. `arguments` are further options of `holdfast coordinator`.
-        Raises CoordinationError with what it printed where it does not serve.
+        `arguments` are further options of `holdfast coordinator`. The coordinator outlives this
+        process, unless `--end-with-input` is one of them. Raises CoordinationError with what the
+        coordinator printed where it does not serve.
         """
-        options: dict[str, object] = {
-            "num-processes": num_processes,
-            "host": host,
-            "port": port,
-            "job": job,
-            "attempt": attempt,
-            "heartbeat-timeout-s": heartbeat_timeout_s,
-            "shutdown-timeout-s": shutdown_timeout_s,
-            "linger-s": linger_s,
-            "startup-timeout-s": startup_timeout_s,
-        }
-        options |= {"advertise": advertise} if advertise else {}
-        options |= {"journal": journal} if journal else {}
-        options |= {"log-file": log_file} if log_file else {}
         command = [
             *PROGRAM,
             "coordinator",
-            *(f"--{name}={value}" for name, value in options.items()),
+            f"--num-processes={num_processes}",
+            f"--job={job.name}",
+            f"--attempt={job.attempt}",
+            *endpoint.options(),
+            f"--heartbeat-timeout-s={timeouts.heartbeat_s}",
+            f"--shutdown-timeout-s={timeouts.shutdown_s}",
+            f"--linger-s={timeouts.linger_s}",
+            f"--startup-timeout-s={timeouts.startup_s}",
+            *arguments,
         ]
-        command += ["--recoverable"] * recoverable + ["--survivable"] * survivable
-        command += ["--end-with-input"] * ends_with_us + list(arguments)
+        if recoverable:
+            command.append("--recoverable")
+        if survivable:
+            command.append("--survivable")
+        if journal:
+            command.append(f"--journal={journal}")
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -188,9 +176,8 @@ class CoordinationService(SpawnedServer):
         # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC
         # reads this when it is imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
-        return cls(
-            *start("coordinator", command, timeout_s, environment, b"" if ends_with_us else None)
-        )
+        settings = b"" if "--end-with-input" in arguments else None
+        return cls(*start("coordinator", command, timeouts.spawn_s, environment, settings=settings))
 
     def wait(self, timeout_s: float) -> int:
         """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError

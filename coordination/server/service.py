@@ -33,9 +33,9 @@ from ..names import (
     STATUS,
 )
 from .admission import TaskOwners
+from .job_status import events_of, status_of
 from .profile_d import RPCS_D
 from .profiles import RPCS, Caller, Rpc, message_of, status_details
-from .report import events_of, status_of
 from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams, StacksCall
 
 log = logging.getLogger("holdfast.coordination")

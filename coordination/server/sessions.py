@@ -18,8 +18,8 @@ from ..core.task_table import Task
 from ..limits import Config
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
+from .job_status import left_stacks
 from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
-from .report import left_stacks
 
 log = logging.getLogger("holdfast.coordination")
 

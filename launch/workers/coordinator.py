@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.coordination import CoordinationError, CoordinationService, Credentials, StatusClient
+from holdfast.coordination import (
+    CoordinationError,
+    CoordinationService,
+    Credentials,
+    Endpoint,
+    JobIdentity,
+    ServiceTimeouts,
+    StatusClient,
+)
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.stall import (
@@ -339,27 +347,30 @@ class Coordinator:
         self._folder = _folder(attempt)
         self.secrets: JobSecrets | None = None
         self.credentials = Credentials()
-        arguments: tuple[str, ...] = ()
+        arguments: list[str] = []
+        if log_file is not None:
+            arguments.append(f"--log-file={log_file}")
+        if not outlives_us:
+            arguments.append("--end-with-input")
         try:
             if secured:
                 assert host is not None, "a socket needs no secrets"
                 self.secrets = JobSecrets.create([host])
                 self.credentials = credentials_in(self._folder, self.secrets)
                 write_files(self._folder.path, self.secrets.files_of_server())
-                arguments = server_arguments(self._folder.path)
+                arguments += server_arguments(self._folder.path)
             self._service = CoordinationService.spawn(
                 num_processes,
-                host=host or self._folder.socket,
-                job=job_id,
-                attempt=attempt,
+                job=JobIdentity(name=job_id, attempt=attempt),
+                endpoint=Endpoint(host=host or self._folder.socket),
+                timeouts=ServiceTimeouts(
+                    heartbeat_s=heartbeat_timeout_s,
+                    linger_s=10.0,
+                    startup_s=_STARTUP_TIMEOUT_S if outlives_us else 0,
+                ),
                 recoverable=True,
                 survivable=True,
-                heartbeat_timeout_s=heartbeat_timeout_s,
-                linger_s=10.0,
-                startup_timeout_s=_STARTUP_TIMEOUT_S if outlives_us else 0,
-                ends_with_us=not outlives_us,
-                log_file=None if log_file is None else str(log_file),
-                arguments=arguments,
+                arguments=tuple(arguments),
             )
         except (CoordinationError, OSError, ImportError) as error:
             self._folder.remove()

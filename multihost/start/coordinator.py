@@ -10,7 +10,14 @@ from __future__ import annotations
 import logging
 import time
 
-from holdfast.coordination import CoordinationError, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationError,
+    CoordinationService,
+    Endpoint,
+    JobIdentity,
+    ServiceTimeouts,
+    StatusClient,
+)
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
@@ -128,14 +135,13 @@ def _start(
     """Starts a coordinator and returns its address."""
     service = CoordinationService.spawn(
         num_processes,
-        host=host,
-        port=port,
-        job=job_id,
-        attempt=attempt,
+        job=JobIdentity(name=job_id, attempt=attempt),
+        endpoint=Endpoint(host=host, port=port),
+        timeouts=ServiceTimeouts(
+            heartbeat_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S, linger_s=_LINGER_S
+        ),
         recoverable=True,
         survivable=True,
-        heartbeat_timeout_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S,
-        linger_s=_LINGER_S,
     )
     _started.append(service)
     return service.address

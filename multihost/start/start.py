@@ -21,8 +21,10 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     Credentials,
+    JobIdentity,
     ProcessInfo,
     Relay,
+    Timeouts,
 )
 from holdfast.coordination.client.connection import keep_for_ever
 
@@ -238,15 +240,15 @@ def _connect(
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
-        num_processes=spec.num_processes,
-        job=spec.job_id,
-        attempt=spec.attempt,
-        heartbeat_timeout_s=timeouts.heartbeat_s,
-        init_timeout_s=deadline.remaining_s(),
-        shutdown_timeout_s=timeouts.shutdown_s,
+        job=JobIdentity(num_processes=spec.num_processes, name=spec.job_id, attempt=spec.attempt),
+        timeouts=Timeouts(
+            heartbeat_s=timeouts.heartbeat_s,
+            init_s=deadline.remaining_s(),
+            shutdown_s=timeouts.shutdown_s,
+        ),
         credentials=credentials,
-        on_process_change=arrivals.update,
     )
+    client.watch_processes(arrivals.update)
     try:
         client.connect()
     except CoordinationError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
-from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
 from holdfast.multihost import ClusterGroup
 from tests.support.local_hosts import job
 
@@ -34,7 +34,7 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
     """`holdfast status --json` names a barrier's waiters and the missing, progress, hosts and keys;
     the table holds the same.
     """
-    with CoordinationService.spawn(2, job="digits", attempt=3) as service:
+    with CoordinationService.spawn(2, job=JobIdentity(name="digits", attempt=3)) as service:
         clients = [CoordinationClient(service.address, process_id) for process_id in range(2)]
         threads = [threading.Thread(target=client.connect) for client in clients]
         for thread in threads:
@@ -219,14 +219,14 @@ def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
     leaves out what is older.
     """
     journal = str(tmp_path / "journal")
-    with CoordinationService.spawn(1, job="j", journal=journal) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j"), journal=journal) as service:
         client = CoordinationClient(service.address, 0)
         client.connect()
         client.report(saved_step=30)
         client.close()
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
-    with CoordinationService.spawn(1, job="j", journal=journal) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j"), journal=journal) as service:
         shown = subprocess.run(
             holdfast("status", service.address, "--events"),
             capture_output=True,

@@ -17,6 +17,7 @@ from holdfast.coordination import (
     CoordinationError,
     ProcessInfo,
     ProcessLost,
+    Timeouts,
 )
 from holdfast.coordination.client import frame_transport, session
 from holdfast.coordination.client.frame_transport import PublicFrameTransport, QueueFrameTransport
@@ -55,7 +56,7 @@ def clients(served: Served) -> Iterator[list[CoordinationClient]]:
 
 def joined(address: str, **options: Any) -> list[CoordinationClient]:
     clients = [
-        CoordinationClient(address, index, rpc_timeout_s=20, session=True, **options)
+        CoordinationClient(address, index, timeouts=Timeouts(rpc_s=20), session=True, **options)
         for index in range(COUNT)
     ]
     at_once([client.connect for client in clients])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationService, Timeouts
 from holdfast.multihost import ClusterGroup
 from tests.support.cluster import Processes
 
@@ -64,7 +64,7 @@ def groups(count: int) -> Iterator[list[ClusterGroup]]:
     """
     with CoordinationService.spawn(count) as service:
         clients = [
-            CoordinationClient(service.address, index, shutdown_timeout_s=20)
+            CoordinationClient(service.address, index, timeouts=Timeouts(shutdown_s=20))
             for index in range(count)
         ]
         at_once([client.connect for client in clients])

@@ -23,16 +23,13 @@ OUT = threading.Lock()
 
 def make(process_id: int) -> Any:
     if KIND == "holdfast":
-        from holdfast.coordination import CoordinationClient
+        from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
 
         return CoordinationClient(
             ADDRESS,
             process_id,
-            num_processes=3,
-            init_timeout_s=30,
-            heartbeat_timeout_s=HEARTBEAT_S,
-            shutdown_timeout_s=10,
-            rpc_timeout_s=30,
+            job=JobIdentity(num_processes=3),
+            timeouts=Timeouts(init_s=30, heartbeat_s=HEARTBEAT_S, shutdown_s=10, rpc_s=30),
         )
     from jax._src.lib import _jax
 

@@ -32,7 +32,7 @@ import pytest
 
 import holdfast.multihost as multihost
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Endpoint, ServiceTimeouts
 from tests.support.network import Network, namespaces
 
 ANSWER_S = 60.0
@@ -336,7 +336,9 @@ class HostJob:
         self.root = root
         self._events: list[list[str]] = [[] for _ in places]
         self._answers: list[list[tuple[str, Any]]] = [[] for _ in places]
-        self._service = CoordinationService.spawn(count, host=network.host, heartbeat_timeout_s=100)
+        self._service = CoordinationService.spawn(
+            count, endpoint=Endpoint(host=network.host), timeouts=ServiceTimeouts(heartbeat_s=100)
+        )
         self.pipes = []
         self.processes = []
         self._go_on: list[Connection] = []  # no events: those wait for a process that is stopped

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options
-from holdfast.coordination import CoordinationClient, CoordinationService, HoldfastError
+from holdfast.coordination import CoordinationClient, CoordinationService, HoldfastError, Timeouts
 from holdfast.multihost import ClusterGroup, Group, Solo
 
 LIBRARY = ctypes.CDLL(None)
@@ -170,7 +170,7 @@ class Child:
 def _run(work: Callable[[Group], Any], address: str, index: int, count: int) -> Any:
     if count == 1:
         return work(Solo())
-    client = CoordinationClient(address, index, init_timeout_s=30, shutdown_timeout_s=5)
+    client = CoordinationClient(address, index, timeouts=Timeouts(init_s=30, shutdown_s=5))
     client.connect()
     try:
         return work(ClusterGroup(client, index, count))

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, KeepLast, Options
-from holdfast.coordination import CoordinationService, HoldfastError
+from holdfast.coordination import CoordinationService, HoldfastError, ServiceTimeouts
 from holdfast.multihost import Group, Solo
 
 LIBRARY = ctypes.CDLL(None)
@@ -141,7 +141,7 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
             options: dict[str, Any] = {
                 "recoverable": True,
                 "survivable": True,
-                "heartbeat_timeout_s": HEARTBEAT_S,
+                "timeouts": ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
             }
             address = stack.enter_context(CoordinationService.spawn(processes, **options)).address
         results = [

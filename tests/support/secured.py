@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from holdfast.coordination import CoordinationClient, Credentials
+from holdfast.coordination import CoordinationClient, Credentials, Timeouts
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, STACKS, STATUS
 from holdfast.coordination.server.profile_d import RPCS_D
 from holdfast.coordination.server.profiles import RPCS
@@ -121,7 +121,7 @@ def together(clients: list[CoordinationClient], name: str) -> None:
 def join(address: str, credentials: list[Credentials]) -> list[CoordinationClient]:
     """Returns connected clients, one for each of `credentials`."""
     clients = [
-        CoordinationClient(address, index, credentials=shown, init_timeout_s=30)
+        CoordinationClient(address, index, timeouts=Timeouts(init_s=30), credentials=shown)
         for index, shown in enumerate(credentials)
     ]
     at_once([client.connect for client in clients])

@@ -11,7 +11,6 @@ import functools
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -83,18 +82,12 @@ def test_a_pool_of_pinned_memory_that_ends(tmp_path: Path) -> None:
     """A gigabyte of pinned memory and two of state: the rest waits on the device, whether the bound
     is known or has to be run into.
     """
-    for more in ("", ", options=Options(host_memory_bytes=8 << 30)"):
+    for bound in ("", "8"):
         run(
-            f"""
-            state = tree(2048)
-            with CheckpointManager(root{more}) as manager:
-                manager.save(1, state, overwrite=True)
-                manager.wait_until_finished()
-                same(manager.restore(1, like=state), state)
-            verify(root)
-            """,
+            program("accelerator_pool_ends"),
             tmp_path,
             XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB="1",
+            TEST_HOST_MEMORY_GB=bound,
         )
 
 

@@ -5,12 +5,11 @@ ours.
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
 
@@ -84,7 +83,11 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
         run(which, CONCURRENT, 8, rounds, board, 0, timeout_s=timeout_s)
         return 0
     with CoordinationService.spawn(
-        8, job="job", recoverable=True, survivable=True, heartbeat_timeout_s=30
+        8,
+        job=JobIdentity(name="job"),
+        timeouts=ServiceTimeouts(heartbeat_s=30),
+        recoverable=True,
+        survivable=True,
     ) as service:
         arguments = [service.address.rpartition(":")[2], which, rounds, board, service.pid]
         # The timeout of lost processes is the service's own.

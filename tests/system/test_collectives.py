@@ -4,7 +4,6 @@ peer dies.
 
 from __future__ import annotations
 
-import textwrap
 import time
 
 import pytest

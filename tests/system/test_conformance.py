@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, ServiceTimeouts
 from tests.support.paths import SUPPORT, program
 
 SCRIPT = SUPPORT / "conformance_script.py"
@@ -25,8 +25,7 @@ def serving(service: str, mode: str) -> Iterator[str]:
     if service == "holdfast":
         with CoordinationService.spawn(
             3,
-            heartbeat_timeout_s=heartbeat_s,
-            shutdown_timeout_s=10,
+            timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s, shutdown_s=10),
             recoverable=mode == "recoverable",
         ) as spawned:
             yield spawned.address

@@ -7,8 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Endpoint
 from tests.support.cluster import Processes
 from tests.support.paths import program
 
@@ -22,15 +23,21 @@ def restarted_in_the_middle(script: str, journal: Path, count: int = 3) -> Itera
     """Runs `script` on `count` processes, kills the coordinator at step 100, restarts it on its
     port, and yields the outputs.
     """
-    options = {"journal": str(journal), "recoverable": True, "survivable": True}
-    with CoordinationService.spawn(count, **options) as first:  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "journal": str(journal),
+        "recoverable": True,
+        "survivable": True,
+    }
+    with CoordinationService.spawn(count, **options) as first:
         port = int(first.address.rsplit(":", 1)[1])
         env = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
         with Processes(script, count, arguments=[first.address], env=env) as processes:
             processes.wait_for(0, "step 100")
             os.kill(first.pid, signal.SIGKILL)
             assert first.wait(10) == -signal.SIGKILL
-            with CoordinationService.spawn(count, port=port, **options) as second:  # type: ignore[arg-type]
+            with CoordinationService.spawn(
+                count, endpoint=Endpoint(port=port), **options
+            ) as second:
                 finished = processes.wait(90)
                 assert [each.code for each in finished] == [0] * count, [
                     each.output for each in finished

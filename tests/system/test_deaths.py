@@ -12,10 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    Endpoint,
+    ServiceTimeouts,
+    StatusClient,
+)
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
 from tests.support.paths import program
@@ -33,10 +40,14 @@ def job(
     count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()
 ) -> Iterator[tuple[Processes, int]]:
     """Yields processes that wait for the last of them, and its number."""
-    options = {"recoverable": True, "survivable": True, "heartbeat_timeout_s": HEARTBEAT_S}
+    options: dict[str, Any] = {
+        "recoverable": True,
+        "survivable": True,
+        "timeouts": ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
+    }
     with CoordinationService.spawn(
         count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)
-    ) as service:  # type: ignore[arg-type]
+    ) as service:
         ranks = [
             {"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)}
             for index in range(count)
@@ -138,8 +149,8 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
     )  # a living client comes back at once, but on a loaded machine that takes a while
     with CoordinationService.spawn(
         3,
+        timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
         recoverable=True,
-        heartbeat_timeout_s=HEARTBEAT_S,
         arguments=(f"--reconnect-grace-s={grace_s}",),
     ) as service:
         with (
@@ -163,13 +174,13 @@ def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path
     """Killed and restarted on its port: each comes back on a new stream, later than the grace, and
     all meet.
     """
-    options = {
+    options: dict[str, Any] = {
         "recoverable": True,
-        "heartbeat_timeout_s": HEARTBEAT_S,
+        "timeouts": ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
         "journal": str(tmp_path / "journal"),
     }
     arguments = ("--reconnect-grace-s=0.2",)
-    with CoordinationService.spawn(2, **options, arguments=arguments) as first:  # type: ignore[arg-type]
+    with CoordinationService.spawn(2, **options, arguments=arguments) as first:
         with (
             Processes(PATIENT, 1, arguments=[first.address, ""]) as processes,
             CoordinationClient(first.address, 1) as last,
@@ -177,7 +188,9 @@ def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path
             os.kill(first.pid, signal.SIGKILL)
             first.wait(10)
             port = int(first.address.rsplit(":", 1)[1])
-            with CoordinationService.spawn(2, port=port, **options, arguments=arguments) as second:  # type: ignore[arg-type]
+            with CoordinationService.spawn(
+                2, endpoint=Endpoint(port=port), **options, arguments=arguments
+            ) as second:
                 last.wait_at_barrier("meet", 60_000)
                 last.shutdown()
                 assert [each.code for each in processes.wait(60)] == [0], processes.output(0)

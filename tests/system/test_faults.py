@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, ProcessInfo
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    Endpoint,
+    ProcessInfo,
+    ServiceTimeouts,
+)
 from tests.support.cluster import Processes
 from tests.support.network import Network, namespaces, python_in
 from tests.support.paths import program
@@ -58,13 +64,16 @@ def test_every_other_peer_has_a_named_error_in_time(
     heartbeat timeout + 2 s.
     """
     with CoordinationService.spawn(
-        3, host=network.host, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True
+        3,
+        endpoint=Endpoint(host=network.host),
+        timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
+        recoverable=True,
     ) as service:
         groups = [
             Processes(
-                PEER.replace("int(sys.argv[1])", str(index)).replace("int(sys.argv[2])", "3"),
+                PEER,
                 1,
-                arguments=[service.address],
+                arguments=[service.address, index, 3, HEARTBEAT_S],
                 python=python_in(name, tmp_path),
             )
             for index, name in enumerate(network.names)
@@ -114,7 +123,7 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
     """
     arguments = (f"--journal={tmp_path / 'journal'}",)
     options = {
-        "heartbeat_timeout_s": 30,
+        "timeouts": ServiceTimeouts(heartbeat_s=30),
         "recoverable": True,
         "survivable": True,
         "arguments": arguments,
@@ -127,7 +136,7 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
                 processes.wait_for(step % 3, f"step {step}")
                 os.kill(service.pid, signal.SIGKILL)
                 service.close()
-                service = CoordinationService.spawn(3, port=port, **options)  # type: ignore[arg-type]
+                service = CoordinationService.spawn(3, endpoint=Endpoint(port=port), **options)  # type: ignore[arg-type]
             finished = processes.wait(90)
             assert [each.code for each in finished] == [0, 0, 0], [
                 each.output[-1500:] for each in finished
@@ -151,9 +160,12 @@ def test_a_process_that_was_given_up_is_fenced(recoverable: bool) -> None:
         if processes[0].state == "ERROR":
             lost.set()
 
-    with CoordinationService.spawn(2, heartbeat_timeout_s=3, recoverable=recoverable) as service:
+    with CoordinationService.spawn(
+        2, timeouts=ServiceTimeouts(heartbeat_s=3), recoverable=recoverable
+    ) as service:
         with Processes(RETURNER, 1, arguments=[service.address]) as processes:
-            onlooker = CoordinationClient(service.address, 1, on_process_change=listen)
+            onlooker = CoordinationClient(service.address, 1)
+            onlooker.watch_processes(listen)
             with contextlib.closing(onlooker):
                 onlooker.connect()
                 processes.wait_for(0, "up")

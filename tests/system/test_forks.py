@@ -37,9 +37,7 @@ def test_a_child_of_fork_in_initialize_leaves_the_job_alone() -> None:
         first = stack.enter_context(Processes(text, 1, arguments=[service.address]))
         first.wait_for(0, "INFO 1 of 2 processes, waiting for 1")
         first.kill(0, signal.SIGUSR1)
-        last = stack.enter_context(
-            Processes(text, 1, arguments=[service.address, "the last"])
-        )
+        last = stack.enter_context(Processes(text, 1, arguments=[service.address, "the last"]))
         finished = [*first.wait(), *last.wait()]
     assert [each.code for each in finished] == [0, 0], finished
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -68,8 +68,6 @@ def test_a_value_that_was_sent_counts_although_its_sender_dies() -> None:
     the others hear who died.
     """
     body = program("group_value_was_sent_counts")
-    outputs = run_processes(
-        body, 3, arguments=[free_port(), "ours", 4], codes=[0, 0, -9]
-    )
+    outputs = run_processes(body, 3, arguments=[free_port(), "ours", 4], codes=[0, 0, -9])
     assert "complete" in outputs[0]
     assert "heard of 2" in outputs[1]

@@ -4,7 +4,6 @@ error that says who failed.
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest

@@ -12,26 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    JobIdentity,
+    ServiceTimeouts,
+    StatusClient,
+    Timeouts,
+)
 from tests.support.cluster import Processes, run_processes
 from tests.support.paths import program
 
 HEARTBEAT_S = 6.0
 
 
-WAITS = {
-    "barrier": "multihost.sync_global_processes('meet', timeout=60)",
-    "blocking get": (
-        "multihost.ClusterGroup(multihost.current_client(), (index + 1) % 4, 4, processes=[3, 0, 1,"
-        " 2]).broadcast('value', None, timeout_s=60)"
-    ),
-    "gather": "group.gather('parts', b'mine', timeout_s=60)",
-    "broadcast": "multihost.broadcast_one_to_all(jnp.ones(3), timeout_s=60)",
-    "global_max": "multihost.global_max([index], timeout_s=60)",
-    "save": "save()",
-}
-
-
+WAITS = ("barrier", "blocking get", "gather", "broadcast", "global_max", "save")
 KILLED = program("health_killed")
 
 
@@ -48,12 +43,16 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(
     heartbeat_s = 100.0 if launcher else HEARTBEAT_S
     grace = ("--reconnect-grace-s=100",) if launcher else ()
     with CoordinationService.spawn(
-        4, recoverable=True, survivable=True, heartbeat_timeout_s=heartbeat_s, arguments=grace
+        4,
+        timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s),
+        recoverable=True,
+        survivable=True,
+        arguments=grace,
     ) as service:
         with Processes(
             KILLED,
             4,
-            arguments=[service.address, heartbeat_s, WAITS[wait], tmp_path / "checkpoints"],
+            arguments=[service.address, heartbeat_s, wait, tmp_path / "checkpoints"],
         ) as processes:
             processes.wait_for(3, "ready")
             for index in range(3):
@@ -104,7 +103,7 @@ def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_sm
     """
     script = program("health_death_inside_block_ends")
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+        3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
@@ -123,7 +122,7 @@ def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
     """
     script = program("health_dead_process_does_not")
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=HEARTBEAT_S
+        3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 3, arguments=[service.address, HEARTBEAT_S]) as processes:
             for index in range(3):
@@ -147,7 +146,10 @@ def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() 
             processes.kill(1)
             processes.popens[1].wait()
             with CoordinationClient(
-                service.address, 1, num_processes=2, shutdown_timeout_s=1
+                service.address,
+                1,
+                job=JobIdentity(num_processes=2),
+                timeouts=Timeouts(shutdown_s=1),
             ) as again:
                 processes.wait_for(0, "refused 1")
                 assert sorted(again.get_live_nodes([0, 1])) == [0, 1]

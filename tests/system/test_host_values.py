@@ -4,9 +4,7 @@ differs, a copy each on request.
 
 from __future__ import annotations
 
-import inspect
 import json
-import textwrap
 from pathlib import Path
 
 import jax
@@ -26,6 +24,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.format.record import parse_record
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
+from tests.support.programs.reader import Reader
 
 ROUND_TRIP = program("host_values_round_trip")
 
@@ -37,7 +36,7 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     On another number of processes it is an error that says what is there; `process` takes one's
     copy, a predicate leaves them out.
     """
-    run_together(MINE + ROUND_TRIP, 2, tmp_path / "r")
+    run_together(ROUND_TRIP, 2, tmp_path / "r")
     root = tmp_path / "r"
     verify(root / "2")
     record = parse_record((root / "2" / "checkpoint.json").read_bytes(), "")
@@ -84,36 +83,11 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     ).all()
 
 
-class Reader:
-    """A data iterator."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def get_state(self) -> int:
-        return self.at
-
-    def set_state(self, state: int) -> None:
-        self.at = state
-
-
 def test_the_state_of_each_reader(tmp_path: Path) -> None:
     """An iterator's state is each process's own too: on another number of processes it is an error,
     unless one is chosen.
     """
-    script = inspect.getsource(Reader) + textwrap.dedent("""
-    with CheckpointManager(root) as manager:
-        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index}, per_process=True), "same": Json([1])})
-        manager.wait_until_finished()
-        assert manager.restore(1, item="same") == manager.restore(1, item="same", process=1) == [1]
-        manager.save(2, items={"data": Reader(70 + index), "note": Json({"of": index})})
-        error = goes(manager.wait_until_finished, SaveFailed)
-        assert error.process == 1 and "'note': its JSON on processes [1] differs from that of process 0" in str(error), error
-        assert manager.restore(1, like=Reader(0), item="data").at == 70 + index
-        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
-        assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
-    """)
-    run_together(script, 2, tmp_path)
+    run_together(program("host_values_readers"), 2, tmp_path)
     assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == [
         "00000-j"
     ]  # the primary's alone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+from pathlib import Path
 
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program

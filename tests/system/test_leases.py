@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from holdfast.coordination import CoordinationService, Credentials, Relay
+from holdfast.coordination import CoordinationService, Credentials, Relay, ServiceTimeouts
 from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.names import SESSION
 from holdfast.proto import coordination_pb2, session_pb2
@@ -82,7 +82,10 @@ class RawSession:
 @pytest.fixture(params=[(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
-        3, heartbeat_timeout_s=HEARTBEAT_S, recoverable=True, arguments=request.param
+        3,
+        timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
+        recoverable=True,
+        arguments=request.param,
     ) as service:
         yield service
 
@@ -174,7 +177,7 @@ def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
     """
     with (
         CoordinationService.spawn(
-            2, heartbeat_timeout_s=2, recoverable=True, survivable=True
+            2, timeouts=ServiceTimeouts(heartbeat_s=2), recoverable=True, survivable=True
         ) as service,
         Processes(JAXLIB_CLIENT, 2, arguments=[service.address]) as processes,
     ):

@@ -32,8 +32,9 @@ def writers(step: Path) -> set[int]:
 @contextmanager
 def preempted(root: Path, leaves: str) -> Iterator[tuple[Processes, CoordinationService]]:
     """Yields four processes of which the last has its notice, in the save that all begin."""
-    options = {"recoverable": True, "survivable": True, "arguments": ("--reconnect-grace-s=1",)}
-    with CoordinationService.spawn(COUNT, **options) as service:  # type: ignore[arg-type]
+    with CoordinationService.spawn(
+        COUNT, recoverable=True, survivable=True, arguments=("--reconnect-grace-s=1",)
+    ) as service:
         with Processes(SCRIPT, COUNT, arguments=[service.address, root, leaves]) as processes:
             for index in range(COUNT):
                 processes.wait_for(index, "steps")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.steps.lineage import KEPT_BRANCHES
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Endpoint
 from tests.support.checkpointing import run_together, together
 from tests.support.cluster import run_processes
 from tests.support.killpoints import build, walk_local
@@ -61,7 +61,7 @@ def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> Non
     address.
     """
     script = program("local_tier_hosts_job_at_unix")
-    with CoordinationService.spawn(2, host=f"unix:{tmp_path}/s") as service:
+    with CoordinationService.spawn(2, endpoint=Endpoint(host=f"unix:{tmp_path}/s")) as service:
         run_processes(script, 2, arguments=[service.address, tmp_path])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
 from holdfast.web import write_report
 from tests.support.pages import page, processes, serious_faults
 
@@ -23,7 +23,7 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
     a hostile host is text.
     """
     with (
-        CoordinationService.spawn(3, job="digits", recoverable=True) as service,
+        CoordinationService.spawn(3, job=JobIdentity(name="digits"), recoverable=True) as service,
         page(service.address) as url,
     ):
         with processes(service, 3, HOSTILE) as clients:
@@ -70,16 +70,18 @@ def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path:
         port = free.getsockname()[1]
     options: dict[str, Any] = {
         "journal": str(tmp_path / "journal"),
-        "host": "127.0.0.1",
-        "port": port,
+        "endpoint": Endpoint(port=port),
     }
-    with CoordinationService.spawn(1, job="j", **options) as service, page(service.address) as url:
+    with (
+        CoordinationService.spawn(1, job=JobIdentity(name="j"), **options) as service,
+        page(service.address) as url,
+    ):
         tab.goto(url)
         tab.get_by_text("j, attempt 0").wait_for()
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
         tab.get_by_text("does not answer").wait_for()
-        with CoordinationService.spawn(1, job="j", **options):
+        with CoordinationService.spawn(1, job=JobIdentity(name="j"), **options):
             tab.locator("#events").get_by_text("the coordinator was started again").wait_for()
 
 

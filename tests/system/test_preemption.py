@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import CoordinationService, StatusClient
+from holdfast.coordination import CoordinationService, ServiceTimeouts, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 from tests.support.paths import program
@@ -146,7 +146,7 @@ def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
     """
     script = program("preemption_announcer_dies_half_way")
     with CoordinationService.spawn(
-        3, recoverable=True, survivable=True, heartbeat_timeout_s=8
+        3, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
             script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL]
@@ -161,7 +161,7 @@ def test_without_its_coordinator_a_process_still_answers() -> None:
     """
     script = program("preemption_without_coordinator_process_still")
     with CoordinationService.spawn(
-        2, recoverable=True, survivable=True, heartbeat_timeout_s=8
+        2, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
@@ -270,9 +270,7 @@ def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a
     preemption.
     """
-    script = (
-        HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
-    )
+    script = program("preemption_waiting")
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         with Processes(script, 1, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import run_processes
-from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+from tests.support.jax_program import BIND, preempted_at
 from tests.support.paths import program
 from tests.support.secured import secure
 
@@ -22,13 +22,13 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     """
     security = secure(tmp_path)
     own = security.own
-    options = {
-        "heartbeat_timeout_s": 60,
-        "recoverable": True,
-        "survivable": True,
-        "arguments": security.arguments,
-    }
-    with CoordinationService.spawn(4, **options) as service:  # type: ignore[arg-type]
+    with CoordinationService.spawn(
+        4,
+        timeouts=ServiceTimeouts(heartbeat_s=60),
+        recoverable=True,
+        survivable=True,
+        arguments=security.arguments,
+    ) as service:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(JAX_JOB, 4, arguments=arguments, timeout_s=100)
     assert all("done" in output for output in outputs)
@@ -40,11 +40,11 @@ def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
     """
     security = secure(tmp_path)
     own = security.own
-    relayed = program("relays_full_jax_path_runs_relayed")
+    relayed = program("relays_full_jax_path")
     with CoordinationService.spawn(4, arguments=security.arguments) as service:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(
-            relayed + JAX_PROGRAM + "relay.close()\n",
+            relayed,
             4,
             arguments=arguments,
             env=BIND,
@@ -66,7 +66,11 @@ def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> 
     own = security.own
     arguments = security.arguments if token else security.arguments[:3]
     with CoordinationService.spawn(
-        4, job="j", attempt=1, recoverable=True, survivable=True, arguments=arguments
+        4,
+        job=JobIdentity(name="j", attempt=1),
+        recoverable=True,
+        survivable=True,
+        arguments=arguments,
     ) as service:
 
         def env(index: int) -> dict[str, str]:

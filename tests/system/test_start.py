@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
-from tests.support.starting import script
 from tests.support.tls import Authority
 
 
@@ -37,7 +36,7 @@ def test_from_the_environment() -> None:
     and the job ends in order.
     """
     with CoordinationService.spawn(
-        3, job="j", attempt=4, recoverable=True, survivable=True
+        3, job=JobIdentity(name="j", attempt=4), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
             program("start_from_environment"),
@@ -102,7 +101,7 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
     ask = program("start_heartbeat_timeout_set_where_ask")
     outputs = run_processes(ask, 2, arguments=[f"127.0.0.1:{free_port()}", 1])
     assert all("heartbeat timeout 7.0" in output for output in outputs)
-    with CoordinationService.spawn(2, heartbeat_timeout_s=9) as service:
+    with CoordinationService.spawn(2, timeouts=ServiceTimeouts(heartbeat_s=9)) as service:
         outputs = run_processes(ask, 2, arguments=[service.address, "none"])
     for output in outputs:
         assert (
@@ -115,35 +114,21 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
         )
 
 
-LATE = {
-    "ours": "multihost.initialize(sys.argv[3], count, index, timeout_s=60)",
-    "jax's own": (
-        "jax.distributed.initialize(sys.argv[3], count, index,"
-        " coordinator_bind_address='127.0.0.1:0')"
-    ),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3])
-@pytest.mark.parametrize("client", LATE)
+@pytest.mark.parametrize("client", ["ours", "jax's own"])
 def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None:
     """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered,
     and the job starts.
     """
     heartbeat_s = 4
-    text = f"""
-        if index == count - 1:
-            time.sleep({late_timeouts * heartbeat_s})
-        {LATE[client]}
-        assert jax.process_count() == count
-        jax._src.distributed.global_state.client.wait_at_barrier("all", 30_000)
-        print("started")
-        """
+    late_s = late_timeouts * heartbeat_s
     with CoordinationService.spawn(
-        3, heartbeat_timeout_s=heartbeat_s, recoverable=True, survivable=True
+        3, timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s), recoverable=True, survivable=True
     ) as service:
-        outputs = run_processes(script(text), 3, arguments=[service.address])
+        outputs = run_processes(
+            program("start_last_may_be_late"), 3, arguments=[service.address, late_s, client]
+        )
     assert all("started" in output for output in outputs)
 
 
@@ -160,7 +145,7 @@ def test_a_coordinator_that_is_not_there() -> None:
 
 def test_another_attempt_is_refused() -> None:
     """A process of attempt 2 does not join the coordinator of attempt 3 (ENV-5)."""
-    with CoordinationService.spawn(1, job="j", attempt=3) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j", attempt=3)) as service:
         (output,) = run_processes(
             program("start_another_attempt_refused"),
             1,
@@ -183,7 +168,9 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
     """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each
     replacement is logged once.
     """
-    with CoordinationService.spawn(2, job="j", recoverable=True, survivable=True) as service:
+    with CoordinationService.spawn(
+        2, job=JobIdentity(name="j"), recoverable=True, survivable=True
+    ) as service:
         outputs = run_processes(
             program("start_stale_slices_never_reach"),
             2,
@@ -227,7 +214,7 @@ def test_leaving_in_any_order(last: int) -> None:
 def test_leaving_without_shutdown() -> None:
     """A program that forgets shutdown() leaves in order when it ends."""
     outputs = run_processes(
-        script("multihost.initialize(sys.argv[3], count, index, timeout_s=60)"),
+        program("start_leaves_without_shutdown"),
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
@@ -272,7 +259,11 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
     token.write_text("a secret of this job")
     secured = ("--token-file", str(token))
     with CoordinationService.spawn(
-        2, job="j", attempt=1, recoverable=True, survivable=True, arguments=secured
+        2,
+        job=JobIdentity(name="j", attempt=1),
+        recoverable=True,
+        survivable=True,
+        arguments=secured,
     ) as service:
         (output,) = run_processes(
             program("start_secured_coordinator"),
@@ -300,7 +291,7 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
     ]
     secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
     with CoordinationService.spawn(
-        2, job="j", recoverable=True, survivable=True, arguments=secured
+        2, job=JobIdentity(name="j"), recoverable=True, survivable=True, arguments=secured
     ) as service:
         outputs = run_processes(
             program("start_jaxs_own_tls"),

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, ServiceTimeouts
 from tests.support.cluster import Processes, run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 from tests.support.paths import program
@@ -34,7 +34,9 @@ def test_the_others_go_on_when_process_0_is_killed() -> None:
     """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is
     lost and go on.
     """
-    with CoordinationService.spawn(4, recoverable=True, heartbeat_timeout_s=6) as service:
+    with CoordinationService.spawn(
+        4, timeouts=ServiceTimeouts(heartbeat_s=6), recoverable=True
+    ) as service:
         with Processes(SURVIVOR, 4, arguments=[service.address], env=BIND) as processes:
             for index in range(4):
                 processes.wait_for(index, "together")

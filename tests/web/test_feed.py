@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 
-from holdfast.coordination import CoordinationService, Credentials
+from holdfast.coordination import CoordinationService, Credentials, JobIdentity
 from holdfast.web.feed import CoordinatorAddress, Feed
 from tests.support.pages import processes
 
@@ -21,7 +21,7 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
             first["gone"].startswith("the job has no coordinator now")
             and feed.stacks(0) == "there is no coordinator now"
         )
-        with CoordinationService.spawn(1, job="j") as service:
+        with CoordinationService.spawn(1, job=JobIdentity(name="j")) as service:
             target[0] = CoordinatorAddress(service.address, Credentials())
             while (shown := json.loads(published.get(timeout=30)))["gone"]:
                 pass

@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
 from tests.support.libraries import need
 from tests.support.pages import HOLDFAST, fetch, not_reading, page, processes, snapshots
 
@@ -50,7 +51,7 @@ def test_a_viewer_sees_the_job_as_it_is() -> None:
     question.
     """
     with (
-        CoordinationService.spawn(2, job="digits", recoverable=True) as service,
+        CoordinationService.spawn(2, job=JobIdentity(name="digits"), recoverable=True) as service,
         page(service.address) as url,
     ):
         with (
@@ -87,12 +88,15 @@ def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = {"journal": str(tmp_path / "journal"), "host": "127.0.0.1", "port": port}
+    options: dict[str, Any] = {
+        "journal": str(tmp_path / "journal"),
+        "endpoint": Endpoint(port=port),
+    }
     with (
-        CoordinationService.spawn(1, job="j", **options) as service,
+        CoordinationService.spawn(1, job=JobIdentity(name="j"), **options) as service,
         page(service.address) as url,
         snapshots(url) as seen,
-    ):  # type: ignore[arg-type]
+    ):
         assert next(each for each in seen if each["job"] == "j")["gone"] == ""
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
@@ -101,7 +105,7 @@ def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
             f"the coordinator at 127.0.0.1:{port} does not answer" in gone["gone"]
             and gone["job"] == "j"
         )
-        with CoordinationService.spawn(1, job="j", **options):  # type: ignore[arg-type]
+        with CoordinationService.spawn(1, job=JobIdentity(name="j"), **options):
             back = next(each for each in seen if not each["gone"])
             assert "the coordinator was started again, with its journal" in [
                 event["text"] for event in back["events"]

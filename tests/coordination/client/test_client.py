@@ -13,6 +13,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,13 +26,18 @@ from holdfast.coordination import (
     CoordinatorLost,
     Credentials,
     Fenced,
+    JobIdentity,
     ProcessInfo,
     ProcessLost,
+    ServiceTimeouts,
+    Timeouts,
 )
 from holdfast.coordination.client import client as client_module
 from holdfast.coordination.deadline import Deadline
 from holdfast.coordination.limits import Limits
 from tests.support.in_process import serving
+
+TIMEOUTS = Timeouts(heartbeat_s=3, init_s=20, shutdown_s=5, rpc_s=20)
 
 
 @pytest.fixture(params=[True, False], ids=["session", "unary"])
@@ -42,22 +49,19 @@ def session(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def service() -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
-        2, heartbeat_timeout_s=3, shutdown_timeout_s=5, recoverable=True
+        2, timeouts=ServiceTimeouts(heartbeat_s=3, shutdown_s=5), recoverable=True
     ) as spawned:
         yield spawned
 
 
 def join(
-    service: CoordinationService, count: int = 2, **options: object
+    service: CoordinationService, count: int = 2, *, timeouts: Timeouts = TIMEOUTS, **options: Any
 ) -> list[CoordinationClient]:
     """Returns connected clients 0 to count-1."""
-    options = {
-        "heartbeat_timeout_s": 3,
-        "init_timeout_s": 20,
-        "shutdown_timeout_s": 5,
-        "rpc_timeout_s": 20,
-    } | options
-    clients = [CoordinationClient(service.address, index, **options) for index in range(count)]  # type: ignore[arg-type]
+    clients = [
+        CoordinationClient(service.address, index, timeouts=timeouts, **options)
+        for index in range(count)
+    ]
     at_once([client.connect for client in clients])
     return clients
 
@@ -94,7 +98,7 @@ def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, sess
 
 def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -> None:
     """connect() says who has not come, when its time is over."""
-    client = CoordinationClient(service.address, 0, init_timeout_s=0.5)
+    client = CoordinationClient(service.address, 0, timeouts=Timeouts(init_s=0.5))
     with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
         client.connect()
     assert caught.value.missing == (1,) and caught.value.name == "connect"
@@ -123,14 +127,14 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
     """A client takes it from the service at the join, and another value of its own is refused
     there, with both values.
     """
-    client = CoordinationClient(service.address, 0, heartbeat_timeout_s=100)
+    client = CoordinationClient(service.address, 0, timeouts=Timeouts(heartbeat_s=100))
     with pytest.raises(
         CoordinationError,
         match=r"the heartbeat timeout of the coordinator at .* is 3 s, not 100 s: set it where",
     ) as caught:
         client.connect()
     assert caught.value.code == "FAILED_PRECONDITION"
-    clients = join(service, heartbeat_timeout_s=None)
+    clients = join(service, timeouts=replace(TIMEOUTS, heartbeat_s=None))
     assert clients[0].heartbeat_timeout_s == 3
     with pytest.raises(CoordinationError) as refused:
         clients[0].wait_at_barrier("b", 100)
@@ -170,7 +174,7 @@ def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that
     leaves.
     """
-    clients = join(service, session=session, shutdown_timeout_s=1)
+    clients = join(service, session=session, timeouts=replace(TIMEOUTS, shutdown_s=1))
     os.kill(service.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()
@@ -299,13 +303,16 @@ def test_one_client_serves_many_threads(service: CoordinationService, session: b
 
 def test_a_session_of_another_job_is_fenced() -> None:
     """Another job, or another attempt of it, is refused in words that name both."""
-    with CoordinationService.spawn(1, job="j", attempt=2) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j", attempt=2)) as service:
         for job, attempt in (("j", 1), ("k", 2)):
             with pytest.raises(Fenced, match="job 'j', attempt 2"):
                 CoordinationClient(
-                    service.address, 0, job=job, attempt=attempt, init_timeout_s=5
+                    service.address,
+                    0,
+                    job=JobIdentity(name=job, attempt=attempt),
+                    timeouts=Timeouts(init_s=5),
                 ).connect()
-        with CoordinationClient(service.address, 0, job="j", attempt=2) as client:
+        with CoordinationClient(service.address, 0, job=JobIdentity(name="j", attempt=2)) as client:
             client.report(step=3, saved_step=2, loss=0.5)
 
 
@@ -333,7 +340,7 @@ def test_wrong_arguments_are_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match="host:port"):
         CoordinationClient("nowhere", 0)
     with pytest.raises(ValueError, match="process_id must be in"):
-        CoordinationClient("127.0.0.1:1", 4, num_processes=4)
+        CoordinationClient("127.0.0.1:1", 4, job=JobIdentity(num_processes=4))
     with pytest.raises(ValueError, match="belong together"):
         Credentials(tls_cert="cert.pem")
     with pytest.raises(CoordinationError, match="cannot read the token file"):

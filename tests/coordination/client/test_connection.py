@@ -20,6 +20,9 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     CoordinatorLost,
+    Endpoint,
+    ServiceTimeouts,
+    Timeouts,
 )
 from holdfast.coordination.client.connection import IDEMPOTENT, Backoff, first_reconnect_s
 from holdfast.coordination.names import METHODS
@@ -35,7 +38,7 @@ def session(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def service() -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
-        1, heartbeat_timeout_s=60, recoverable=True, linger_s=0
+        1, timeouts=ServiceTimeouts(heartbeat_s=60, linger_s=0), recoverable=True
     ) as spawned:
         yield spawned
 
@@ -45,7 +48,7 @@ def impatient() -> Iterator[Proxy]:
     """A proxy before a service whose heartbeat timeout is a second."""
     with (
         CoordinationService.spawn(
-            1, heartbeat_timeout_s=1, recoverable=True, linger_s=0
+            1, timeouts=ServiceTimeouts(heartbeat_s=1, linger_s=0), recoverable=True
         ) as spawned,
         Proxy(spawned.address) as proxy,
     ):
@@ -97,7 +100,9 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
     """A connection that is cut, also while new ones are refused, is no event for the caller; the
     client counts it.
     """
-    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(
+        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
+    ) as client:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
             proxy.cut(refuse=True)
@@ -117,7 +122,9 @@ def test_a_call_that_must_not_be_sent_twice_is_not(
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say
     it may have been applied.
     """
-    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(
+        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
+    ) as client:
         client.key_value_increment("count", 1)
         before = int(client.statistics()["calls"])
         os.kill(service.pid, signal.SIGSTOP)
@@ -144,7 +151,9 @@ def test_a_set_that_is_sent_again_counts_as_set(
     """Its first sending may have arrived: the key then holds this very value, which is no
     ALREADY_EXISTS.
     """
-    with CoordinationClient(proxy.address, 0, rpc_timeout_s=20, session=session) as client:
+    with CoordinationClient(
+        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
+    ) as client:
         for number in range(20):
             with ThreadPoolExecutor(1) as pool:
                 call = pool.submit(client.key_value_set, f"set/{session}/{number}", str(number))
@@ -163,7 +172,11 @@ def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(
     """
     reported: list[CoordinationError] = []
     client = CoordinationClient(
-        impatient.address, 0, heartbeat_timeout_s=1.0, session=session, on_error=reported.append
+        impatient.address,
+        0,
+        timeouts=Timeouts(heartbeat_s=1.0),
+        session=session,
+        on_error=reported.append,
     )
     client.connect()
     with ThreadPoolExecutor(2) as pool:
@@ -206,7 +219,7 @@ def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(session: bo
         with pytest.raises(
             CoordinatorLost, match=f"no coordinator answered at {address} for"
         ) as caught:
-            CoordinationClient(address, 0, init_timeout_s=0.5, session=session).connect()
+            CoordinationClient(address, 0, timeouts=Timeouts(init_s=0.5), session=session).connect()
     assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
 
 
@@ -232,12 +245,18 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
     """A coordinator restarted on the same port without a journal is told from the first: Fenced or
     lost, never joined by mistake.
     """
-    with CoordinationService.spawn(1, heartbeat_timeout_s=4, recoverable=True) as first:
-        client = CoordinationClient(first.address, 0, heartbeat_timeout_s=4, session=session)
+    with CoordinationService.spawn(
+        1, timeouts=ServiceTimeouts(heartbeat_s=4), recoverable=True
+    ) as first:
+        client = CoordinationClient(
+            first.address, 0, timeouts=Timeouts(heartbeat_s=4), session=session
+        )
         client.connect()
         os.kill(first.pid, signal.SIGKILL)
     port = int(first.address.rsplit(":", 1)[1])
-    with CoordinationService.spawn(1, port=port, heartbeat_timeout_s=4, recoverable=True):
+    with CoordinationService.spawn(
+        1, endpoint=Endpoint(port=port), timeouts=ServiceTimeouts(heartbeat_s=4), recoverable=True
+    ):
         with pytest.raises(CoordinationError, match=r"restarted without its journal|silent"):
             client.wait_at_barrier("b", 20_000, [0])
         client.close()

@@ -20,6 +20,8 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     ProcessInfo,
+    ServiceTimeouts,
+    Timeouts,
 )
 
 LONG_MS = 60_000
@@ -27,13 +29,15 @@ LONG_MS = 60_000
 
 @pytest.fixture
 def service() -> Iterator[CoordinationService]:
-    with CoordinationService.spawn(1, heartbeat_timeout_s=600, recoverable=True) as service:
+    with CoordinationService.spawn(
+        1, timeouts=ServiceTimeouts(heartbeat_s=600), recoverable=True
+    ) as service:
         yield service
 
 
 @pytest.fixture
 def client(service: CoordinationService) -> Iterator[CoordinationClient]:
-    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600) as client:
+    with CoordinationClient(service.address, 0, timeouts=Timeouts(heartbeat_s=600)) as client:
         yield client
 
 
@@ -86,7 +90,7 @@ def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(
     same Session goes on.
     """
     with CoordinationClient(
-        service.address, 0, heartbeat_timeout_s=600, rpc_timeout_s=1.0
+        service.address, 0, timeouts=Timeouts(heartbeat_s=600, rpc_s=1.0)
     ) as client:
         client.key_value_set("key", "value")
         os.kill(service.pid, signal.SIGSTOP)
@@ -117,7 +121,7 @@ def test_listeners_are_notified_on_the_clients_own_thread(service: CoordinationS
         seen.append((threading.current_thread().name, client.key_value_try_get("key")))
         notified.set()
 
-    with CoordinationClient(service.address, 0, heartbeat_timeout_s=600) as client:
+    with CoordinationClient(service.address, 0, timeouts=Timeouts(heartbeat_s=600)) as client:
         client.key_value_set("key", "value")
         with ThreadPoolExecutor(1) as pool:
             late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
@@ -138,9 +142,9 @@ def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) 
     with CoordinationClient(
         service.address,
         0,
-        heartbeat_timeout_s=600,
-        on_process_change=lambda processes: notified.set(),
+        timeouts=Timeouts(heartbeat_s=600),
     ) as client:
+        client.watch_processes(lambda processes: notified.set())
         for _ in range(20):
             client.key_value_set("key", "value", allow_overwrite=True)
         assert notified.wait(30)

@@ -15,6 +15,7 @@ from holdfast.coordination import (
     CoordinationService,
     Credentials,
     Fenced,
+    JobIdentity,
     StatusClient,
 )
 from holdfast.coordination.names import OVER_FOLDER
@@ -24,7 +25,7 @@ from tests.support.secured import at_once
 
 def test_a_status_client_asks_and_joins_nothing() -> None:
     """Status and keys of a running job; the number of its processes stays as it is."""
-    with CoordinationService.spawn(1, job="j", recoverable=True) as service:
+    with CoordinationService.spawn(1, job=JobIdentity(name="j"), recoverable=True) as service:
         with (
             StatusClient(service.address) as status,
             CoordinationClient(service.address, 0) as client,

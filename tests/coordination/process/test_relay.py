@@ -21,6 +21,7 @@ from holdfast.coordination import (
     ProcessLost,
     Relay,
     StatusClient,
+    Timeouts,
 )
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
@@ -56,7 +57,9 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
     with Relay.spawn(address, security.member(), [2]) as relay:
         for session in (None, False):
             with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
-                CoordinationClient(relay.address, 1, init_timeout_s=5, session=session).connect()
+                CoordinationClient(
+                    relay.address, 1, timeouts=Timeouts(init_s=5), session=session
+                ).connect()
         with grpc.insecure_channel(relay.address) as channel:
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(PROFILE_A + "Heartbeat")(b"\xff\xff", timeout=5)

@@ -11,21 +11,27 @@ import sys
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Endpoint,
+    ServiceTimeouts,
+)
 from holdfast.coordination.process.spawn import SpawnedServer, start
 from tests.support.cluster import run_processes
 
 
 def test_nobody_came() -> None:
     """A coordinator that no process comes to ends by itself."""
-    with CoordinationService.spawn(2, startup_timeout_s=0.5) as service:
+    with CoordinationService.spawn(2, timeouts=ServiceTimeouts(startup_s=0.5)) as service:
         assert service.wait(20) == 0
 
 
 def test_all_are_dead() -> None:
     """A coordinator ends once every process has stayed dead for the time that was stated."""
     with CoordinationService.spawn(
-        1, heartbeat_timeout_s=1, linger_s=1, recoverable=True
+        1, timeouts=ServiceTimeouts(heartbeat_s=1, linger_s=1), recoverable=True
     ) as service:
         script = f"""
         import os
@@ -41,8 +47,8 @@ def test_a_spawned_coordinator_outlives_who_spawned_it() -> None:
     """It is a session of its own: its spawner's end, and a signal to its group, do not reach it."""
     script = """
     import os, signal
-    from holdfast.coordination import CoordinationService
-    service = CoordinationService.spawn(1, startup_timeout_s=60)
+    from holdfast.coordination import CoordinationService, ServiceTimeouts
+    service = CoordinationService.spawn(1, timeouts=ServiceTimeouts(startup_s=60))
     print(service.pid, service.address, flush=True)
     assert os.getsid(service.pid) == service.pid
     os._exit(0)
@@ -62,7 +68,7 @@ def test_a_taken_port_is_refused() -> None:
     with CoordinationService.spawn(1) as service:
         port = int(service.address.rsplit(":", 1)[1])
         with pytest.raises(CoordinationError, match=f"cannot listen at 127.0.0.1:{port}"):
-            CoordinationService.spawn(1, port=port)
+            CoordinationService.spawn(1, endpoint=Endpoint(port=port))
 
 
 def test_a_coordinator_imports_neither_jax_nor_the_command_line() -> None:

@@ -24,6 +24,7 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     Credentials,
+    Timeouts,
 )
 from holdfast.coordination.names import SESSION, STATUS
 from holdfast.proto import coordination_pb2, session_pb2
@@ -82,7 +83,9 @@ def guarded(security: Security) -> Iterator[Guarded]:
     shown = [security.member() for _ in range(3)]
     with CoordinationService.spawn(3, recoverable=True, arguments=security.arguments) as service:
         members = [
-            CoordinationClient(service.address, index, credentials=shown[index], init_timeout_s=30)
+            CoordinationClient(
+                service.address, index, timeouts=Timeouts(init_s=30), credentials=shown[index]
+            )
             for index in range(2)
         ]
         incarnation = []

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationError, CoordinationService
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    JobIdentity,
+)
 
 
 def test_a_job_that_has_finished_leaves_an_empty_journal(tmp_path: Path) -> None:
@@ -35,11 +40,13 @@ def test_a_second_coordinator_on_the_journal_is_refused_by_name(tmp_path: Path) 
 def test_a_journal_of_another_job_is_refused(tmp_path: Path) -> None:
     """Job, attempt and number of processes must be those that the journal was begun with."""
     journal = str(tmp_path / "journal")
-    with CoordinationService.spawn(2, journal=journal, job="a", attempt=1):
+    with CoordinationService.spawn(2, job=JobIdentity(name="a", attempt=1), journal=journal):
         pass
     for job, attempt, count in (("b", 1, 2), ("a", 2, 2), ("a", 1, 3)):
         with pytest.raises(CoordinationError, match="of another job: expected job"):
-            CoordinationService.spawn(count, journal=journal, job=job, attempt=attempt)
+            CoordinationService.spawn(
+                count, job=JobIdentity(name=job, attempt=attempt), journal=journal
+            )
 
 
 @pytest.mark.parametrize("content", [b"not a database" * 100, b"\x00" * 5000])

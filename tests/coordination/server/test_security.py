@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import jax
@@ -21,7 +20,11 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     Credentials,
+    Endpoint,
     Fenced,
+    JobIdentity,
+    ServiceTimeouts,
+    Timeouts,
 )
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
@@ -142,8 +145,8 @@ def test_no_client_of_ours_joins_as_a_stranger(
     client = CoordinationClient(
         secured.address,
         VICTIM,
+        timeouts=Timeouts(init_s=1),
         credentials=security.stranger(who),
-        init_timeout_s=1,
         session=session,
     )
     with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
@@ -206,8 +209,8 @@ def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -
         client = CoordinationClient(
             secured.address,
             VICTIM,
+            timeouts=Timeouts(init_s=20),
             credentials=security.member(),
-            init_timeout_s=20,
             session=session,
         )
         with pytest.raises(
@@ -264,7 +267,11 @@ def test_the_second_channel_is_its_owners_too(
                 os.kill(service.pid, signal.SIGKILL)
                 service.close()
                 service = CoordinationService.spawn(
-                    2, port=port, recoverable=True, survivable=True, arguments=arguments
+                    2,
+                    endpoint=Endpoint(port=port),
+                    recoverable=True,
+                    survivable=True,
+                    arguments=arguments,
                 )
             client.key_value_set("before", "the liar comes")
             with liar.channel(service.address, OWN_POOL) as channel:
@@ -302,20 +309,20 @@ def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> 
     """
     script = """
         import os, sys
-        from holdfast.coordination import CoordinationClient, Credentials
+        from holdfast.coordination import CoordinationClient, Credentials, Timeouts
         CoordinationClient(sys.argv[3], 1, credentials=Credentials(*sys.argv[4:])).connect()
         os._exit(0)
     """
     own = security.own
     with CoordinationService.spawn(
-        2, recoverable=True, heartbeat_timeout_s=2, arguments=security.arguments
+        2, timeouts=ServiceTimeouts(heartbeat_s=2), recoverable=True, arguments=security.arguments
     ) as service:
         shown = [own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         with Processes(script, 1, arguments=[service.address, *shown]) as first:
             with CoordinationClient(service.address, 0, credentials=security.member()) as onlooker:
                 assert first.wait(30)[0].code == 0
                 with CoordinationClient(
-                    service.address, 1, credentials=security.member(), init_timeout_s=30
+                    service.address, 1, timeouts=Timeouts(init_s=30), credentials=security.member()
                 ) as back:
                     together([onlooker, back], "both")
 
@@ -358,7 +365,10 @@ def test_a_certificate_gives_a_number(
         clients = join(service.address, [host, host, liar])
         together(clients, "all")
         next_life = CoordinationClient(
-            service.address, 1, credentials=replace(host, key="another key"), init_timeout_s=20
+            service.address,
+            1,
+            timeouts=Timeouts(init_s=20),
+            credentials=replace(host, key="another key"),
         )
         next_life.connect()
         together([clients[0], next_life, clients[2]], "and again")
@@ -423,7 +433,7 @@ def test_jaxlibs_own_tls_needs_no_relay(tmp_path: Path, first_process: int, foun
 def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
     """After shutdown a process id may be taken by whoever comes next."""
     with CoordinationService.spawn(
-        1, recoverable=True, linger_s=0, arguments=security.arguments
+        1, timeouts=ServiceTimeouts(linger_s=0), recoverable=True, arguments=security.arguments
     ) as service:
         with CoordinationClient(service.address, 0, credentials=security.member()):
             pass
@@ -433,15 +443,15 @@ def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"job": "other"}, {"job": "job", "attempt": 2}, {"num_processes": 5}],
+    [JobIdentity("other"), JobIdentity("job", 2), JobIdentity(num_processes=5)],
     ids=["job", "attempt", "size"],
 )
-def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
+def test_a_session_of_another_job_is_fenced(other: JobIdentity) -> None:
     """Another job, attempt or number of processes is Fenced, at once, in words that say whose the
     service is.
     """
-    with CoordinationService.spawn(2, job="job", attempt=1) as service:
-        client = CoordinationClient(service.address, 0, **other)
+    with CoordinationService.spawn(2, job=JobIdentity(name="job", attempt=1)) as service:
+        client = CoordinationClient(service.address, 0, job=other)
         with pytest.raises(
             Fenced, match=r"PERMISSION_DENIED: this service coordinates .*; process 0 belongs to "
         ):
@@ -451,11 +461,11 @@ def test_a_session_of_another_job_is_fenced(other: dict[str, Any]) -> None:
 LIAR_ELSEWHERE = """
 import sys
 import grpc
-from holdfast.coordination import CoordinationClient, CoordinationError, Credentials
+from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, Timeouts
 from holdfast.proto import coordination_pb2
 address, credentials = sys.argv[3], Credentials(*sys.argv[4:])
 try:
-    CoordinationClient(address, 1, credentials=credentials, init_timeout_s=10).connect()
+    CoordinationClient(address, 1, credentials=credentials, timeouts=Timeouts(init_s=10)).connect()
 except CoordinationError as error:
     print("session", error, flush=True)
 with credentials.channel(address, ()) as channel:
@@ -483,7 +493,7 @@ def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
         )
         shown = [Credentials(token, mine.cert, mine.key, mine.ca) for _ in range(2)]
         with CoordinationService.spawn(
-            2, host=network.host, recoverable=True, arguments=arguments
+            2, endpoint=Endpoint(host=network.host), recoverable=True, arguments=arguments
         ) as service:
             clients = join(service.address, shown)
             python = python_in(network.names[0], tmp_path)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, ProcessLost
+from holdfast.coordination import CoordinationClient, JobIdentity, ProcessLost
 from holdfast.launch import LiveView, RestartPolicy
 from holdfast.launch.engines.base import BaseEngine, run_job
 from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
@@ -76,7 +76,8 @@ def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
     """When the event is queued, whoever waits for the process has been told how it ended."""
     coordinator = Coordinator("j", 1, 2)
     clients = [
-        CoordinationClient(coordinator.address, index, num_processes=2) for index in range(2)
+        CoordinationClient(coordinator.address, index, job=JobIdentity(num_processes=2))
+        for index in range(2)
     ]
     engine = Recording(output())
     try:

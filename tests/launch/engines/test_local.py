@@ -430,9 +430,9 @@ def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
-from holdfast.coordination import CoordinationClient, StatusClient
+from holdfast.coordination import CoordinationClient, StatusClient, Timeouts
 if os.environ["HOLDFAST_ATTEMPT"] == "2": sys.exit(0)
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), init_timeout_s=60)
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=60))
 client.connect()
 client.wait_at_barrier("all", 60_000)
 if os.environ["HOLDFAST_PROCESS_ID"] == "0":

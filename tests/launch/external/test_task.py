@@ -146,8 +146,8 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
 MEETING = """
 import json, os, sys
 from pathlib import Path
-from holdfast.coordination import CoordinationClient
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), init_timeout_s=30)
+from holdfast.coordination import CoordinationClient, Timeouts
+client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=30))
 client.connect()
 client.wait_at_barrier("all", 30_000)
 print(json.dumps({"environment": dict(os.environ), "arguments": Path("/proc/self/cmdline").read_text()}), flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient
+from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
@@ -53,10 +53,8 @@ class Watched:
             CoordinationClient(
                 self.coordinator.address,
                 process,
-                num_processes=2,
-                job="j",
-                attempt=3,
-                shutdown_timeout_s=2,
+                job=JobIdentity(num_processes=2, name="j", attempt=3),
+                timeouts=Timeouts(shutdown_s=2),
             )
             for process in range(2)
         ]

@@ -21,7 +21,9 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     CoordinatorLost,
+    JobIdentity,
     ProcessLost,
+    Timeouts,
 )
 from holdfast.multihost.group import group_client as group_client_module
 from holdfast.multihost.group.group import ClusterGroup
@@ -47,7 +49,12 @@ def clients(service: CoordinationService) -> Iterator[Clients]:
     """Three clients of one service."""
     with ExitStack() as stack:
         found = [
-            CoordinationClient(service.address, process, num_processes=3, shutdown_timeout_s=2)
+            CoordinationClient(
+                service.address,
+                process,
+                job=JobIdentity(num_processes=3),
+                timeouts=Timeouts(shutdown_s=2),
+            )
             for process in range(3)
         ]
         on_each(found, lambda client: client.connect())

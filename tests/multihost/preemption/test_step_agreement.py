@@ -10,7 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.coordination import BarrierTimeout, CoordinationClient, CoordinationService
+from holdfast.coordination import (
+    BarrierTimeout,
+    CoordinationClient,
+    CoordinationService,
+    JobIdentity,
+    Timeouts,
+)
 from holdfast.multihost import Solo, SyncPoint, agree_on_step
 from holdfast.multihost.group.group_client import forget_group_client
 
@@ -25,7 +31,12 @@ def clients() -> Iterator[list[CoordinationClient]]:
         ExitStack() as stack,
     ):
         found = [
-            CoordinationClient(service.address, task, num_processes=3, shutdown_timeout_s=2)
+            CoordinationClient(
+                service.address,
+                task,
+                job=JobIdentity(num_processes=3),
+                timeouts=Timeouts(shutdown_s=2),
+            )
             for task in TASKS
         ]
         with ThreadPoolExecutor(3) as pool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import signal
 
-from holdfast.coordination import CoordinationService
+from holdfast.coordination import CoordinationService, ServiceTimeouts
 from tests.support.cluster import free_port, run_processes
 from tests.support.starting import script
 
@@ -44,7 +44,7 @@ def test_a_process_that_fails_before_its_backend_ends_the_others_at_once() -> No
     """Its error is reported, and the others do not wait for the end of their own time."""
     text = BETWEEN.format(what="raise OSError('no accelerator')", timeout_s=60, heartbeat_s=60)
     with CoordinationService.spawn(
-        2, heartbeat_timeout_s=60, recoverable=True, survivable=True
+        2, timeouts=ServiceTimeouts(heartbeat_s=60), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(script(text), 2, arguments=[service.address], codes=[0, 1])
     assert "ended ProcessLost 1 in time True" in outputs[0] and "no accelerator" in outputs[0], (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, CoordinationService
+from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, Timeouts
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.multihost.group.group_client import Deadline
 from holdfast.multihost.start.coordinator import find_coordinator, phase_at
@@ -25,7 +25,12 @@ def spec_at(address: str, process: int, num_processes: int = 2) -> ProcessSpec:
 def connected(address: str, num_processes: int) -> list[CoordinationClient]:
     """Returns a client of each process, after all have joined."""
     clients = [
-        CoordinationClient(address, task, num_processes=num_processes, shutdown_timeout_s=5)
+        CoordinationClient(
+            address,
+            task,
+            job=JobIdentity(num_processes=num_processes),
+            timeouts=Timeouts(shutdown_s=5),
+        )
         for task in range(num_processes)
     ]
     with ThreadPoolExecutor(num_processes) as pool:
@@ -78,7 +83,7 @@ def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
     """
     with CoordinationService.spawn(1, recoverable=True, survivable=True) as service:
         with CoordinationClient(
-            service.address, 0, num_processes=1, shutdown_timeout_s=2
+            service.address, 0, job=JobIdentity(num_processes=1), timeouts=Timeouts(shutdown_s=2)
         ) as client:
             assert phase_at(service.address) == "running"
             message = "is running: it belongs to an earlier start; let it end, or take another port"

@@ -9,7 +9,7 @@ from jax._src.lib import _jax
 
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
-    address = "127.0.0.1:%d" % probe.getsockname()[1]
+    address = f"127.0.0.1:{probe.getsockname()[1]}"
 recoverable, heartbeat_s = sys.argv[1] == "recoverable", int(sys.argv[2])
 service = _jax.get_distributed_runtime_service(
     address, 3, heartbeat_timeout=heartbeat_s, shutdown_timeout=10, recoverable=recoverable

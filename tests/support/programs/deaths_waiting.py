@@ -26,9 +26,10 @@ def say(line: str) -> None:
 
 
 if whose == "ours":
-    from holdfast.coordination import CoordinationClient
+    from holdfast.coordination import CoordinationClient, JobIdentity
 
-    client = CoordinationClient(address, index, num_processes=count, host=f"b{index}")
+    job = JobIdentity(num_processes=count)
+    client = CoordinationClient(address, index, job=job, host=f"b{index}")
     depends = {"depends_on": [last]}
 else:
     from jaxlib import _jax

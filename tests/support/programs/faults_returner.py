@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.coordination import CoordinationClient, CoordinationError
+from holdfast.coordination import CoordinationClient, CoordinationError, Timeouts
 
 
 def tell(error):
@@ -14,9 +14,7 @@ def tell(error):
 client = CoordinationClient(
     sys.argv[3],
     int(sys.argv[1]),
-    heartbeat_timeout_s=3,
-    init_timeout_s=60,
-    shutdown_timeout_s=5,
+    timeouts=Timeouts(heartbeat_s=3, init_s=60, shutdown_s=5),
     on_error=tell,
 )
 client.connect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.coordination import CoordinationClient
+from holdfast.coordination import CoordinationClient, Timeouts
 
 index, count, address, session = (
     int(sys.argv[1]),
@@ -15,9 +15,7 @@ index, count, address, session = (
 client = CoordinationClient(
     address,
     index,
-    heartbeat_timeout_s=30,
-    init_timeout_s=60,
-    shutdown_timeout_s=20,
+    timeouts=Timeouts(heartbeat_s=30, init_s=60, shutdown_s=20),
     session=session,
 )
 with client:

@@ -9,7 +9,7 @@ from holdfast.multihost import ClusterGroup
 
 members = [0, 3] if index in (0, 3) else [1, 2]
 half = ClusterGroup(client, members.index(index), 2, processes=members)
-for turn in range(5):
+for _ in range(5):
     got = half.gather("x", str(index).encode(), timeout_s=30)
     assert got == ([str(i).encode() for i in members] if half.index == 0 else None)
     assert (

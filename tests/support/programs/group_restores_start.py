@@ -10,8 +10,8 @@ from sharded_state import state
 
 def damage(step, process):
     (name,) = glob.glob(f"{root}/{step}/state/{process:05d}-*.safetensors")
-    data = open(name, "rb").read()
     with open(name, "r+b") as file:
+        data = file.read()
         file.seek(-1, 2)
         file.write(bytes([data[-1] ^ 1]))
     return name

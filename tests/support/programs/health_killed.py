@@ -6,11 +6,12 @@ import json
 import sys
 import time
 
+import jax.numpy as jnp
 import numpy as np
-from health_start import index, total
+from health_start import group, index, total
 
 from holdfast import multihost
-from holdfast.coordination import CoordinationError, ProcessLost
+from holdfast.coordination import ProcessLost
 
 wait, folder = sys.argv[5], sys.argv[6]
 
@@ -27,7 +28,23 @@ def save():
         manager.wait_until_finished()
 
 
-if wait == "save()":
+def blocking_get():
+    client = multihost.current_client()
+    others = multihost.ClusterGroup(client, (index + 1) % 4, 4, processes=[3, 0, 1, 2])
+    others.broadcast("value", None, timeout_s=60)
+
+
+WAITS = {
+    "barrier": lambda: multihost.sync_global_processes("meet", timeout=60),
+    "blocking get": blocking_get,
+    "gather": lambda: group.gather("parts", b"mine", timeout_s=60),
+    "broadcast": lambda: multihost.broadcast_one_to_all(jnp.ones(3), timeout_s=60),
+    "global_max": lambda: multihost.global_max([index], timeout_s=60),
+    "save": save,
+}
+
+
+if wait == "save":
     pass
 elif index == 3:
     print("ready", flush=True)
@@ -35,15 +52,7 @@ elif index == 3:
 else:
     print("waiting", flush=True)
 try:
-    eval(wait)
-except CoordinationError as error:
-    print(
-        "failed",
-        json.dumps(
-            [time.time(), type(error).__name__, getattr(error, "process", None), str(error)]
-        ),
-        flush=True,
-    )
+    WAITS[wait]()
 except Exception as error:
     print(
         "failed",

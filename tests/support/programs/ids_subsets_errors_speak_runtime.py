@@ -14,7 +14,7 @@ RUNTIME = [2, 0, 3, 1]
 me = RUNTIME[index]
 initialize_ids(ProcessIds(me, index, (index,)))
 jax.process_index = lambda backend=None: me  # what the runtime would say on TPU
-for turn in range(5):
+for _ in range(5):
     multihost.sync_global_processes(
         "half", timeout=30, processes={0, 1} if me in (0, 1) else {2, 3}
     )

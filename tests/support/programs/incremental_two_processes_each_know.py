@@ -20,5 +20,5 @@ with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incrementa
     for step in (3, 4):
         got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
         for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
-            for a, b in zip(got[name].addressable_shards, want.addressable_shards):
+            for a, b in zip(got[name].addressable_shards, want.addressable_shards, strict=True):
                 assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)

@@ -6,10 +6,12 @@ import os
 import sys
 import time
 
-from holdfast.coordination import CoordinationClient
+from holdfast.coordination import CoordinationClient, JobIdentity
 
 index, go = int(sys.argv[1]), sys.argv[4]
-with CoordinationClient(sys.argv[3], index, num_processes=int(sys.argv[2])) as client:
+with CoordinationClient(
+    sys.argv[3], index, job=JobIdentity(num_processes=int(sys.argv[2]))
+) as client:
     print("connected", flush=True)
     while index == 2 and not os.path.exists(go):
         time.sleep(0.05)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
 from jax._src import distributed
+from joined import index, root
+from sharded_state import same, state
+
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local
 
 folder, wanted, early = os.path.join(sys.argv[5], f"h{index}"), int(sys.argv[6]), int(sys.argv[7])
 coordinator = distributed.global_state.client
 
 
+def files(path):
+    return sum(len(names) for _, _, names in os.walk(path))
+
+
 def held():
-    files = lambda path: sum(len(names) for _, _, names in os.walk(path))
-    resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     keys = [key for key, _ in coordinator.key_value_dir_get_bytes("holdfast")]
     return {
         "files": files(folder),
@@ -18,7 +31,7 @@ def held():
         "keys": keys,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "resident": resident,
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
     }
 
 
@@ -51,8 +64,7 @@ with CheckpointManager(
     ), found
 coordinator.wait_at_barrier("closed", 60_000)
 until = time.monotonic() + 30
-while (
-    held()["keys"] and time.monotonic() < until
-):  # the last of both deletes them, in the background
+# The last of both deletes them, in the background.
+while held()["keys"] and time.monotonic() < until:
     time.sleep(0.05)
 show("closed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from joined import index, root
+from joined import index, port, root
 from sharded_state import same, state
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
@@ -18,6 +18,9 @@ local = Local(
     failure_domain=names[index],
 )
 manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
+if port == "launched":
+    tier = manager._tier
+    print("parts by TLS", tier._tls is not None, "at", tier._server.address, flush=True)
 
 
 def go_on():

@@ -8,8 +8,10 @@ import time
 from local_tier_start import go_on, manager
 from sharded_state import state
 
-step, known, count_known = go_on(), [], 0
-for step in range(step + 1, step + 1 + int(sys.argv[7])):
+begin = go_on() + 1
+known: list[int] = []
+count_known = 0
+for step in range(begin, begin + int(sys.argv[7])):
     manager.save(step, state(step))
     if manager.local_steps() != known:
         known, count_known = manager.local_steps(), count_known + 1

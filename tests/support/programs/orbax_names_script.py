@@ -102,7 +102,12 @@ for number, processes in enumerate(
             is None
         )
 calls = []
-fn = lambda *, key, timeout_ms: calls.append((key, timeout_ms))
+
+
+def fn(*, key, timeout_ms):
+    calls.append((key, timeout_ms))
+
+
 same("sync_global_processes", "own", timeout=7, processes={0, 1, 2, 3}, barrier_sync_fn=fn)
 assert calls == [("own", 7000)] * 2
 durations = []

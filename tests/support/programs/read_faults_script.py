@@ -17,11 +17,14 @@ from holdfast.checkpoint.tools.convert import convert
 root, which, number, times = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 logging.disable()
 preloaded = ctypes.CDLL(None)
-tree = lambda step: {
-    "w": np.arange(300_000.0) + step,
-    "v": np.full(3, step),
-    "name": f"step {step}",
-}
+
+
+def tree(step):
+    return {
+        "w": np.arange(300_000.0) + step,
+        "v": np.full(3, step),
+        "name": f"step {step}",
+    }
 
 
 def same(got, step):

@@ -51,13 +51,19 @@ dtypes = [
     jnp.float8_e5m2,
     np.float32,
 ]
-tree = {f"r{i}": make(shape, dtype, P()) for i, (shape, dtype) in enumerate(zip(shapes, dtypes))}
+tree = {
+    f"r{i}": make(shape, dtype, P())
+    for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+}
 tree["many"] = [make((16 + i,), np.float32, P()) for i in range(50)]
 folder = f"{root}/{sys.argv[5]}"
 save(folder, tree)
-dist = lambda like: jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), like
-)
+
+
+def dist(like):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), like)
+
+
 if sys.argv[5] == "exact":
     reader.GAP_BYTES = (
         0  # small chunks that lie close together are read in one go, with what lies between them
@@ -66,9 +72,11 @@ gaps = 0 if sys.argv[5] == "exact" else 1 << 16
 storage = Counting(folder)
 record = read_record(storage, "")
 got = restore_item(storage, "", record, "state", dist(tree), RestoreOptions(read_once=True))
-for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree)):
+for (path, a), b in zip(
+    jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree), strict=True
+):
     assert a.sharding == b.sharding and a.dtype == b.dtype
-    for x, y in zip(a.addressable_shards, b.addressable_shards):
+    for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
         assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes(), path
 group = holdfast.multihost.default_group()
 counts = group.gather("counts", str(storage.bytes).encode(), timeout_s=30)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 
 index, count, coordinator = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-from holdfast.coordination import CoordinationClient, Credentials, Relay
+from holdfast.coordination import CoordinationClient, Credentials, JobIdentity, Relay, Timeouts
 
 credentials = Credentials(*sys.argv[4:])
 with (
     Relay.spawn(coordinator, credentials, [index]) as relay,
     CoordinationClient(
-        coordinator, index, num_processes=count, credentials=credentials, init_timeout_s=60
+        coordinator,
+        index,
+        job=JobIdentity(num_processes=count),
+        timeouts=Timeouts(init_s=60),
+        credentials=credentials,
     ) as client,
 ):
     import jax

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.core.pace import Pace
+from holdfast.coordination.core.step_rate import Pace
 
 
 def test_the_pace_is_that_of_the_last_ten_seconds() -> None:

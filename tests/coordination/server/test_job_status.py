@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.coordination.server.report import left_stacks, status_of
+from holdfast.coordination.server.job_status import left_stacks, status_of
 from tests.support.driver import Driver
 
 
