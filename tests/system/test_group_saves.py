@@ -64,9 +64,7 @@ def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
     """The primary's trouble with the root is every process's error."""
     (tmp_path / "file").write_text("")
-    outputs = run_together(
-        "goes(lambda: CheckpointManager(root), CheckpointError)", 2, tmp_path / "file"
-    )
+    outputs = run_together(program("group_saves_opening_fails_fails_all"), 2, tmp_path / "file")
     assert all("cannot write a checkpoint in" in output for output in outputs)
 
 

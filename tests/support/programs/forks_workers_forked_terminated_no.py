@@ -20,7 +20,7 @@ if index == 0:
     ]
     for worker in workers:
         worker.start()
-    for worker in workers:
+    for _ in workers:
         ready.acquire()
     for worker in workers:
         worker.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import jax
-import joined  # noqa: F401
 import numpy as np
 
 from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
