@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import jax
-import joined  # noqa: F401
 import numpy as np
 
 from holdfast.checkpoint import load, save
