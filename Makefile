@@ -85,7 +85,7 @@ lint: $(STAMP)
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo --no-cache
 
 types: $(STAMP)
-	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.web -p holdfast.cli
+	$(BIN)/mypy -p holdfast.coordination -p holdfast.multihost -p holdfast.checkpoint -p holdfast.launch -p holdfast.compat -p holdfast.web -p holdfast.testing -p holdfast.cli
 
 docs: $(STAMP)
 	$(PIP) --group docs

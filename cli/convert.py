@@ -27,7 +27,8 @@ Examples:
   holdfast convert /ckpt/run7 /export --to safetensors --path params --map names.json
 
 \b
-A map is JSON, either {"old name": "new name", ...} or rules that are tried in turn, [["layers\\\\.(\\\\d+)\\\\.w", "h.\\\\1.weight"], ...].
+A map is JSON, either {"old name": "new name", ...} or rules that are tried in turn,
+[["layers\\\\.(\\\\d+)\\\\.w", "h.\\\\1.weight"], ...].
 
 Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 )

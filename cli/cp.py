@@ -27,7 +27,8 @@ Examples:
 
 A copy that was cut off is continued by the same command.
 
-Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are copied), 5 refused or failed."""
+Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are copied),
+5 refused or failed."""
 )
 @click.argument("src")
 @click.argument("dst")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 
@@ -22,6 +24,7 @@ def _pairs(
 )
 @click.option(
     "--slices",
+    "num_slices",
     type=click.IntRange(1),
     default=1,
     show_default=True,
@@ -52,17 +55,7 @@ def _pairs(
     ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def kubernetes(
-    name: str,
-    image: str,
-    num_processes: int,
-    slices: int,
-    namespace: str,
-    resources: dict[str, str],
-    node_selector: dict[str, str],
-    insecure: bool,
-    command: tuple[str, ...],
-) -> None:
+def kubernetes(**options: Any) -> None:
     """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for
     `kubectl apply -f -`.
 
@@ -74,18 +67,7 @@ def kubernetes(
     from holdfast.launch import KubernetesJob, render_kubernetes
 
     try:
-        job = KubernetesJob(
-            name=name,
-            image=image,
-            command=command,
-            num_processes=num_processes,
-            num_slices=slices,
-            namespace=namespace,
-            resources=resources,
-            node_selector=node_selector,
-            insecure=insecure,
-        )
-        manifest = render_kubernetes(job)
+        manifest = render_kubernetes(KubernetesJob(**options))  # each option is one of its fields
     except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
     click.echo(manifest, nl=False)

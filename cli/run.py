@@ -7,11 +7,18 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .common import describe_goodput, print_json, stall_timeout_option, straggler_steps_option
+
+if TYPE_CHECKING:
+    from holdfast.launch import JobResult, RestartPolicy, RunSettings
+    from holdfast.launch import ray as ray_engine
+    from holdfast.launch.workers.output import ConsoleOutput
 
 _PAGE_END_S = 5.0
 _SECONDS = click.FloatRange(0)
@@ -28,20 +35,10 @@ def _amounts(
 
 @contextlib.contextmanager
 def _page(job_id: str, port: int) -> Iterator[None]:
-    """Has a process of its own serve the job's page; its first line is the URL, or why there is
-    none.
-    """
-    command = [
-        sys.executable,
-        "-c",
-        "from holdfast.cli import main; main()",
-        "web",
-        "--job-id",
-        job_id,
-        "--port",
-        str(port),
-        "--end-with-input",
-    ]
+    """Has a process of its own serve the job's page, and print its URL, or why there is none."""
+    main = "from holdfast.cli import main; main()"
+    options = ["--job-id", job_id, "--port", str(port), "--end-with-input"]
+    command = [sys.executable, "-c", main, "web", *options]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
     ) as server:
@@ -56,7 +53,7 @@ def _page(job_id: str, port: int) -> Iterator[None]:
                 server.kill()
 
 
-def _report(log_dir: Path) -> None:
+def _write_report(log_dir: Path) -> None:
     from holdfast.web import write_report
 
     try:
@@ -67,8 +64,9 @@ def _report(log_dir: Path) -> None:
 
 
 def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the command with the module in it that stands for Orbax: after the interpreter and
-    its options.
+    """Returns the command with the module in it that stands for Orbax.
+
+    The module comes after the interpreter and its options.
     """
     at = 1
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
@@ -229,42 +227,13 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(
-    num_processes: int,
-    max_restarts: int,
-    max_preemptions: int | None,
-    min_processes: int | None,
-    capacity_file: Path | None,
-    heartbeat_timeout_s: float,
-    log_dir: Path | None,
-    standby: bool | None,
-    preload: str,
-    grace_s: float,
-    commit_grace_s: float,
-    preemption_grace_s: float,
-    stall_timeout_s: float,
-    straggler_steps: float,
-    job_id: str | None,
-    view: bool | None,
-    ray: str | None,
-    resources: dict[str, float],
-    slices: int,
-    startup_timeout_s: float,
-    insecure: bool,
-    web: bool,
-    web_port: int,
-    as_json: bool,
-    metrics_port: int | None,
-    metrics_host: str,
-    orbax: bool,
-    command: tuple[str, ...],
-) -> None:
+def run(**options: Any) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
 
-    \b The first line on stderr names the coordinator's address; `holdfast status` finds it by
+    The first line on stderr names the coordinator's address; `holdfast status` finds it by
     itself on this machine.
 
-    \b Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process
+    Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process
     said that a restart cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the
     process that failed first (128 + the signal's number).
 
@@ -273,88 +242,169 @@ def run(
     holdfast run -n 4 --max-restarts 3 --max-preemptions 100 -- python train.py
     holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
-    if ray is not None and log_dir is not None:
-        raise click.UsageError(
-            "--log-dir is for processes of this machine: with --ray, redirect the output, which"
-            " holds the lines of all"
-        )
-    if ray is not None and web:
-        raise click.UsageError(
-            "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the"
-            " address that is printed"
-        )
-    if ray is not None and metrics_port is not None:
-        raise click.UsageError(
-            "--metrics-port is for jobs of this machine: leave it out with --ray"
-        )
-    if ray is not None and (standby or preload):
-        raise click.UsageError(
-            "--standby and --preload are for processes of this machine: leave them out with --ray"
-        )
-    if as_json and view:
-        raise click.UsageError("--json is for programs, --view for people: leave one of them out")
-    command = _with_orbax(command) if orbax else command
-    from holdfast.launch import LiveView, RestartPolicy, run_local
-    from holdfast.launch import ray as ray_engine
-    from holdfast.launch.workers.output import ConsoleOutput
-
-    restart = RestartPolicy(
-        max_failures=max_restarts,
-        max_preemptions=max_restarts if max_preemptions is None else max_preemptions,
-        grace_s=grace_s,
-        commit_grace_s=commit_grace_s,
-        preemption_grace_s=preemption_grace_s,
-        startup_timeout_s=startup_timeout_s,
-        stall_timeout_s=stall_timeout_s,
-        straggler_steps=straggler_steps,
-    )
-    shown = sys.stdout.isatty() and not as_json if view is None else view
-    output = LiveView(sys.stdout, sys.stderr, num_processes) if shown else None
-    lines = (
-        ConsoleOutput(sys.stderr if as_json else sys.stdout, sys.stderr, num_processes)
-        if output is None
-        else output
-    )
+    chosen = RunOptions(**options)
+    chosen.check()
     try:
-        job_id = job_id or f"{'ray' if ray is not None else 'local'}-{uuid.uuid4().hex[:12]}"
-        with (
-            output or contextlib.nullcontext(),
-            _page(job_id, web_port) if web else contextlib.nullcontext(),
-        ):
-            if ray is not None:
-                spec = ray_engine.JobSpec(
-                    num_processes,
-                    min_processes,
-                    resources or {"CPU": 1.0},
-                    slices,
-                    restart,
-                    job_id,
-                    heartbeat_timeout_s=heartbeat_timeout_s,
-                    insecure=insecure,
-                )
-                result = ray_engine.run_command(command, spec, output=lines, address=ray).job
-            else:
-                result = run_local(
-                    command,
-                    num_processes,
-                    min_processes=min_processes,
-                    restart=restart,
-                    job_id=job_id,
-                    capacity_file=capacity_file,
-                    output=lines,
-                    heartbeat_timeout_s=heartbeat_timeout_s,
-                    log_dir=log_dir,
-                    standby=standby,
-                    metrics_port=metrics_port,
-                    metrics_host=metrics_host,
-                    preload=[name.strip() for name in preload.split(",") if name.strip()],
-                )
+        result = _run(chosen)
     except (ValueError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    if log_dir is not None:
-        _report(log_dir)
-    if as_json:
+    if chosen.log_dir is not None:
+        _write_report(chosen.log_dir)
+    if chosen.as_json:
         print_json(result.as_json())
     elif result.step >= 0:
         click.echo(f"holdfast: {describe_goodput(vars(result.goodput))}", err=True)
     sys.exit(130 if result.interrupted else result.exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the user has chosen: a field for each option of `holdfast run`, of its type."""
+
+    command: tuple[str, ...]
+    num_processes: int
+    min_processes: int | None
+    job_id: str | None
+    heartbeat_timeout_s: float
+    orbax: bool
+
+    # When the job is started again, and when it hangs.
+    max_restarts: int
+    max_preemptions: int | None
+    grace_s: float
+    commit_grace_s: float
+    preemption_grace_s: float
+    startup_timeout_s: float
+    stall_timeout_s: float
+    straggler_steps: float
+
+    # What is shown of the job.
+    view: bool | None
+    as_json: bool
+    web: bool
+    web_port: int
+
+    # On this machine only.
+    capacity_file: Path | None
+    log_dir: Path | None
+    standby: bool | None
+    preload: str
+    metrics_port: int | None
+    metrics_host: str
+
+    # On a Ray cluster only.
+    ray: str | None
+    resources: dict[str, float]
+    slices: int
+    insecure: bool
+
+    def check(self) -> None:
+        """Raises click.UsageError for options that exclude each other."""
+        if self.ray is not None:
+            self._check_ray()
+        if self.as_json and self.view:
+            raise click.UsageError(
+                "--json is for programs, --view for people: leave one of them out"
+            )
+
+    def _check_ray(self) -> None:
+        if self.log_dir is not None:
+            raise click.UsageError(
+                "--log-dir is for processes of this machine: with --ray, redirect the output, which"
+                " holds the lines of all"
+            )
+        if self.web:
+            raise click.UsageError(
+                "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the"
+                " address that is printed"
+            )
+        if self.metrics_port is not None:
+            raise click.UsageError(
+                "--metrics-port is for jobs of this machine: leave it out with --ray"
+            )
+        if self.standby or self.preload:
+            raise click.UsageError(
+                "--standby and --preload are for processes of this machine: leave them out with"
+                " --ray"
+            )
+
+    def restart_policy(self) -> RestartPolicy:
+        """Returns when the job is started again."""
+        from holdfast.launch import RestartPolicy
+
+        preemptions = self.max_preemptions
+        return RestartPolicy(
+            max_failures=self.max_restarts,
+            max_preemptions=self.max_restarts if preemptions is None else preemptions,
+            grace_s=self.grace_s,
+            commit_grace_s=self.commit_grace_s,
+            preemption_grace_s=self.preemption_grace_s,
+            startup_timeout_s=self.startup_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
+            straggler_steps=self.straggler_steps,
+        )
+
+    def local_settings(self, job_id: str) -> RunSettings:
+        """Returns how the job runs on this machine."""
+        from holdfast.launch import MetricsSettings, RunSettings, StandbySettings
+
+        preload = [name.strip() for name in self.preload.split(",") if name.strip()]
+        metrics = None
+        if self.metrics_port is not None:
+            metrics = MetricsSettings(port=self.metrics_port, host=self.metrics_host)
+        return RunSettings(
+            restart=self.restart_policy(),
+            min_processes=self.min_processes,
+            job_id=job_id,
+            capacity_file=self.capacity_file,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            log_dir=self.log_dir,
+            standby=StandbySettings(wanted=self.standby, preload=preload),
+            metrics=metrics,
+        )
+
+    def ray_spec(self, job_id: str) -> ray_engine.JobSpec:
+        """Returns what the job needs of a Ray cluster."""
+        from holdfast.launch import ray as ray_engine
+
+        return ray_engine.JobSpec(
+            num_processes=self.num_processes,
+            min_processes=self.min_processes,
+            resources=self.resources or {"CPU": 1.0},
+            num_slices=self.slices,
+            restart=self.restart_policy(),
+            job_id=job_id,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            insecure=self.insecure,
+        )
+
+    def open_output(self, stack: contextlib.ExitStack) -> ConsoleOutput:
+        """Returns what shows the processes' lines: with a live table, where that is wanted."""
+        from holdfast.launch import LiveView
+        from holdfast.launch.workers.output import ConsoleOutput
+
+        view = self.view
+        if view is None:
+            view = sys.stdout.isatty() and not self.as_json
+        if view:
+            return stack.enter_context(LiveView(sys.stdout, sys.stderr, self.num_processes))
+        lines = sys.stderr if self.as_json else sys.stdout
+        return ConsoleOutput(lines, sys.stderr, self.num_processes)
+
+
+def _run(chosen: RunOptions) -> JobResult:
+    from holdfast.launch import ray as ray_engine
+    from holdfast.launch import run_local
+
+    command = _with_orbax(chosen.command) if chosen.orbax else chosen.command
+    place = "local" if chosen.ray is None else "ray"
+    job_id = chosen.job_id or f"{place}-{uuid.uuid4().hex[:12]}"
+    with contextlib.ExitStack() as stack:
+        output = chosen.open_output(stack)
+        if chosen.web:
+            stack.enter_context(_page(job_id, chosen.web_port))
+        if chosen.ray is None:
+            settings = chosen.local_settings(job_id)
+            return run_local(command, chosen.num_processes, settings, output=output)
+        spec = chosen.ray_spec(job_id)
+        return ray_engine.run_command(command, spec, output=output, address=chosen.ray).job

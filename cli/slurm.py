@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from .common import stall_timeout_option, straggler_steps_option
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--max-restarts",
+    "max_failures",
     type=click.IntRange(0),
     default=3,
     show_default=True,
@@ -56,16 +58,12 @@ from .common import stall_timeout_option, straggler_steps_option
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
-    max_restarts: int,
+    command: tuple[str, ...],
     requeue: bool,
     coordinator_host: str | None,
-    grace_s: float,
-    preemption_grace_s: float,
     heartbeat_timeout_s: float,
-    stall_timeout_s: float,
-    straggler_steps: float,
     insecure: bool,
-    command: tuple[str, ...],
+    **restart: Any,
 ) -> None:
     """Run COMMAND as the tasks of this Slurm allocation; the last line of an sbatch script, after
     `exec`.
@@ -79,17 +77,10 @@ def slurm(
     """
     from holdfast.launch import RestartPolicy, run_slurm
 
-    restart = RestartPolicy(
-        max_failures=max_restarts,
-        grace_s=grace_s,
-        preemption_grace_s=preemption_grace_s,
-        stall_timeout_s=stall_timeout_s,
-        straggler_steps=straggler_steps,
-    )
     try:
         result = run_slurm(
             command,
-            restart=restart,
+            restart=RestartPolicy(**restart),  # the other options bear the names of its fields
             host=coordinator_host,
             requeue=requeue,
             heartbeat_timeout_s=heartbeat_timeout_s,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.coordination import CoordinationError, Credentials, HoldfastError, StatusClient
+from holdfast.coordination.address import connect
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, expected_s, silent
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.process.diagnose import gather
@@ -178,15 +178,7 @@ def _explain(address: str | None, error: CoordinationError, tried_s: float) -> s
 
 def _connect(address: str) -> str:
     try:
-        if address.startswith("unix:"):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_CONNECT_TIMEOUT_S)
-                connection.connect(address.removeprefix("unix:"))
-        else:
-            host, _, port = address.rpartition(":")
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S
-            ).close()
+        connect(address, _CONNECT_TIMEOUT_S).close()
     except ValueError:
         return "this is no address; expected HOST:PORT or unix:PATH"
     except OSError as error:

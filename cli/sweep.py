@@ -11,8 +11,8 @@ from .common import json_option, local_option, print_json, progress_bar, sentenc
     epilog="""\b
 Examples:
   holdfast sweep /ckpt/run7
-  holdfast sweep /ckpt/run7 --local /dev/shm/holdfast    what is dead or torn on this host, and nothing else
-  holdfast sweep /ckpt/run7 --force    take the right to write from every writer first, dead or alive
+  holdfast sweep /ckpt/run7 --local /dev/shm/holdfast    what is dead or torn on this host alone
+  holdfast sweep /ckpt/run7 --force    fence every writer first, dead or alive
 
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +38,7 @@ import click
 )
 @click.option(
     "--secrets",
+    "secrets_dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with a secured job's token and certificates.",
 )
@@ -48,38 +50,17 @@ import click
     help="Stay as the parent and report to `holdfast slurm` how the command ended.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def task(
-    coordinator: str | None,
-    host: str | None,
-    rendezvous: Path | None,
-    job_id: str | None,
-    attempt: int | None,
-    secrets: Path | None,
-    insecure: bool,
-    report: bool,
-    command: tuple[str, ...],
-) -> None:
+def task(command: tuple[str, ...], report: bool, **options: Any) -> None:
     """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this
     is.
 
     \b
     mpirun -n 3 holdfast task -- python train.py
     """
-    from holdfast.launch import JobError, run_task
+    from holdfast.launch import JobError, TaskSettings, run_task
 
     try:
-        code = run_task(
-            command,
-            os.environ,
-            coordinator=coordinator,
-            host=host,
-            rendezvous=rendezvous,
-            job_id=job_id,
-            attempt=attempt,
-            report=report,
-            secrets_dir=secrets,
-            insecure=insecure,
-        )
+        code = run_task(command, os.environ, TaskSettings(**options), report=report)
     except (ValueError, JobError, OSError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)

@@ -10,15 +10,16 @@ from holdfast.multihost import (
     WorkerFailed,
 )
 
-from .engines.local import run_local
+from .engines.local import MetricsSettings, RunSettings, run_local
 from .engines.ray import engine as ray
 from .engines.slurm import run_slurm
 from .external.kubernetes import KubernetesJob
 from .external.kubernetes import render as render_kubernetes
-from .external.task import run_task
+from .external.task import TaskSettings, run_task
 from .supervisor.engine import JobResult
 from .supervisor.job import DO_NOT_RESTART, DONE, HANG, PREEMPTED, RestartPolicy
 from .view import LiveView
+from .workers.standby import StandbySettings
 
 __all__ = [
     "DONE",
@@ -31,10 +32,14 @@ __all__ = [
     "JobResult",
     "KubernetesJob",
     "LiveView",
+    "MetricsSettings",
     "Preempted",
     "RestartPolicy",
+    "RunSettings",
+    "StandbySettings",
     "StartupFailed",
     "StartupTimeout",
+    "TaskSettings",
     "WorkerFailed",
     "ray",
     "render_kubernetes",

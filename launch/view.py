@@ -1,6 +1,4 @@
-"""The live view of `holdfast run` on a terminal: one row a process under the lines that scroll
-by.
-"""
+"""The live view of `holdfast run` on a terminal: a row a process, below the processes' lines."""
 
 from __future__ import annotations
 
@@ -15,18 +13,19 @@ from rich.table import Table
 
 from holdfast.multihost import Preempted
 
-from .supervisor.job import PREEMPTED, Decision, Job, State
+from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
 from .workers.coordinator import ProcessProgress
 from .workers.output import ConsoleOutput, Output
 
 _WINDOW_S = 10.0  # over which steps per second are counted
+_ORDINARY = (State.SCHEDULING, State.RUNNING, State.FINISHED)
 
 
 class LiveView(ConsoleOutput):
-    """Prints lines as ConsoleOutput does, above a table of the processes: state, step, steps per
-    second, last save. A context manager.
+    """Prints lines as ConsoleOutput does, above a table of the processes. A context manager.
 
-    `progress` returns what the processes last reported. All methods may be called from any thread.
+    The table has state, step, steps per second and the last save. All methods may be called from
+    any thread.
     """
 
     def __init__(
@@ -47,6 +46,10 @@ class LiveView(ConsoleOutput):
             console=self.console, get_renderable=self.table, refresh_per_second=4, transient=True
         )
 
+    def follow(self, progress: Callable[[], tuple[ProcessProgress, ...]]) -> None:
+        """Takes the function that returns what the processes last reported."""
+        self.progress = progress
+
     def observe(self, before: Job, decision: Decision) -> None:
         """Records a decision of the supervisor."""
         if decision.job.attempt != before.attempt:
@@ -55,35 +58,34 @@ class LiveView(ConsoleOutput):
 
     def table(self) -> Table:
         """Returns the table as of now."""
-        job, now = self._job, self._clock()
+        job = self._job
+        now = self._clock()
         table = Table(title=self._title(job, now), title_justify="left", box=None, pad_edge=False)
         for column in ("process", "state", "step", "steps/s", "saved"):
             table.add_column(column, justify="left" if column == "state" else "right")
-        reports = {report.process: report for report in self.progress()}
-        for process in range(job.num_processes if job else 0):
-            assert job is not None
-            report = reports.get(process)
-            step, saved = (report.step, report.saved_step) if report else (-1, -1)
-            rate = self._rate(process, step, now)
-            table.add_row(
-                str(process),
-                _state(job, process),
-                _number(step),
-                f"{rate:.1f}" if rate else "-",
-                _number(saved),
-            )
+        if job is not None:
+            known = {progress.process: progress for progress in self.progress()}
+            for process in range(job.num_processes):
+                table.add_row(*self._row(job, process, known.get(process), now))
         return table
+
+    def _row(
+        self, job: Job, process: int, progress: ProcessProgress | None, now: float
+    ) -> tuple[str, ...]:
+        step = progress.step if progress else -1
+        saved = progress.saved_step if progress else -1
+        rate = self._rate(process, step, now)
+        shown_rate = f"{rate:.1f}" if rate else "-"
+        return str(process), _state(job, process), _number(step), shown_rate, _number(saved)
 
     def _title(self, job: Job | None, now: float) -> str:
         if job is None:
             return ""
         if job.saved_step != self._saved_at[0]:
-            self._saved_at = job.saved_step, now
-        saved = (
-            f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
-            if job.saved_step >= 0
-            else ""
-        )
+            self._saved_at = (job.saved_step, now)
+        saved = ""
+        if job.saved_step >= 0:
+            saved = f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
         return f"{job.job_id}: {job.state}, attempt {job.attempt}{saved}"
 
     def _rate(self, process: int, step: int, now: float) -> float:
@@ -92,8 +94,10 @@ class LiveView(ConsoleOutput):
             seen.append((now, step))
         while len(seen) > 2 and now - seen[0][0] > _WINDOW_S:
             seen.popleft()
-        (first_s, first), (_, last) = (seen[0], seen[-1]) if seen else ((now, 0), (now, 0))
-        return (last - first) / (now - first_s) if now > first_s else 0.0
+        if not seen or now <= seen[0][0]:
+            return 0.0
+        first_s, first = seen[0]
+        return (seen[-1][1] - first) / (now - first_s)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -109,50 +113,38 @@ class LiveView(ConsoleOutput):
 
 
 def _state(job: Job, process: int) -> str:
-    if process in job.exit_codes:
-        code = job.exit_codes[process]
-        return (
-            "done"
-            if code == 0
-            else (
-                "preempted"
-                if code == PREEMPTED
-                else f"signal {-code}"
-                if code < 0
-                else f"exit {code}"
-            )
-        )
-    return (
-        "saving"
-        if job.state in (State.PREEMPTING, State.RESIZING)
-        else "ending"
-        if job.state is State.RESTARTING
-        else "running"
-    )
+    code = job.exit_codes.get(process)
+    if code is not None:
+        return _ending(code)
+    if job.state in (State.PREEMPTING, State.RESIZING):
+        return "saving"
+    return "ending" if job.state is State.RESTARTING else "running"
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"signal {-code}"
+    return {DONE: "done", PREEMPTED: "preempted"}.get(code, f"exit {code}")
 
 
 def _number(value: int) -> str:
     return str(value) if value >= 0 else "-"
 
 
-def reporter(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
-    """Returns a function that writes each change of state that is not the ordinary course to
-    `output`, with its reason.
+def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
+    """Returns a function that writes each change of state to `output`, with its reason.
+
+    It leaves out the ordinary course of the first attempt.
     """
 
-    def report(before: Job, decision: Decision) -> None:
+    def print_change(before: Job, decision: Decision) -> None:
         if isinstance(output, LiveView):
             output.observe(before, decision)
-        ordinary = (
-            {State.SCHEDULING, State.RUNNING, State.FINISHED}
-            if decision.job.attempt <= first_attempt
-            else set()
-        )
         after = decision.job
-        if after.state is not before.state and after.state not in ordinary:
-            what = (
-                "preempted" if after.final and isinstance(after.error, Preempted) else after.state
-            )
-            output.say(f"{what}: {decision.reason}")
+        ordinary = after.attempt <= first_attempt and after.state in _ORDINARY
+        if after.state is before.state or ordinary:
+            return
+        preempted = after.final and isinstance(after.error, Preempted)
+        output.say(f"{'preempted' if preempted else after.state}: {decision.reason}")
 
-    return report
+    return print_change

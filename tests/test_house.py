@@ -16,7 +16,17 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("proto", "coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
+ROOMS = (
+    "proto",
+    "coordination",
+    "multihost",
+    "checkpoint",
+    "launch",
+    "compat",
+    "web",
+    "testing",
+    "cli",
+)
 
 
 # What is put into a file, and the contract that has to notice it.

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "cli")
+ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "testing", "cli")
 
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands
 # for them.
@@ -43,7 +43,7 @@ PUBLIC = {
     "multihost": (
         """
         HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice Polled
-        Preempted ProcessInfo ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
+        Preempted ProcessHealth ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
         WatchedFile WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all
         coordination_timeout current_client current_spec default_group distributed_to_device_ids get_available_memory
         get_barrier_sync_fn get_device_memory get_jax_distributed_client get_leaf_memory_per_device global_max health in_replica
@@ -69,8 +69,9 @@ PUBLIC = {
     ),
     "launch": (
         """
-        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView Preempted RestartPolicy
-        StartupFailed StartupTimeout WorkerFailed ray render_kubernetes run_local run_slurm run_task
+        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView MetricsSettings
+        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout TaskSettings WorkerFailed ray
+        render_kubernetes run_local run_slurm run_task
     """
     ),
     "compat": (
@@ -81,6 +82,11 @@ PUBLIC = {
     "web": (
         """
         serve_page write_report
+    """
+    ),
+    "testing": (
+        """
+        StorageContract
     """
     ),
     "cli": (

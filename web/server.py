@@ -1,5 +1,6 @@
-"""The page's server: loopback by default, for whoever holds the token in the URL, and for no page
-from elsewhere. Needs the extra `web`.
+"""The page's server: for whoever holds the token in the URL, at loopback by default.
+
+It answers no page from elsewhere. Needs the extra `web`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _HEADERS = {
 
 
 class Hub:
-    """The latest snapshot, for viewers on one event loop. Whoever is slow misses what came in
-    between, and delays nobody.
+    """The latest snapshot, for viewers on one event loop.
+
+    A viewer that is slow misses what came in between, and delays nobody.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Hub:
 
     def set(self, data: str) -> None:
         """Takes a newer snapshot. On the loop's thread."""
-        self._version = self._version + 1
+        self._version += 1
         self._data = data
         self._wake()
 
@@ -63,12 +65,14 @@ class Hub:
         self._wake()
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        waited_for = self._changed
+        self._changed = asyncio.Event()
+        waited_for.set()
 
     async def stream(self) -> AsyncIterator[str]:
-        """Yields each snapshot as an event, or a comment where there was none for a while: so a
-        viewer that is gone is noticed.
+        """Yields each snapshot as an event, or a comment where there was none for a while.
+
+        The comment is written to a viewer that is gone, and so that is noticed.
         """
         seen = 0
         self.viewers += 1
@@ -87,9 +91,7 @@ class Hub:
 
 
 def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int], str]) -> Any:
-    """Returns the application: what is below `/<token>/`, asked for under one of the names `hosts`
-    (HOST:PORT).
-    """
+    """Returns the application: what is below `/<token>/`, for who asks under one of `hosts`."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -154,10 +156,9 @@ def serve_page(
     announce: Callable[[str], None] = print,
     end_with_input: bool = False,
 ) -> None:
-    """Serves the page of the job whose coordinator `find` returns, until a signal, or the end of
-    standard input where that is asked for.
+    """Serves the page of the job whose coordinator `find` returns.
 
-    Blocks. `announce` gets the URL, which holds the token (a random one by default). Raises OSError
+    Blocks until a signal, or the end of standard input where that is asked for. `announce` gets the URL, which holds the token (a random one by default). Raises OSError
     for a port that is taken, and ImportError with the line that installs what is missing.
     """
     try:
@@ -167,15 +168,32 @@ def serve_page(
         raise ImportError(f"the page needs starlette and uvicorn: {command}") from None
     token = token or secrets.token_urlsafe(24)
     with _listening(host, port) as listener:
-        hosts = _names(host, listener.getsockname()[1])
-        asyncio.run(_serve(uvicorn, listener, find, token, hosts, announce, end_with_input))
+        address, port, *_ = listener.getsockname()
+        shown_host = f"[{address}]" if ":" in address else address
+
+        async def serve() -> None:
+            hub = Hub()
+            loop = asyncio.get_running_loop()
+
+            def publish(data: str) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(hub.set, data)
+
+            with Feed(find, publish) as feed:
+                app = make_app(hub, token, _names(host, port), feed.stacks)
+                server = _make_server(uvicorn, app, hub)
+                if end_with_input:
+                    threading.Thread(target=server.end_with_input, daemon=True).start()
+                announce(f"http://{shown_host}:{port}/{token}/")
+                await server.serve(sockets=[listener])
+
+        asyncio.run(serve())
 
 
 def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host.strip("[]"), port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         raise OSError(
             f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another"
@@ -184,62 +202,41 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _names(host: str, port: int) -> frozenset[str]:
-    """Returns how a browser may ask for this server. A page elsewhere whose name was pointed here
-    asks under its own name.
+    """Returns how a browser may ask for this server.
+
+    A page elsewhere whose name was pointed to this machine asks under its own name.
     """
-    loopback = {"127.0.0.1", "localhost", "[::1]"}
-    own = (
-        {host, socket.gethostname()}
-        if host in ("0.0.0.0", "::")
-        else {f"[{host}]" if ":" in host and host[0] != "[" else host}
+    names = {"127.0.0.1", "localhost", "[::1]"}
+    if host in ("0.0.0.0", "::"):
+        names |= {host, socket.gethostname()}
+    elif ":" in host and not host.startswith("["):
+        names.add(f"[{host}]")
+    else:
+        names.add(host)
+    return frozenset(f"{name}:{port}" for name in names)
+
+
+def _make_server(uvicorn: Any, app: Any, hub: Hub) -> Any:
+    """Returns uvicorn's server of `app`, which ends the streams of `hub` before it waits."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        lifespan="off",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        ws="none",
     )
-    return frozenset(f"{name}:{port}" for name in loopback | own)
 
-
-async def _serve(
-    uvicorn: Any,
-    listener: socket.socket,
-    find: Callable[[], CoordinatorAddress | None],
-    token: str,
-    hosts: frozenset[str],
-    announce: Callable[[str], None],
-    end_with_input: bool,
-) -> None:
-    hub, loop = Hub(), asyncio.get_running_loop()
-
-    def publish(data: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(hub.set, data)
-
-    with Feed(find, publish) as feed:
-        app = make_app(hub, token, hosts, feed.stacks)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            lifespan="off",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            ws="none",
-        )
-        server = uvicorn.Server(config)
-        shutdown = server.shutdown
-
-        async def end_streams_first(sockets: list[socket.socket] | None = None) -> None:
+    class PageServer(uvicorn.Server):  # type: ignore[misc]  # imported where it is used
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             hub.close()
-            logging.getLogger("uvicorn.error").setLevel(
-                logging.CRITICAL
-            )  # a viewer that does not read is cut off, and that is meant
-            await shutdown(sockets)
+            # A viewer that does not read is cut off. That is meant, and no error.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            await super().shutdown(sockets)
 
-        server.shutdown = end_streams_first
-        if end_with_input:
-            threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
-        address, port, *_ = listener.getsockname()
-        announce(f"http://{f'[{address}]' if ':' in address else address}:{port}/{token}/")
-        await server.serve(sockets=[listener])
+        def end_with_input(self) -> None:
+            while sys.stdin.buffer.read(4096):
+                pass
+            self.should_exit = True
 
-
-def _end_with_input(server: Any) -> None:
-    while sys.stdin.buffer.read(4096):
-        pass
-    server.should_exit = True
+    return PageServer(config)

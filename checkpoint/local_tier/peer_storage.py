@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from holdfast.coordination.address import connect
+
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..storage.base import Entry, Part
 from ..storage.local import LocalStorage
@@ -63,12 +65,9 @@ class PeerConnection:
         timeout_s: float = CONNECT_S,
     ) -> None:
         self.address = address
-        host, _, port = address.rpartition(":")
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
-            self._socket: socket.socket = socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=timeout_s
-            )
+            self._socket: socket.socket = connect(address, timeout_s)
         try:
             with self._errors("prove itself"):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -28,7 +28,8 @@ from ..storage.base import Storage
 from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
-from .pack_writer import report_json, write_files, write_json, write_snapshot
+from .item_files import ItemTarget, report_json, write_files, write_json
+from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .record_builder import build_record
@@ -82,36 +83,18 @@ class SnapshotWork:
             for name, (_, snapshot) in request.trees.items():
                 items[name] = write_snapshot(
                     snapshot,
-                    storage,
-                    self._target.folder,
-                    name,
-                    request.save_id,
+                    self._place(name),
                     progress=progress,
                     history=self._history,
                     statistics=None if self._context is None else self._context.statistics,
                 )
             for name, value in request.values.items():
                 if value.per_process or not self._process:
-                    items[name] = write_json(
-                        storage,
-                        self._target.folder,
-                        name,
-                        request.save_id,
-                        self._process,
-                        value.data,
-                    )
+                    items[name] = write_json(self._place(name), self._process, value.data)
                 else:
                     items[name] = report_json(self._process, value.data)
             for name, staged in request.files.items():
-                items[name] = write_files(
-                    storage,
-                    self._target.folder,
-                    name,
-                    request.save_id,
-                    self._process,
-                    staged,
-                    progress,
-                )
+                items[name] = write_files(self._place(name), self._process, staged, progress)
         except FileNotFoundError as error:
             if storage.list(self._target.claim):
                 raise
@@ -119,6 +102,10 @@ class SnapshotWork:
                 f"{storage.root}/{self._target.claim}"
             ) from error  # and what it was writing has been swept
         return items
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, self._request.save_id)
 
     @property
     def _history(self) -> SaveHistory | None:
@@ -323,7 +310,7 @@ def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
 def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -> None:
     """Brings statistics, claim, index and history up to date after a save."""
     if context.history is not None:
-        context.history.settle(committed=result.error is None)
+        context.history.end(committed=result.error is None)
     if result.error is not None:
         context.statistics.add(saves_failed=1)
         if context.group.index == (

@@ -24,6 +24,7 @@ from ..storage.base import Storage
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
+from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
@@ -168,7 +169,7 @@ class SaveStager:
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
-                unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
+                unlink(snapshot.unmoved, plan, self._place(request, name))
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -187,16 +188,10 @@ class SaveStager:
     ) -> Unmoved | None:
         if self._history is None:
             return None
-        assert self._storage.posix is not None
-        return link_unmoved(
-            self._history,
-            plan,
-            tree.leaves,
-            self._storage.posix,
-            request.folder,
-            item,
-            request.save_id,
-        )
+        return link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
+
+    def _place(self, request: SaveRequest, item: str) -> ItemTarget:
+        return ItemTarget(self._storage, request.folder, item, request.save_id)
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

@@ -33,8 +33,9 @@ WRITER_ID = re.compile(r"[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class Writer:
-    """Who holds a claim. `job` is "" outside of a launched job; `renewed_s` is Unix time by the
-    writer's clock.
+    """The writer that holds a claim.
+
+    `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock.
     """
 
     id: str
@@ -48,13 +49,19 @@ class Writer:
 def this_writer(job: str = "", attempt: int = 0) -> Writer:
     """Returns a new writer for this process, with an id of its own."""
     return Writer(
-        secrets.token_hex(4), job, attempt, socket.gethostname(), os.getpid(), time.time()
+        secrets.token_hex(4),
+        job,
+        attempt,
+        socket.gethostname(),
+        pid=os.getpid(),
+        renewed_s=time.time(),
     )
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
-    """Returns why `me` may fence `other`, or "". Raises Fenced when it is the other way round: a
-    higher attempt of our job is at work.
+    """Returns why `me` may fence `other`, or "".
+
+    Raises Fenced when it is the other way round: `other` is a higher attempt of the same job.
     """
     if dead:
         return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
@@ -75,43 +82,44 @@ class Claims(Protocol):
     """All that a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim; called again, shows that the writer lives. Raises CheckpointError when
-        the store cannot be written safely.
+        """Makes the claim; called again, shows that the writer lives.
+
+        Raises CheckpointError when the store cannot be written safely.
         """
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Returns the other claims, and whether each one's writer is surely dead."""
 
     def fence(self, writer_id: str) -> None:
-        """Takes a claim away, one's own or another's: no later commit of that writer succeeds. One
-        that is gone is done.
-        """
+        """Takes a claim away, if it is there: no later commit of its writer succeeds."""
 
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
-        """Makes sure that writers without a claim can no longer commit a step; returns those of
-        `names` that may be deleted then.
+        """Makes sure that writers without a claim can no longer commit a step.
+
+        Returns those of `names` that may be deleted then.
         """
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
-        """Removes what fenced claims have left, once their files are swept; `step_dirs` are steps
-        that have no packs now.
+        """Removes the remains of fenced claims, once their files are swept.
+
+        `step_dirs` are steps that have no packs now.
         """
 
 
 def parse_writer(data: bytes, writer_id: str) -> Writer:
     """Reads a claim; one that cannot be read is that of an unknown writer."""
     try:
-        found: Any = json.loads(data)
+        claim: Any = json.loads(data)
         return Writer(
             writer_id,
-            str(found["job"]),
-            int(found["attempt"]),
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["renewed_s"]),
+            str(claim["job"]),
+            int(claim["attempt"]),
+            str(claim["host"]),
+            pid=int(claim["pid"]),
+            renewed_s=float(claim["renewed_s"]),
         )
     except (ValueError, TypeError, KeyError):
         return Writer(writer_id)

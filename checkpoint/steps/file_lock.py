@@ -9,30 +9,33 @@ import os
 import weakref
 from pathlib import Path
 
-LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for that of a dead writer
+LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for a dead writer's
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def locks_are_local(folder: Path, mountinfo: str) -> bool:
-    """Says whether the mount of a folder makes file locks hold on this host alone: Lustre's
-    localflock, NFS's local_lock and nolock.
+    """Says whether the mount of a folder makes file locks hold on this host alone.
 
-    `mountinfo` is the text of /proc/self/mountinfo. Other file systems do not tell by their
-    options.
+    Lustre's localflock does so, and NFS's local_lock and nolock; other file systems show nothing in
+    their options. `mountinfo` is the text of /proc/self/mountinfo.
     """
-    above, found = {str(folder.resolve()), *map(str, folder.resolve().parents)}, ("", "", "")
+    resolved = folder.resolve()
+    above = {str(resolved), *map(str, resolved.parents)}
+    innermost = ""
+    kind = ""
+    options = ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
-        kind, _, rest = after.partition(" ")
-        if point in above and len(point) >= len(
-            found[0]
-        ):  # of two at one point the later hides the earlier
-            found = point, kind, rest.rpartition(" ")[2]
-    _, kind, options = found
+        # Of two mounts at one point the later hides the earlier.
+        if point in above and len(point) >= len(innermost):
+            innermost = point
+            kind, _, rest = after.partition(" ")
+            options = rest.rpartition(" ")[2]
+    local = {"localflock"} if kind == "lustre" else set[str]()
     if kind.startswith("nfs"):
-        return bool({"nolock", "local_lock=all", "local_lock=flock"} & set(options.split(",")))
-    return kind == "lustre" and "localflock" in options.split(",")
+        local = {"nolock", "local_lock=all", "local_lock=flock"}
+    return not local.isdisjoint(options.split(","))
 
 
 def read_mountinfo() -> str:
@@ -42,21 +45,15 @@ def read_mountinfo() -> str:
 
 
 class FileLock:
-    """A file lock that a forked child does not keep alive: `flock` belongs to the open file, which
-    a child shares.
-    """
+    """A file lock that a forked child does not keep alive."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
-        self._file = -1
-        self._file = os.open(
-            path,
-            os.O_RDWR
-            | os.O_NOFOLLOW
-            | os.O_NONBLOCK
-            | os.O_CLOEXEC
-            | (os.O_CREAT if create else 0),
-            0o666,
-        )
+        self._file = -1  # for __del__, where the open fails
+        # O_NONBLOCK: to open a pipe that has the lock's name would wait for a writer to it.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT
+        self._file = os.open(path, flags, 0o666)
         _open_locks.add(self)
 
     def try_hold(self) -> bool:
@@ -86,6 +83,8 @@ _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _drop_locks_in_child() -> None:
+    # `flock` belongs to the open file, which a forked child shares: with the file open in a child,
+    # the lock would outlive its writer.
     for lock in list(_open_locks):
         lock.close()
 
@@ -94,10 +93,9 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 def hold_lock_in(folder: Path) -> FileLock:
-    """Makes a folder with a lock in it, held; again when a sweep removes the one or takes the other
-    in between.
-    """
+    """Makes a folder with a lock in it, and holds the lock."""
     for _ in range(LOCK_TRIES):
+        # A sweep may remove the folder, or take the lock, before this process holds it.
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             lock = FileLock(folder / "lock")
@@ -108,13 +106,10 @@ def hold_lock_in(folder: Path) -> FileLock:
 
 
 def is_free(path: Path) -> bool:
-    """Says whether nobody holds the lock; a claim without its lock file has just been taken
-    away.
-    """
+    """Says whether nobody holds the lock."""
     try:
         lock = FileLock(path, create=False)
-    except OSError:  # gone, or no file
-        return False
-    free = lock.try_hold()
-    lock.close()
-    return free
+    except OSError:
+        return False  # no file; or it is gone, with a claim that has just been taken away
+    with contextlib.closing(lock):
+        return lock.try_hold()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, StepNotFound
@@ -24,7 +25,7 @@ from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
 from .claims import Claims, Writer, may_fence, this_writer
 from .object_claims import open_claims
-from .step_files import delete_files, list_packs
+from .step_files import StepFiles, delete_files, list_files
 
 _log = logging.getLogger(__name__)
 _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
@@ -32,9 +33,7 @@ _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 @dataclass
 class Swept:
-    """What a sweep did: writers fenced, each with the reason; files deleted; claims left
-    standing.
-    """
+    """What a sweep did: writers fenced, with the reasons, files deleted, and claims that stand."""
 
     fenced: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -42,14 +41,17 @@ class Swept:
 
 
 def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str]:
-    """Takes the claims of others away where that is right, or with `force` all; returns why. Raises
-    Fenced if we are the older.
+    """Takes the claims of others away where that is right, or with `force` all; returns why.
+
+    Raises Fenced where `me` is a lower attempt of its job.
     """
     reasons = []
     for other, dead in claims.others(me.id):
-        if reason := (f"writer {other.id} was fenced by force" if force else "") or may_fence(
-            other, me, dead=dead
-        ):
+        if force:
+            reason = f"writer {other.id} was fenced by force"
+        else:
+            reason = may_fence(other, me, dead=dead)
+        if reason:
             claims.fence(other.id)
             reasons.append(reason)
             _log.info("%s: fenced", reason)
@@ -57,56 +59,64 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
 
 
 def sweep_files(storage: Storage, claims: Claims) -> list[str]:
-    """Deletes packs of writers without a claim that no record names, and folders that are then
-    empty; returns their names.
+    """Deletes packs that no record names, of writers without a claim; returns their names.
+
+    Folders that are then empty go too.
     """
-    deleted: list[str] = []
-    without_packs: list[str] = []
-    for step_dir in step_folders(storage).values():
-        names, is_without_packs = _sweep_packs(storage, claims, step_dir)
-        deleted += names
-        without_packs += [step_dir] if is_without_packs else []
-    claims.forget_fenced(without_packs)
-    return deleted
+    return _sweep_steps(storage, claims, list(step_folders(storage).values()))
 
 
 def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
     """Does what `sweep_files` does for one step, or for the folder of a one-shot save ("")."""
-    deleted, is_without_packs = _sweep_packs(storage, claims, step_dir)
-    claims.forget_fenced([step_dir] if is_without_packs else [])
+    return _sweep_steps(storage, claims, [step_dir])
+
+
+def _sweep_steps(storage: Storage, claims: Claims, step_dirs: Sequence[str]) -> list[str]:
+    deleted: list[str] = []
+    without_packs: list[str] = []
+    for step_dir in step_dirs:
+        files = list_files(storage, step_dir)
+        names = _delete_suspects(storage, claims, step_dir, files)
+        if step_dir and (names or not files.packs):
+            _delete_empty(storage, step_dir)
+        deleted += [join(step_dir, name) for name in names]
+        if not files.packs:
+            without_packs.append(step_dir)
+    claims.forget_fenced(without_packs)
     return deleted
 
 
-def _sweep_packs(storage: Storage, claims: Claims, step_dir: str) -> tuple[list[str], bool]:
-    """Returns what it has deleted, and whether no packs were there."""
-    packs, has_record = list_packs(storage, step_dir)
+def _delete_suspects(
+    storage: Storage, claims: Claims, step_dir: str, files: StepFiles
+) -> Sequence[str]:
+    """Deletes packs of one step that no writer can still commit; returns their names."""
+    # Listed after the packs: a claim is older than its packs, so a pack whose claim is not found
+    # now has no writer that could still commit it.
     standing = claims.standing()
-    suspects = {
-        name: save_id[:_WRITER_DIGITS]
-        for name, save_id in packs.items()
-        if save_id[:_WRITER_DIGITS] not in standing
-    }
-    names: list[str] = []
-    if suspects and not (has_record and len(set(packs.values())) == 1):
-        named = _named(storage, step_dir)
-        names = [] if named is None else [name for name in suspects if name not in named]
-        names = claims.bury(step_dir, names, {suspects[name] for name in names}) if names else []
+    writers = {name: save_id[:_WRITER_DIGITS] for name, save_id in files.packs.items()}
+    suspects = [name for name, writer in writers.items() if writer not in standing]
+    if not suspects or (files.has_record and len(set(files.packs.values())) == 1):
+        return []
+    named = _named(storage, step_dir)
+    if named is None:
+        return []
+    names = [name for name in suspects if name not in named]
+    if names:
+        names = claims.bury(step_dir, names, {writers[name] for name in names})
         delete_files(storage, step_dir, names)
-    if step_dir and (names or not packs):
-        _delete_empty(storage, step_dir)
-    return [join(step_dir, name) for name in names], not packs
+    return names
 
 
 def _named(storage: Storage, step_dir: str) -> set[str] | None:
-    """Returns the files that a step's record names; none without a record, None (touch nothing)
-    where it is damaged, or may be there.
+    """Returns the files that a step's record names, none without a record.
 
-    That a file is not found is believed only where a listing shows what is beside it: a client of a
-    shared file system may say so of a file that is there.
+    None (touch nothing): the record is damaged, or it may be there.
     """
     try:
         return set(read_record(storage, step_dir).file_names())
     except StepNotFound:
+        # A client of a shared file system may not find a record that is there. It is believed only
+        # where a listing shows other files of the step, and no record beside them.
         names = [entry.name for entry in storage.list(step_dir)]
         return set() if names and join(step_dir, RECORD_NAME) not in names else None
     except CheckpointError as error:
@@ -115,19 +125,18 @@ def _named(storage: Storage, step_dir: str) -> set[str] | None:
 
 
 def _delete_empty(storage: Storage, step_dir: str) -> None:
-    """Removes what a writer leaves that died between making a folder and making a file in it."""
+    """Removes empty folders: a writer may die after it made a folder, before it made a file."""
     entries = storage.list(step_dir, names_only=True)
     if all(entry.name.endswith("/") for entry in entries):
         storage.delete([entry.name for entry in entries] + [f"{step_dir}/"])
 
 
 def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
-    """Fences the dead writers of a root (with `force` all writers) and deletes what they left
-    unfinished, one-shot saves too.
+    """Fences the dead writers of a root (with `force` all) and deletes their unfinished saves.
 
-    Never touches steps that have a record, Orbax's or foreign files, or, without `force`, the saves
-    of a manager that lives. Blocks. Raises CheckpointError where the root cannot be read or
-    written.
+    One-shot saves too. Never touches steps that have a record, Orbax's or foreign files, or,
+    without `force`, the saves of a manager that lives. Blocks. Raises CheckpointError where the
+    root cannot be read or written.
     """
     storage = open_storage(path)
     claims = open_claims(storage)

@@ -1,8 +1,8 @@
-"""Holds: a reader's wish that a step stays for a while. They are files under `.holdfast/holds/`
-that keep policies honour.
+"""Holds: files under `.holdfast/holds/` by which a reader keeps a step from being deleted.
 
-A hold's name says all: `<step>-<seconds>-<made>-<id>`. It counts from when it was made, by the
-store's clock where listings have times, else by `<made>`, Unix seconds of its maker.
+Keep policies honour holds. A hold's name says all: `<step>-<seconds>-<made>-<id>`. Its time begins
+when the file is made, by the store's clock where listings have times, else by `<made>`, which is
+Unix seconds of the reader's clock.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
 
 
 def add_hold(storage: Storage, step: int, seconds: float) -> str:
-    """Holds a step for `seconds` (rounded up) and returns the hold's name. Raises CheckpointError
-    where it cannot be written.
+    """Holds a step for `seconds` (rounded up) and returns the hold's name.
+
+    Raises CheckpointError where it cannot be written.
     """
     name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
     try:
@@ -62,14 +63,18 @@ def hold(storage: Storage, step: int, seconds: float) -> Iterator[None]:
 
 def held_steps(storage: Storage) -> set[int]:
     """Returns the steps that are held now, and forgets holds that are long over."""
-    held, over, now = set(), [], time.time()
+    held = set()
+    over = []
+    now = time.time()
     for entry in storage.list(HOLDS):
-        if match := _NAME.fullmatch(entry.name.rpartition("/")[2]):
-            step, seconds, made = int(match[1]), int(match[2]), int(match[3])
-            if now < (entry.modified_s or made) + seconds:
-                held.add(step)
-            else:
-                over.append(entry.name)
+        match = _NAME.fullmatch(entry.name.rpartition("/")[2])
+        if match is None:
+            continue
+        step, seconds, made = map(int, match.groups())
+        if now < (entry.modified_s or made) + seconds:
+            held.add(step)
+        else:
+            over.append(entry.name)
     with contextlib.suppress(OSError):  # what cannot be forgotten is over nevertheless
         storage.delete(over)
     return held

@@ -23,17 +23,17 @@ from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .background import BackgroundWorker
 from .holds import held_steps
-from .step_files import delete_files, pack_names
+from .step_files import delete_files, list_files
 
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty
 
 
 class StepIndex:
-    """The known steps of a root, alike on every process of a group; the primary's deletes them.
-    Thread-safe.
+    """The known steps of a root, alike on every process of a group. Thread-safe.
 
-    A process that `is_alone` has nobody to know the same as, and may look instead.
+    With `deletes` (at the primary) it deletes steps too. A process that `is_alone` shares its
+    knowledge with no other process, and may look at the store instead.
     """
 
     def __init__(
@@ -55,9 +55,8 @@ class StepIndex:
         self._worker = worker
         self._statistics = statistics
         self._deletes = deletes
-        self._facts: dict[int, StepFacts | None] = dict.fromkeys(
-            steps
-        )  # None: the record was not read yet
+        # None: the record was not read yet
+        self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
         self._passed_over: set[int] = set()
         self._lock = threading.Lock()
 
@@ -66,10 +65,13 @@ class StepIndex:
             return step in self._facts
 
     def exists(self, step: int) -> bool:
-        """Says whether a step is there: by what all know, alone by a look at the store, whose
-        OSError it raises.
+        """Says whether a step is there, by what all processes know.
+
+        A process alone looks at the store, and raises the store's OSError.
         """
-        return has_record(self._storage, self.folder(step)) if self._is_alone else step in self
+        if self._is_alone:
+            return has_record(self._storage, self.folder(step))
+        return step in self
 
     def folder(self, step: int) -> str:
         """Returns the name of a step's folder."""
@@ -87,16 +89,12 @@ class StepIndex:
             self._passed_over.discard(committed.step)
 
     def pass_over(self, step: int) -> None:
-        """Notes that a step could not be restored, on some process, and an older one was instead:
-        it may be saved again.
-        """
+        """Notes that an older step was restored instead of this one: it may be saved again."""
         with self._lock:
             self._passed_over.add(step)
 
     def was_passed_over(self, step: int) -> bool:
-        """Says whether a step may be replaced by a save that does not say so: it was passed over,
-        and not saved since.
-        """
+        """Says whether a step was passed over and not saved since: a save may replace it."""
         with self._lock:
             return step in self._passed_over
 
@@ -110,7 +108,8 @@ class StepIndex:
             self._facts = {step: self._facts.get(step) for step in steps}
 
     def superfluous(self, new: StepFacts) -> list[int]:
-        """Returns the steps that the keep policy lets go once `new` is committed, which stays.
+        """Returns the steps that the keep policy lets go once `new`, which stays, is committed.
+
         Reads the store: for the primary.
         """
         if isinstance(self._keep_policy, KeepAll):
@@ -118,47 +117,44 @@ class StepIndex:
         with self._lock:
             after = self._facts | {new.step: new}
         unread = [step for step, facts in after.items() if facts is None]
-        read = run_side_by_side(self._read, unread, self._storage.max_concurrency) if unread else []
+        read = run_side_by_side(self._read, unread, self._storage.max_concurrency)
         known = [facts for facts in [*after.values(), *read] if facts is not None]
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
 
     def _read(self, step: int) -> StepFacts | None:
-        """Reads what the keep policy needs; None for a step whose record is damaged: it is never
-        touched.
-        """
+        """Reads what the keep policy needs; None: the record is damaged, its step always stays."""
         try:
             record = read_record(self._storage, self.folder(step))
-            found = StepFacts(step, dict(record.metrics), record.started_s)
         except (CheckpointError, OSError):
             return None
-        self.add(found)
-        return found
+        facts = StepFacts(step, dict(record.metrics), record.started_s)
+        self.add(facts)
+        return facts
 
     def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
-        """Forgets steps; the primary deletes their records now, and their packs in the background.
-        Returns those that remain, and why.
+        """Forgets steps; returns those that remain, and why.
+
+        The primary deletes their records now, and their packs in the background.
         """
-        remaining = {
-            step: error for step in steps if self._deletes and (error := self._delete(step))
-        }
+        remaining = {}
+        for step in steps:
+            error = self._delete(step) if self._deletes else None
+            if error is not None:
+                remaining[step] = error
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
         return remaining
 
     def _delete(self, step: int) -> OSError | None:
-        """Deletes a step's record; one that cannot be deleted stays a step, for the policy's next
-        turn.
-
-        It is gone once a listing shows its packs alone, or nothing, where a sweep was faster: a
-        client of a shared file system may not find, and so not delete, what is there.
-        """
+        """Deletes a step's record; a step whose record stays is tried again after the next save."""
         folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
         release = hold(self._storage, record)
         try:
             names = self._file_names(folder)
             self._storage.delete([record])
+            # A client of a shared file system may not find, and so not delete, what is there.
             if not self._is_without(folder, record):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
@@ -174,26 +170,27 @@ class StepIndex:
         return None
 
     def _is_without(self, folder: str, record: str) -> bool:
-        """Says whether the record is gone. An empty folder is looked at again: a sweep may be at
-        it, or a store not show all.
-        """
+        """Says whether the record is gone: a listing shows the packs alone, or nothing at all."""
+        # An empty folder is listed again: a sweep may be at work there, or the store not show all.
         for _ in range(LOOKS):
-            if left := [entry.name for entry in self._storage.list(folder)]:
+            left = [entry.name for entry in self._storage.list(folder)]
+            if left:
                 return record not in left
             if f"{folder}/" not in [entry.name for entry in self._storage.list("")]:
                 break
         return True
 
     def _file_names(self, folder: str) -> Callable[[], list[str]]:
-        """Returns what reads the names of a step's files from its record, later; where it is
-        damaged, all that look like ours now.
+        """Returns a function that gives the names of a step's files, after its record is gone.
+
+        The names are those in the record, or of a damaged step all files that look like ours.
         """
         with contextlib.suppress(CheckpointError):
             data = fetch_record(self._storage, folder)
             if is_sealed(data):
                 return lambda: parse_record(data, join(self._storage.root, folder)).file_names()
-        found = pack_names(self._storage, folder)
-        return lambda: found
+        names = list(list_files(self._storage, folder).packs)
+        return lambda: names
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()

@@ -32,90 +32,79 @@ class LocalClaims:
         self._locks: dict[str, FileLock] = {}
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim; its lock, held by this process and by no child of it, says that the
-        writer lives.
-        """
+        """Makes the claim, with a lock that is held by this process and by no child of it."""
         if writer.id in self._locks:
             return
         made = self._folder / f"new-{writer.id}"
         lock: FileLock | None = None
         try:
-            if self._folder.is_symlink():
-                raise OSError(
-                    errno.ELOOP,
-                    "it is a link, and nothing behind links is written",
-                    str(self._folder),
-                )
-            if self._folder_mode is not None:  # the root is for whom its steps are for
-                make_folders(self._folder, self._folder_mode)
+            self._make_folder()
             lock = hold_lock_in(made)
             (made / "claim.json").write_text(json.dumps(asdict(writer)))
             if not self._single_writer:
                 _check_links(made)
+            # A claim gets its name last: no other process ever sees it without its lock.
             made.rename(self._folder / writer.id)
-        except OSError as error:
-            if lock:
+        except (OSError, CheckpointError) as error:
+            if lock is not None:
                 lock.close()
             _remove(made)
+            if isinstance(error, CheckpointError):
+                raise
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error}"
                 f" ({error.filename or made}); expected a folder that this process may write to. To"
                 " only read, pass Options(read_only=True)",
                 path=str(self._folder.parent),
             ) from error
-        except CheckpointError:
-            lock.close() if lock else None
-            _remove(made)
-            raise
         self._locks[writer.id] = lock
 
+    def _make_folder(self) -> None:
+        if self._folder.is_symlink():
+            message = "it is a link, and nothing behind links is written"
+            raise OSError(errno.ELOOP, message, str(self._folder))
+        if self._folder_mode is not None:  # the root is for whom its steps are for
+            make_folders(self._folder, self._folder_mode)
+
     def others(self, me: str) -> list[tuple[Writer, bool]]:
-        """Reads each other claim, and tries its lock. Where locks hold on one host alone, another
-        host's says nothing.
-        """
-        found = [
-            (writer, self._folder / id / "lock")
-            for id in sorted(self.standing() - {me})
-            if (writer := self._read(id))
-        ]
-        here = (
-            socket.gethostname()
-            if found and locks_are_local(self._folder, read_mountinfo())
-            else None
-        )
-        dead = [(writer, here in (None, writer.host) and is_free(lock)) for writer, lock in found]
-        if here is not None and any(writer.host != here for writer, _ in dead):
+        """Reads each other claim, and tries its lock."""
+        writers = [self._read(writer_id) for writer_id in sorted(self.standing() - {me})]
+        others = [writer for writer in writers if writer is not None]
+        if not others or not locks_are_local(self._folder, read_mountinfo()):
+            return [(writer, self._is_dead(writer)) for writer in others]
+        # Here a lock that another host holds looks free: it says nothing of that host's writers.
+        here = socket.gethostname()
+        if any(writer.host != here for writer in others):
             _log.warning(
                 "file locks in %s hold on one host alone (see its mount options): whether writers"
                 " on other hosts are dead is not known, and what they left stays until `holdfast"
                 " sweep --force`",
                 self._folder,
             )
-        return dead
+        return [(writer, writer.host == here and self._is_dead(writer)) for writer in others]
+
+    def _is_dead(self, writer: Writer) -> bool:
+        return is_free(self._folder / writer.id / "lock")
 
     def fence(self, writer_id: str) -> None:
-        """Renames the claim: its writer's next commit finds no folder to link from. One's own is
-        removed, and its lock freed anyway.
+        """Renames the claim: its writer's next commit finds no folder to link from.
+
+        A claim of this process is removed, and its lock freed in any case.
         """
         try:
-            if (
-                writer_id in self.standing()
-                and (fenced := self._rename_away(writer_id))
-                and writer_id in self._locks
-            ):
-                _remove(fenced)
+            if writer_id in self.standing():
+                fenced = self._rename_away(writer_id)
+                if fenced is not None and writer_id in self._locks:
+                    _remove(fenced)
         finally:
-            if lock := self._locks.pop(writer_id, None):
+            lock = self._locks.pop(writer_id, None)
+            if lock is not None:
                 lock.close()
 
     def _rename_away(self, writer_id: str) -> Path | None:
-        """Renames a claim so that a sweep knows it for a fenced one; returns where it is now, None
-        where it is gone.
-        """
-        for fenced_id in (
-            writer_id,
-            secrets.token_hex(4),
-        ):  # something that is no fenced claim may have the first name
+        """Renames a claim to the name of a fenced one; returns its new path, None if it is gone."""
+        # Something that is no fenced claim may have the first name.
+        for fenced_id in (writer_id, secrets.token_hex(4)):
             fenced = self._folder / f"fenced-{fenced_id}"
             try:
                 (self._folder / writer_id).rename(fenced)
@@ -136,17 +125,16 @@ class LocalClaims:
         }
 
     def _names(self) -> list[str]:
-        """Lists the folder of claims; nothing where it is a link or no folder: what is there is not
-        the root's.
-
-        That there is none is believed only where the root is listed without it: a client of a
-        shared file system may not find it.
-        """
+        """Lists the folder of claims; a link or no folder has no claims of the root."""
+        if self._folder.is_symlink():
+            return []
         try:
-            return [] if self._folder.is_symlink() else os.listdir(self._folder)
+            return os.listdir(self._folder)
         except NotADirectoryError:
             return []
         except FileNotFoundError:
+            # A client of a shared file system may not find a folder that is there. Without claims
+            # a sweep would delete the packs of writers that live: ask the listing of the root too.
             if not is_gone(self._folder):
                 raise
             return []
@@ -159,9 +147,11 @@ class LocalClaims:
         """Removes what is left of fenced claims, and of claims that were never completed."""
         for name in self._names():
             kind, _, writer_id = name.partition("-")
-            if WRITER_ID.fullmatch(writer_id) and kind == "fenced":
+            if not WRITER_ID.fullmatch(writer_id):
+                continue
+            if kind == "fenced":
                 _remove(self._folder / name)
-            elif WRITER_ID.fullmatch(writer_id) and kind == "new":
+            elif kind == "new":
                 _remove_half_made(self._folder / name)
 
     def _read(self, writer_id: str) -> Writer | None:
@@ -171,13 +161,12 @@ class LocalClaims:
         except FileNotFoundError:
             return None
         except (OSError, Corrupt):
+            # Damage is no reason to fence: the lock still says whether the writer lives.
             return Writer(writer_id)
 
 
 def _remove_half_made(folder: Path) -> None:
-    """Removes a claim whose writer died while making it; one that lives holds the lock, or is about
-    to and begins again.
-    """
+    """Removes a claim whose writer died while it made the claim."""
     if folder.is_symlink():
         return
     try:
@@ -188,9 +177,11 @@ def _remove_half_made(folder: Path) -> None:
         return
     except OSError:  # its lock is no file
         return
-    if lock.try_hold():
-        _remove(folder)
-    lock.close()
+    # A writer that lives holds the lock. If it is just about to, it loses the folder, sees that
+    # its lock is no longer at that path, and begins again: see hold_lock_in.
+    with contextlib.closing(lock):
+        if lock.try_hold():
+            _remove(folder)
 
 
 def _check_links(folder: Path) -> None:
@@ -211,8 +202,8 @@ def _check_links(folder: Path) -> None:
             raise
         reason = f"link() is refused: {error.strerror}"
     finally:
-        for path in (source, target):
-            path.unlink(missing_ok=True)
+        source.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
     if reason:
         root = folder.parent.parent
         raise CheckpointError(
@@ -224,8 +215,9 @@ def _check_links(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a flat folder that is no claim, or no longer one; what cannot be removed, and a link,
-    stays.
+    """Removes a flat folder that is no claim, or no longer one.
+
+    A link, and what cannot be removed, stays.
     """
     if folder.is_symlink():
         return

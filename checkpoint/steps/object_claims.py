@@ -1,6 +1,4 @@
-"""Claims in an object store: objects that their writers renew, and tombstones that keep the fenced
-out.
-"""
+"""Claims in an object store: objects that writers renew, and tombstones for fenced writers."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ class ObjectClaims:
         self._taken: set[str] = set()
 
     def take(self, writer: Writer) -> None:
-        """Makes the claim, once the store has shown that it honours conditions; again when it is a
-        twentieth of the way to its age.
+        """Makes the claim, or renews it when a twentieth of the claim's age has passed.
+
+        The store shows first that it honours conditions.
         """
         if writer.id in self._taken:
             self._renew(writer)
@@ -61,13 +60,9 @@ class ObjectClaims:
             ) from error
 
     def _check_conditions(self) -> None:
-        """Lets writes of one name race: each condition that commits rest on may let one of them
-        through.
-
-        Writes one after the other would show nothing: tensorstore looks at an object before it
-        writes it. Several races, since in the first some connections are open already and others
-        are not.
-        """
+        """Lets writes of one name race: each condition of a commit may let only one through."""
+        # Writes one after the other would show nothing: tensorstore looks at an object before it
+        # writes it. Several races: in the first some connections are open already, others not.
         for _ in range(RACES):
             name = f"{FOLDER}/probe-{secrets.token_hex(4)}"
             try:
@@ -94,24 +89,23 @@ class ObjectClaims:
     def _renew(self, writer: Writer) -> None:
         if time.monotonic() - self._renewed < self._age_s / 20:
             return
-        found, generation = self._values.get(_name(writer.id))
-        if found is not None:
-            self._values.put(
-                _name(writer.id),
-                json.dumps(asdict(replace(writer, renewed_s=time.time()))).encode(),
-                generation,
-            )
+        name = _name(writer.id)
+        claim, generation = self._values.get(name)
+        # Only over the claim that was read: a claim that was fenced meanwhile must stay away.
+        if claim is not None:
+            renewed = replace(writer, renewed_s=time.time())
+            self._values.put(name, json.dumps(asdict(renewed)).encode(), generation)
         self._renewed = time.monotonic()
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads the other claims; one that was not renewed for long counts as dead."""
-        found = []
+        others = []
         for writer_id in sorted(self.standing() - {me}):
             data, _ = self._values.get(_name(writer_id))
             if data is not None:
                 writer = parse_writer(data, writer_id)
-                found.append((writer, time.time() - writer.renewed_s > self._age_s))
-        return found
+                others.append((writer, time.time() - writer.renewed_s > self._age_s))
+        return others
 
     def fence(self, writer_id: str) -> None:
         """Deletes the claim: its writer's next commit finds none."""
@@ -127,36 +121,38 @@ class ObjectClaims:
         }
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
-        """Writes a tombstone where there is no record; else the record anew, since an overwrite of
-        it may be under way.
-        """
+        """Writes a tombstone where there is no record, else the record with a mark."""
         name = join(step_dir, RECORD_NAME)
-        found, generation = self._values.get(name)
-        if found is not None and not found.startswith(TOMBSTONE):
+        value, generation = self._values.get(name)
+        is_record = value is not None and not value.startswith(TOMBSTONE)
+        if value is not None and is_record:
             try:
-                named = set(parse_record(found, name).file_names())
+                named = parse_record(value, name).file_names()
             except CheckpointError:
                 return []  # damaged: what it named stays until somebody looks
             names = [each for each in names if each not in named]
-        known = fenced_writers(found) if found is not None else set()
-        if not names or (found is not None and writers <= known):
+        known = fenced_writers(value) if value is not None else set()
+        if not names or (value is not None and writers <= known):
             return names
-        marked = (
-            tombstone(writers | known)
-            if found is None or found.startswith(TOMBSTONE)
-            else marked_record(found, writers | known)
-        )
+        if value is not None and is_record:
+            # An overwrite of this record may be under way: it expects the generation that it read.
+            marked = marked_record(value, writers | known)
+        else:
+            marked = tombstone(writers | known)
+        # Where the write is refused, a commit came first: its packs are no garbage.
         return names if self._values.put(name, marked, generation) else []
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
         """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
+        if not self._values.deletes_on_condition:
+            return  # a delete could hit the record that has just replaced the tombstone
         standing = self.standing()
-        for step_dir in step_dirs if self._values.deletes_on_condition else ():
+        for step_dir in step_dirs:
             name = join(step_dir, RECORD_NAME)
-            found, generation = self._values.get(name)
-            if found is None or not found.startswith(TOMBSTONE):
+            value, generation = self._values.get(name)
+            if value is None or not value.startswith(TOMBSTONE):
                 continue
-            writers, since_s = read_tombstone(found)
+            writers, since_s = read_tombstone(value)
             if not writers & standing and time.time() - since_s > self._age_s:
                 self._values.remove(name, generation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..format.step_folders import read_step_names
 from ..storage.base import Storage
@@ -15,36 +16,41 @@ _PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safete
 
 
 def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
-    """Deletes files of a step, by names relative to its folder ("" for the root), and then its
-    folders where they are empty.
+    """Deletes files of a step, and then its folders where they are empty.
+
+    The names are relative to the step's folder ("" for the root).
     """
     items = {name.rpartition("/")[0] for name in names} - {""}
-    own = [f"{folder}/"] if folder else []
-    storage.delete(
-        [join(folder, name) for name in names]
-        + [join(folder, item) + "/" for item in sorted(items)]
-        + own
-    )
+    paths = [join(folder, name) for name in names]
+    paths += [join(folder, item) + "/" for item in sorted(items)]
+    if folder:
+        paths.append(f"{folder}/")
+    storage.delete(paths)
 
 
-def pack_names(storage: Storage, step_dir: str) -> list[str]:
-    """Returns the files of a step that look like ours, by names relative to it."""
-    return list(list_packs(storage, step_dir)[0])
+@dataclass(frozen=True)
+class StepFiles:
+    """The files of a step that look like ours: the id of the save of each pack, by the pack's name.
 
-
-def list_packs(storage: Storage, step_dir: str) -> tuple[dict[str, str], bool]:
-    """Returns each file that looks like one of ours, by its name relative to the step, and the id
-    of its save; and if a record is there.
+    Names are relative to the step's folder.
     """
+
+    packs: dict[str, str]
+    has_record: bool
+
+
+def list_files(storage: Storage, step_dir: str) -> StepFiles:
+    """Lists the files of a step, without a look at any file."""
     prefix = f"{step_dir}/" if step_dir else ""
     entries = [entry.name for entry in storage.list(step_dir, names_only=True)]
     folders = [name[:-1] for name in entries if name.endswith("/")]
     if not step_dir:  # the items of a one-shot save: folders beside them may be steps
         names = read_step_names(storage)
         folders = [name for name in folders if names.step_of(name) is None and name != FOLDER]
-    found = {}
+    packs = {}
     for folder in folders:
         for entry in storage.list(folder, names_only=True):
-            if match := _PACK.fullmatch(entry.name.rpartition("/")[2]):
-                found[entry.name.removeprefix(prefix)] = match[1]
-    return found, f"{prefix}{RECORD_NAME}" in entries
+            match = _PACK.fullmatch(entry.name.rpartition("/")[2])
+            if match is not None:
+                packs[entry.name.removeprefix(prefix)] = match[1]
+    return StepFiles(packs, has_record=f"{prefix}{RECORD_NAME}" in entries)

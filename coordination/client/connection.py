@@ -8,7 +8,6 @@ import ctypes
 import logging
 import os
 import random
-import socket
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from weakref import WeakSet
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
+from ..address import connect
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
@@ -110,15 +110,8 @@ def accepts_connections(address: str) -> bool:
     """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH: the kernel
     accepts for a process that stands still.
     """
-    path = address.removeprefix("unix:")
     try:
-        if path != address:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(PROBE_S)
-                probe.connect(path)
-        else:
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+        connect(address, PROBE_S).close()
     except (OSError, ValueError):
         return False
     return True

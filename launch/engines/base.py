@@ -1,6 +1,4 @@
-"""What the engines share: a queue of events, the launcher's signals, the coordinator's progress,
-and the run of a job from its start.
-"""
+"""What the engines share: events, signals, the coordinator's progress, and the run of a job."""
 
 from __future__ import annotations
 
@@ -22,8 +20,25 @@ from holdfast.proto import session_pb2
 
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
-from ..supervisor.job import HANG, Decision, Event, Exited, Job, Notice, RestartPolicy, Stop
-from ..view import LiveView, reporter
+from ..supervisor.job import (
+    HANG,
+    Action,
+    Decision,
+    Event,
+    Exited,
+    Job,
+    Kill,
+    Launch,
+    Notice,
+    Notify,
+    Prepare,
+    Release,
+    Reserve,
+    RestartPolicy,
+    Stop,
+    Terminate,
+)
+from ..view import LiveView, change_printer
 from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
 from ..workers.signals import passing_on
@@ -33,8 +48,7 @@ _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
 class BaseEngine(Engine):
-    """Queues events and signals. An engine adds `carry_out`, `close`, and how its processes are
-    signalled and killed.
+    """Queues events and signals, and takes actions apart: an engine adds a method for each action.
 
     Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
@@ -50,11 +64,45 @@ class BaseEngine(Engine):
         self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
-        self.goodput: Callable[[], Goodput] = (
-            Goodput  # where the job's time went until now; from any thread
-        )
+        self._goodput: Callable[[], Goodput] = Goodput
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Reserve():
+                self._reserve(action)
+            case Launch():
+                self._launch(action.attempt, action.num_processes)
+            case Notify():
+                self._notify(action)
+            case Terminate():
+                self._terminate(processes=action.processes)
+            case Kill():
+                self._kill(action.processes)
+            case Release():
+                self._release()
+            case Prepare():
+                self._prepare(action)
+
+    def _reserve(self, action: Reserve) -> None:
+        """Begins to find room; Reserved, Waiting or StartFailed is queued."""
+        raise NotImplementedError
+
+    def _launch(self, attempt: int, num_processes: int) -> None:
+        """Starts the processes of an attempt in what was reserved."""
+        raise NotImplementedError
+
+    def _notify(self, action: Notify) -> None:
+        """Has all processes save and leave."""
+        self._terminate()
+
+    def _release(self) -> None:
+        """Gives back all that is reserved for the attempt."""
+        raise NotImplementedError
+
+    def _prepare(self, action: Prepare) -> None:
+        """Begins what the next attempt will need; by default nothing."""
 
     def _open_watch(
         self, address: str, attempt: int, credentials: Credentials | None = None
@@ -69,10 +117,14 @@ class BaseEngine(Engine):
             credentials,
             policy=self._policy,
             say=self._output.say,
-            goodput=self.goodput,
+            goodput=self._goodput,
         )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
+
+    def account_by(self, meter: GoodputMeter) -> None:
+        """Has the coordinators to come know where the job's time goes."""
+        self._goodput = lambda: meter.goodput(time.monotonic())
 
     def _terminate(
         self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None
@@ -90,26 +142,22 @@ class BaseEngine(Engine):
         raise NotImplementedError
 
     def note(self, text: str) -> None:
-        """Adds a line to the job's history: of this attempt's coordinator, and of those that
-        follow.
-        """
-        line = time.time(), text
-        self._history.append(line)
+        """Adds a line to the job's history, at this attempt's coordinator and those that follow."""
+        unix_s = time.time()
+        self._history.append((unix_s, text))
         if self._watch is not None:
-            self._watch.note(*line)
+            self._watch.note(unix_s, text)
 
     def end_attempt(self, attempt: int, error: JobError) -> None:
-        """Has the processes of an attempt log that it is over, and why, before they are ended;
-        takes at most 1 s.
-        """
+        """Has the processes of an attempt log that it is over, and why. Takes at most 1 s."""
         if self._watch is not None:
-            self._watch.end_attempt(
-                f"attempt {attempt} is over: {str(error).replace(f' in attempt {attempt}', '')}"
-            )
+            why = str(error).replace(f" in attempt {attempt}", "")
+            self._watch.end_attempt(f"attempt {attempt} is over: {why}")
 
     def forward(self, number: int) -> None:
-        """Takes a signal of the launcher: the first stops the job, the second repeats SIGTERM, the
-        third kills. Signal-safe.
+        """Takes a signal of the launcher. Signal-safe.
+
+        The first signal stops the job, the second repeats SIGTERM, the third kills.
         """
         self._queue.put(signal.Signals(number))
 
@@ -119,16 +167,16 @@ class BaseEngine(Engine):
         return watch.processes if watch is not None else ()
 
     def status(self) -> session_pb2.StatusResponse:
-        """Returns the last status of this attempt; of the one before where there is none yet."""
+        """Returns the last status of this attempt, or of the one before where there is none yet."""
         watch = self._watch
-        return watch.status if watch is not None and watch.status.num_processes else self._status
+        if watch is None or not watch.status.num_processes:
+            return self._status
+        return watch.status
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         try:
-            item = (
-                self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
-            )
+            item = self._queue.get(block=timeout_s != 0, timeout=timeout_s)
         except queue.Empty:
             return []
         return self._on_signal(item) if isinstance(item, signal.Signals) else [item]
@@ -144,29 +192,27 @@ class BaseEngine(Engine):
         return []
 
     def _report_exit(self, event: Exited) -> None:
-        """Reports the end of a process to the coordinator, and queues it after the progress that it
-        reported before.
+        """Reports the end of a process to the coordinator, and queues it.
 
-        A SIGTERM that was not ours, to a process that had no handler yet because it had not joined,
-        is a notice to all.
+        The progress that the process had reported is queued before its end. A process that has not
+        joined has no handler of SIGTERM yet: a SIGTERM that was not ours is a notice to all.
         """
         watch = self._watch
+        joined = False
         if watch is not None:
             watch.report_exit(event.process, event.code)
             watch.refresh()
+            joined = event.process in watch.joined
             if event.code == HANG:
                 self._explain_hang(watch)
-        if (
-            event.code in _BY_SIGTERM
-            and not self._sent_sigterm
-            and (watch is None or event.process not in watch.joined)
-        ):
+        if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
 
     def _explain_hang(self, watch: ProgressWatch) -> None:
-        """Says, once in an attempt, who keeps the others waiting and where: those that hang have
-        left their stacks.
+        """Says, once in an attempt, which processes keep the others waiting, and where.
+
+        The processes that hang have left their stacks at the coordinator.
         """
         with self._explaining:
             if self._explained is not watch:
@@ -185,53 +231,56 @@ class BaseEngine(Engine):
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
-        """Writes how the job ended, its last status and its whole history as JSON, for `holdfast
-        run` to make a page of.
+        """Writes how the job ended, its last status and its history, as JSON.
+
+        `holdfast run` makes a page of it.
         """
-        own = [
-            session_pb2.Event(unix_s=unix_s, kind="launcher", text=text)
-            for unix_s, text in self._history
-        ]
-        status = session_pb2.StatusResponse()
-        status.CopyFrom(self._status)
-        del status.events[:]
-        status.goodput_s.update(vars(result.goodput))
-        status.events.extend(sorted([*self._events, *own], key=lambda event: event.unix_s))
         last = result.reasons[-1] if result.reasons else ""
         kept = {
             "unix_s": time.time(),
             "outcome": f"{result.outcome}: {last}",
-            "status": MessageToDict(status),
+            "status": MessageToDict(self._whole_status(result.goodput)),
+            "samples": self._curve.samples(),
         }
-        kept["samples"] = self._curve.samples()
         try:
             file.write_text(json.dumps(kept))
         except OSError as error:
             self._output.say(f"{file} cannot be written: {error.strerror}")
 
+    def _whole_status(self, goodput: Goodput) -> session_pb2.StatusResponse:
+        """Returns the last status, with the events of all attempts and of the launcher."""
+        events = [
+            session_pb2.Event(unix_s=unix_s, kind="launcher", text=text)
+            for unix_s, text in self._history
+        ]
+        events += self._events
+        status = session_pb2.StatusResponse()
+        status.CopyFrom(self._status)
+        del status.events[:]
+        status.events.extend(sorted(events, key=lambda event: event.unix_s))
+        status.goodput_s.update(vars(goodput))
+        return status
+
 
 def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
-    """Runs a job to its end: its changes of state go to `output`, and the launcher's signals to the
-    engine. Blocks.
+    """Runs a job to its end. Blocks.
+
+    The job's changes of state go to `output`, and the launcher's signals to the engine.
     """
     if isinstance(output, LiveView):
-        output.progress = engine.progress
-    report = reporter(output, first_attempt=job.attempt + 1)
+        output.follow(engine.progress)
+    print_change = change_printer(output, first_attempt=job.attempt + 1)
 
     def on_decision(before: Job, decision: Decision) -> None:
-        report(before, decision)
+        print_change(before, decision)
         after = decision.job
         if after.state is not before.state:
             engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
-        if (
-            before.state in RUNS
-            and after.state not in RUNS
-            and after.alive
-            and after.error is not None
-        ):
+        over = before.state in RUNS and after.state not in RUNS
+        if over and after.alive and after.error is not None:
             engine.end_attempt(after.attempt, after.error)
 
     meter = GoodputMeter(time.monotonic())
-    engine.goodput = lambda: meter.goodput(time.monotonic())
+    engine.account_by(meter)
     with passing_on(engine.forward):
         return supervise(job, engine, on_decision=on_decision, meter=meter)

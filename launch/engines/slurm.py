@@ -1,9 +1,9 @@
-"""The engine of Slurm: inside an allocation, one job step an attempt, with the coordinator beside
-it in the batch step.
+"""The engine of Slurm: inside an allocation, one job step an attempt.
 
-A step is one `srun` of `holdfast task`, which reports by a marked line how each task ended: srun
-alone gives one exit code for all. What Slurm takes away is given back by `scontrol requeue`: a
-batch job that merely ended inside the grace period would count as completed.
+The coordinator runs beside it in the batch step. A step is one `srun` of `holdfast task`, which
+reports by a marked line how each task ended: srun alone gives one exit code for all. What Slurm
+takes away is given back by `scontrol requeue`: a batch job that merely ended inside the grace
+period would count as completed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,7 @@ from collections.abc import Mapping, Sequence
 from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.engine import JobResult
-from ..supervisor.job import (
-    Action,
-    Exited,
-    Job,
-    Kill,
-    Launch,
-    Notify,
-    Release,
-    Reserve,
-    Reserved,
-    RestartPolicy,
-    Terminate,
-)
+from ..supervisor.job import Exited, Job, Reserve, Reserved, RestartPolicy
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import ConsoleOutput, Output
 from ..workers.process import WorkerProcess
@@ -44,6 +32,7 @@ from .base import BaseEngine, run_job
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
 _COMMAND_TIMEOUT_S = 60.0
+_KILLED_END_S = 10.0  # for a step that got SIGKILL
 
 
 class SlurmEngine(BaseEngine):
@@ -62,17 +51,14 @@ class SlurmEngine(BaseEngine):
         heartbeat_timeout_s: float,
     ) -> None:
         super().__init__(output, policy)
-        self._command, self._job_id, self._env, self._host = (
-            list(command),
-            job_id,
-            dict(environment),
-            host,
-        )
+        self._command = list(command)
+        self._job_id = job_id
+        self._env = dict(environment)
+        self._host = host
         self._secured = secured
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._lock = (
-            threading.Lock()
-        )  # of `_running` and `_step`: the reader of srun's output writes them
+        # Of `_running` and `_step`: the reader of srun's output writes them.
+        self._lock = threading.Lock()
         self._running: set[int] = set()
         self._to_end: set[int] = set()  # of this attempt
         self._step = ""
@@ -81,19 +67,8 @@ class SlurmEngine(BaseEngine):
 
     # --- Actions
 
-    def carry_out(self, action: Action) -> None:
-        if isinstance(action, Reserve):  # the allocation is ours already
-            self._queue.put(Reserved(action.attempt, action.max_processes))
-        elif isinstance(action, Launch):
-            self._launch(action.attempt, action.num_processes)
-        elif isinstance(action, Notify):
-            self._terminate()
-        elif isinstance(action, Terminate):
-            self._terminate(processes=action.processes)
-        elif isinstance(action, Kill):
-            self._kill(action.processes)
-        elif isinstance(action, Release):
-            self._release()
+    def _reserve(self, action: Reserve) -> None:
+        self._queue.put(Reserved(action.attempt, action.max_processes))  # the allocation is ours
 
     def _launch(self, attempt: int, num_processes: int) -> None:
         coordinator = Coordinator(
@@ -106,42 +81,37 @@ class SlurmEngine(BaseEngine):
         )
         self._coordinator = coordinator
         self._open_watch(coordinator.address, attempt, coordinator.credentials)
-        self._running, self._to_end, self._step = set(range(num_processes)), set(), ""
-        task = [sys.executable, "-c", "from holdfast.cli import main; main()", "task", "--report"]
-        task += [
-            "--coordinator",
-            coordinator.address,
-            "--job-id",
-            self._job_id,
-            "--attempt",
-            str(attempt),
-            "--",
-            *self._command,
-        ]
-        srun = [
-            "srun",
-            f"--ntasks={num_processes}",
-            "--label",
-            "--kill-on-bad-exit=0",
-            "--wait=0",
-            "--quit-on-interrupt",
-        ]
+        self._running = set(range(num_processes))
+        self._to_end = set()
+        self._step = ""
+        secrets = coordinator.secrets.to_env() if coordinator.secrets else {}
         self._srun = WorkerProcess(
-            [*srun, *task],
-            self._env | (coordinator.secrets.to_env() if coordinator.secrets else {}),
+            [*_srun(num_processes), *self._task(attempt, coordinator.address)],
+            self._env | secrets,
             on_line=lambda line: self._on_line(attempt, line),
             on_exit=lambda code: self._on_srun_exit(attempt, code),
         )
 
+    def _task(self, attempt: int, address: str) -> list[str]:
+        """Returns the command of each task of the step."""
+        main = "from holdfast.cli import main; main()"
+        return [
+            *(sys.executable, "-c", main, "task", "--report"),
+            *("--coordinator", address),
+            *("--job-id", self._job_id),
+            *("--attempt", str(attempt)),
+            *("--", *self._command),
+        ]
+
     def _on_line(self, attempt: int, line: str) -> None:
-        found = _LABELLED.fullmatch(line)
-        if found is None:
+        labelled = _LABELLED.fullmatch(line)
+        if labelled is None:
             self._output.say(line)
             return
-        process, text = int(found[1]), found[2]
-        before, mark, words = text.partition(MARK)
-        if before or not mark:
-            self._output.line(process, before if mark else text)
+        process = int(labelled[1])
+        text, mark, words = labelled[2].partition(MARK)
+        if text or not mark:
+            self._output.line(process, text)
         if mark:
             self._on_report(attempt, process, words.split())
 
@@ -155,18 +125,18 @@ class SlurmEngine(BaseEngine):
             self._report_exit(Exited(attempt, process, int(words[1])))
 
     def _on_srun_exit(self, attempt: int, code: int) -> None:
-        """Reports tasks that have not reported their end: they were killed, with their machine or
-        without.
+        """Reports tasks that have not reported their end.
+
+        They were killed, with their machine or without.
         """
         with self._lock:
-            missing, self._running = sorted(self._running), set()
-        for process in missing:
+            silent = sorted(self._running)
+            self._running = set()
+        for process in silent:
             self._report_exit(Exited(attempt, process, -9, f"srun ended with {code}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        """Signals the step: scancel knows no single task. Where some of the tasks are to go on,
-        none is signalled.
-        """
+        """Signals the step, where no task is to go on: scancel knows no single task."""
         if processes is None or self._still_running() <= processes:
             self._scancel(number.name.removeprefix("SIG"))
 
@@ -184,18 +154,19 @@ class SlurmEngine(BaseEngine):
             return set(self._running)
 
     def _scancel(self, name: str) -> bool:
-        """Sends a signal to all tasks, by a thread of its own: scancel may take long. Returns False
-        where no step is known to run.
-        """
+        """Sends a signal to all tasks. Returns False where no step is known to run."""
         with self._lock:
             step = self._step
-        running = bool(step) and self._srun is not None and self._srun.alive
-        if running:
-            target = f"{self._env['SLURM_JOB_ID']}.{step}"
-            threading.Thread(
-                target=self._run_scancel, args=(name, target), name="holdfast-scancel", daemon=True
-            ).start()
-        return running
+        if not step or self._srun is None or not self._srun.alive:
+            return False
+        # scancel asks the controller, which may take a minute: the loop of the job does not wait.
+        threading.Thread(
+            target=self._run_scancel,
+            args=(name, f"{self._env['SLURM_JOB_ID']}.{step}"),
+            name="holdfast-scancel",
+            daemon=True,
+        ).start()
+        return True
 
     def _run_scancel(self, name: str, target: str) -> None:
         done = slurm("scancel", f"--signal={name}", target)
@@ -204,9 +175,8 @@ class SlurmEngine(BaseEngine):
 
     def _release(self) -> None:
         self._close_watch()
-        if self._coordinator is not None and (
-            self._srun is None or self._srun.wait(self._policy.grace_s)
-        ):
+        ended = self._srun is None or self._srun.wait(self._policy.grace_s)
+        if self._coordinator is not None and ended:
             self._coordinator.close()
             self._coordinator = None
 
@@ -216,8 +186,19 @@ class SlurmEngine(BaseEngine):
             self._kill()
             if not self._srun.wait(self._policy.grace_s):
                 self._srun.kill()
-                self._srun.wait(10)
+                self._srun.wait(_KILLED_END_S)
         self._release()
+
+
+def _srun(num_processes: int) -> list[str]:
+    return [
+        "srun",
+        f"--ntasks={num_processes}",
+        "--label",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--quit-on-interrupt",
+    ]
 
 
 def run_slurm(
@@ -231,38 +212,32 @@ def run_slurm(
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     insecure: bool = False,
 ) -> JobResult:
-    """Runs `command` as the tasks of this Slurm allocation, to the end of the job, and requeues the
-    job when it is preempted. Blocks.
+    """Runs `command` as the tasks of this Slurm allocation, to the end of the job. Blocks.
 
     Restarts the group as `restart` says (default: 3 failures between two advances). SIGTERM, SIGINT
     and SIGUSR1 (ask for it with `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A
     preempted job is handed back with `scontrol requeue`, unless `requeue` is False; then the call
     does not return before Slurm ends this process. `host` is where tasks reach the coordinator
     (default: this node's name, or loopback where there is one node only). The job has a token and
-    certificates of its own, which srun hands to its tasks, unless `insecure`. Raises ValueError
-    outside an allocation, ImportError where certificates cannot be made.
+    certificates of its own, which srun hands to its tasks, unless `insecure`.
+
+    Raises ValueError outside an allocation, ImportError where certificates cannot be made.
     """
-    if "SLURM_JOB_ID" not in environment:
+    slurm_job = environment.get("SLURM_JOB_ID")
+    if slurm_job is None:
         raise ValueError(
             "SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line"
             " of an sbatch script"
         )
     if not insecure:
         require_cryptography()
-    num_processes = int(
-        environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 1
-    )
-    host = host or (
-        "127.0.0.1" if environment.get("SLURM_JOB_NUM_NODES", "1") == "1" else socket.gethostname()
-    )
-    restart = restart or RestartPolicy(max_failures=3)
-    job = Job(
-        f"slurm-{environment['SLURM_JOB_ID']}",
-        num_processes,
-        num_processes,
-        restart,
-        attempt=slurm_attempt(environment) - 1,
-    )
+    nodes = environment.get("SLURM_JOB_NUM_NODES")
+    num_processes = int(environment.get("SLURM_NTASKS") or nodes or 1)
+    if not host:
+        host = socket.gethostname() if nodes not in (None, "1") else "127.0.0.1"
+    policy = restart or RestartPolicy(max_failures=3)
+    before = slurm_attempt(environment) - 1
+    job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
     output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
     engine = SlurmEngine(
         command,
@@ -270,20 +245,21 @@ def run_slurm(
         environment,
         output,
         host=host,
-        policy=restart,
+        policy=policy,
         secured=not insecure,
         heartbeat_timeout_s=heartbeat_timeout_s,
     )
     with passing_on(engine.forward, signal.SIGUSR1):
         result = run_job(job, engine, output)
         if result.outcome == "preempted" and not result.interrupted and requeue:
-            _hand_back(environment["SLURM_JOB_ID"], output)
+            _hand_back(slurm_job, output)
     return result
 
 
 def _hand_back(slurm_job: str, output: Output) -> None:
-    """Requeues our own job, and waits for Slurm to end this process: a job that exits by itself
-    counts as completed.
+    """Requeues our own job, and waits for Slurm to end this process.
+
+    A job that exits by itself counts as completed.
     """
     done = slurm("scontrol", "requeue", slurm_job)
     if done.returncode != 0:

@@ -1,8 +1,7 @@
-"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started, with a
-ProcessSpec in its environment.
+"""`holdfast task`: one process of a job that Slurm, mpirun or Kubernetes started.
 
-The command is a child, with the launcher's signals passed on: its end, however it comes, is
-reported to the coordinator at once.
+The process gets a ProcessSpec in its environment. It is a child, and the launcher's signals are
+passed on to it. Its end, however it comes, is reported to the coordinator at once.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.address import address_towards
 from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
-from holdfast.multihost.group.runtime import address_towards
 
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
@@ -46,94 +46,96 @@ _POLL_S = 0.05
 _STATUS_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What a task is told besides its launcher's environment.
+
+    Without `coordinator`, process 0 starts one. Where all processes are on this machine, that one
+    listens at a Unix socket. Elsewhere it listens at `host`, and the others find its address in
+    the folder `rendezvous`. There lie, unless `insecure`, a token and certificates that are made
+    for this job, in a file that only this user can read.
+    """
+
+    coordinator: str | None = None  # HOST:PORT
+    host: str | None = None  # None: the name of process 0's machine
+    rendezvous: Path | None = None  # all processes must see it
+    job_id: str | None = None  # None: the launcher's
+    attempt: int | None = None  # None: the launcher's
+    secrets_dir: Path | None = None  # of the coordinator at `coordinator`; None: srun hands them on
+    insecure: bool = False
+
+
 def run_task(
     command: Sequence[str],
     environment: Mapping[str, str],
+    settings: TaskSettings,
     *,
-    coordinator: str | None = None,
-    host: str | None = None,
-    rendezvous: Path | None = None,
-    job_id: str | None = None,
-    attempt: int | None = None,
     report: bool = False,
-    secrets_dir: Path | None = None,
-    insecure: bool = False,
 ) -> int:
-    """Runs `command` as the process that the launcher's environment says this is, and returns its
-    exit code (128 + a signal's number).
+    """Runs `command` as the process that the launcher's environment says this is.
 
-    The coordinator is at `coordinator`; without one, process 0 starts it. Where all processes are
-    on this machine, it listens at a Unix socket. Elsewhere at `host` (default: the name of process
-    0's machine), and the others find its address in the folder `rendezvous`, which all must see,
-    with a token and certificates that are made for this job, in a file that only this user can
-    read; unless `insecure`. `secrets_dir` holds those of the coordinator at `coordinator` (or srun
-    has handed them on). With them the processes of a node share a relay. Raises ValueError where no
-    launcher is found, StartupTimeout where no address appears, StartupFailed where another user
-    could have written it, ImportError where certificates cannot be made.
+    Returns its exit code (128 + a signal's number). With secrets, the processes of a node share a
+    relay. With `report`, marked lines say how it ended.
+
+    Raises ValueError where no launcher is found, StartupTimeout where no address appears,
+    StartupFailed where another user could have written it, ImportError where certificates cannot be
+    made.
     """
     try:
-        spec, env = _prepare(
-            environment, coordinator, host, rendezvous, job_id, attempt, secrets_dir, insecure
-        )
+        detected = _detect(environment)
+        spec, env = _prepare(detected, environment, settings)
     except BaseException:
         if report:
             print(f"{MARK}exited 1", flush=True)
         raise
-    step = env.get("SLURM_STEP_ID", "")
     if report:
-        print(f"{MARK}started {step}", flush=True)
-    detected = detect(environment)
-    code = _run(command, env, passes_on=detected is not None and detected.launcher != "Slurm")
+        print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
+    code = _run(command, env, passes_on=detected.launcher != "Slurm")
     report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)
     return code if code >= 0 else 128 - code
 
 
-def _prepare(
-    environment: Mapping[str, str],
-    coordinator: str | None,
-    host: str | None,
-    rendezvous: Path | None,
-    job_id: str | None,
-    attempt: int | None,
-    secrets_dir: Path | None,
-    insecure: bool,
-) -> tuple[ProcessSpec, dict[str, str]]:
-    """Returns who this process is, and the environment of its command, once there is a
-    coordinator.
-    """
+def _detect(environment: Mapping[str, str]) -> ClusterEnv:
     detected = detect(environment)
     if detected is None:
         raise ValueError(
             "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
             " Indexed Job (see docs/engines-*.md)"
         )
-    job = job_id or detected.job_id
-    number = detected.attempt if attempt is None else attempt
-    environment = dict(environment)
-    secrets = (
-        JobSecrets.take_from_env(environment)
-        if secrets_dir is None
-        else JobSecrets.from_folder(secrets_dir)
+    return detected
+
+
+def _prepare(
+    detected: ClusterEnv, environment: Mapping[str, str], settings: TaskSettings
+) -> tuple[ProcessSpec, dict[str, str]]:
+    """Returns who this process is, and its command's environment, once a coordinator is there."""
+    detected = replace(
+        detected,
+        job_id=settings.job_id or detected.job_id,
+        attempt=settings.attempt or detected.attempt,
     )
-    address = coordinator
+    environment = dict(environment)
+    if settings.secrets_dir is None:
+        secrets = JobSecrets.take_from_env(environment)
+    else:
+        secrets = JobSecrets.from_folder(settings.secrets_dir)
+    address = settings.coordinator
     if address is None:
         if secrets is not None:
             raise ValueError(
                 "--secrets are those of a coordinator that runs: give its address, --coordinator"
                 " HOST:PORT"
             )
-        address, secrets = _rendezvous(detected, job, number, host, rendezvous, insecure)
-    own_address = None
+        address, secrets = _rendezvous(detected, settings)
+    host_address = None
     if secrets is not None:
-        own_address, address = (
-            address_towards(address),
-            _relay(detected, address, f"{job}.{number}", secrets),
-        )
+        host_address = address_towards(address)
+        address = _relay(detected, address, secrets)
     spec = ProcessSpec(
-        job_id=job,
-        attempt=number,
+        job_id=detected.job_id,
+        attempt=detected.attempt,
         process_id=detected.process_id,
         num_processes=detected.num_processes,
         coordinator=address,
@@ -141,7 +143,7 @@ def _prepare(
         num_slices=detected.num_slices,
         slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
         local_rank=detected.local_rank,
-        host_address=own_address,
+        host_address=host_address,
     )
     env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
@@ -149,37 +151,35 @@ def _prepare(
     return spec, env
 
 
-def _rendezvous(
-    detected: ClusterEnv,
-    job: str,
-    attempt: int,
-    host: str | None,
-    rendezvous: Path | None,
-    insecure: bool,
-) -> tuple[str, JobSecrets | None]:
+def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobSecrets | None]:
     """Returns where the coordinator is, which process 0 starts, and what it wants to see."""
     one_machine = detected.local_size == detected.num_processes
-    if rendezvous is None and not one_machine:
+    if settings.rendezvous is None and not one_machine:
         raise ValueError(
             f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT,"
             " or --rendezvous with a shared folder"
         )
-    secured = not insecure and not (one_machine and host is None)
+    at_socket = one_machine and settings.host is None
+    secured = not settings.insecure and not at_socket
     if secured:
         require_cryptography()  # in all, not to wait for a process 0 that cannot go on
-    folder = user_folder(create=True) if rendezvous is None else rendezvous
+    folder = settings.rendezvous or user_folder(create=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{job}.{attempt}.json"
-    if detected.process_id == 0:
-        host = host or (None if one_machine else socket.gethostname())
-        coordinator = Coordinator(
-            job, attempt, detected.num_processes, host=host, outlives_us=True, secured=secured
-        )
-        shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()
-        _publish(path, {"coordinator": coordinator.address} | shown)
-        return coordinator.address, coordinator.secrets
-    found = _wait_for(path, _gathers)
-    return str(found["coordinator"]), JobSecrets.take_from_env(found)
+    path = folder / f"{detected.job_id}.{detected.attempt}.json"
+    if detected.process_id != 0:
+        published = _wait_for(path, _gathers)
+        return str(published["coordinator"]), JobSecrets.take_from_env(published)
+    coordinator = Coordinator(
+        detected.job_id,
+        detected.attempt,
+        detected.num_processes,
+        host=None if at_socket else settings.host or socket.gethostname(),
+        outlives_us=True,
+        secured=secured,
+    )
+    shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()
+    _publish(path, {"coordinator": coordinator.address} | shown)
+    return coordinator.address, coordinator.secrets
 
 
 def _publish(path: Path, value: dict[str, Any]) -> None:
@@ -190,31 +190,33 @@ def _publish(path: Path, value: dict[str, Any]) -> None:
     whole.replace(path)
 
 
-def _relay(detected: ClusterEnv, coordinator: str, name: str, secrets: JobSecrets) -> str:
-    """Returns the address of this node's relay, which the first of the node's processes starts, and
-    which ends with the last.
+def _relay(detected: ClusterEnv, coordinator: str, secrets: JobSecrets) -> str:
+    """Returns the address of this node's relay.
+
+    The first of the node's processes starts the relay, and it ends with the last.
     """
-    path = user_folder(create=True) / f"relay-{name}.{detected.node or detected.process_id}"
+    node = detected.node or detected.process_id
+    path = user_folder(create=True) / f"relay-{detected.job_id}.{detected.attempt}.{node}"
     if detected.process_id == detected.on_node[0]:
         relay = spawn_relay(coordinator, secrets, detected.on_node)
-        _publish(path, {"relay": relay.address, "pid": relay.pid})
-        found: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
+        published: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
+        _publish(path, published)
     else:
-        found = _wait_for(path, lambda found: Path(f"/proc/{found['pid']}").exists())
-    os.open(
-        f"/proc/{found['pid']}/fd/0", os.O_WRONLY
-    )  # it ends when nobody holds the other end of its input any more: this process does
-    return str(found["relay"])
+        published = _wait_for(path, lambda known: Path(f"/proc/{known['pid']}").exists())
+    # The relay ends when nobody holds the other end of its input any more: this process does.
+    os.open(f"/proc/{published['pid']}/fd/0", os.O_WRONLY)
+    return str(published["relay"])
 
 
 def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Returns what another process has published: an earlier run of the same id may have, too."""
+    """Returns what another process has published."""
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
-            found = _read(path)
-            if of_this_run(found):
-                return found
+            published = _read(path)
+            # An earlier run of the same id may have left a file of that name.
+            if of_this_run(published):
+                return published
         time.sleep(_POLL_S)
     raise StartupTimeout(
         f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s",
@@ -224,29 +226,27 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads what this user has published. What others can write may lead to a coordinator of
-    theirs, what they can read is no secret.
+    """Reads what this user has published.
+
+    What others can write may lead to a coordinator of theirs. What others can read is no secret.
     """
     with path.open() as file:
-        about = os.fstat(file.fileno())
-        others = (
-            about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.parent != user_folder()
-        )  # which nobody else can enter
-        if about.st_uid != os.getuid() or others:
+        status = os.fstat(file.fileno())
+        # Nobody else can enter the user's own folder.
+        others = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.parent != user_folder()
+        if status.st_uid != os.getuid() or others:
             raise StartupFailed(
                 f"{path}: expected a file that only user {os.getuid()} can read, found mode"
-                f" {stat.S_IMODE(about.st_mode):04o} of user {about.st_uid}; remove it, or give"
+                f" {stat.S_IMODE(status.st_mode):04o} of user {status.st_uid}; remove it, or give"
                 " --rendezvous a folder of this user's alone"
             )
-        found: dict[str, Any] = json.load(file)
-    return found
+        published: dict[str, Any] = json.load(file)
+    return published
 
 
-def _gathers(found: dict[str, Any]) -> bool:
-    """Returns whether a coordinator still waits for processes: one that does not is of an earlier
-    run.
-    """
-    secrets = JobSecrets.take_from_env(dict(found))
+def _gathers(published: dict[str, Any]) -> bool:
+    """Returns whether a coordinator still waits for processes; else it is of an earlier run."""
+    secrets = JobSecrets.take_from_env(dict(published))
     with contextlib.ExitStack() as undone:
         credentials = Credentials()
         if secrets is not None:
@@ -255,7 +255,7 @@ def _gathers(found: dict[str, Any]) -> bool:
             credentials = credentials_in(folder, secrets)
         try:
             client = undone.enter_context(
-                StatusClient(found["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S)
+                StatusClient(published["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S)
             )
             return client.status().phase == "gathering"
         except CoordinationError:
@@ -263,17 +263,20 @@ def _gathers(found: dict[str, Any]) -> bool:
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:
-    """Runs the command to its end, and passes signals on to it. A step of Slurm's gets none from
-    here: it is signalled as a whole.
+    """Runs the command to its end, and passes signals on to it.
+
+    A step of Slurm's gets none from here: it is signalled as a whole.
     """
-    happened: queue.SimpleQueue[tuple[bool, int]] = (
-        queue.SimpleQueue()
-    )  # (ended?, exit code or signal)
-    with passing_on(lambda number: happened.put((False, number)), signal.SIGUSR1, signal.SIGUSR2):
-        process = WorkerProcess(
-            command, env, on_line=None, on_exit=lambda code: happened.put((True, code))
-        )
-        while not (item := happened.get())[0]:
+    signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
+    codes: list[int] = []
+
+    def on_exit(code: int) -> None:
+        codes.append(code)
+        signals.put(None)
+
+    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2):
+        process = WorkerProcess(command, env, on_line=None, on_exit=on_exit)
+        while (number := signals.get()) is not None:
             if passes_on:
-                process.signal(item[1])
-    return item[1]
+                process.signal(number)
+    return codes[0]

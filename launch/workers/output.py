@@ -98,11 +98,6 @@ class LogFiles:
         self._lock = threading.Lock()
         self._files: dict[str, _LogFile] = {}
 
-    @property
-    def coordinator_log(self) -> Path:
-        """Where the coordinator's log goes, which it writes itself."""
-        return self._folder / "coordinator.log"
-
     def line(self, process: int, text: str) -> None:
         self._write(f"process-{process}.log", text)
         self._output.line(process, text)

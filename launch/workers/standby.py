@@ -13,6 +13,7 @@ import threading
 import zipfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .process import STANDBY, WorkerProcess
@@ -52,32 +53,38 @@ def _is_this_interpreter(name: str, env: Mapping[str, str], cwd: str | Path | No
     return folder == ours and os.path.samefile(found, sys.executable)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StandbySettings:
+    """Interpreters that wait to become the processes of the next attempt."""
+
+    wanted: bool | None = None  # None: where restarts are allowed
+    preload: Sequence[str] = ()  # modules, imported besides jax and holdfast
+
+
 def standbys_of(
     command: Sequence[str],
     env: Mapping[str, str],
+    settings: StandbySettings,
     *,
     cwd: str | Path | None,
-    wanted: bool | None,
     restarts: bool,
-    preload: Sequence[str],
     say: Callable[[str], None],
 ) -> Standbys | None:
-    """Returns the standbys of a job that wants them (None: where `restarts` are allowed), None
-    where there are to be none.
+    """Returns the standbys of a job, None where it is to have none.
 
-    What was asked for and cannot be had is said. Raises ValueError for names in `preload` that no
-    module can have.
+    Where standbys were asked for and cannot be had, `say` gets the reason. Raises ValueError for
+    names in `preload` that no module can have.
     """
-    for name in preload:
+    for name in settings.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"preload {name!r}: expected the name of a module, such as flax.linen")
-    if not (restarts if wanted is None else wanted):
+    if not (restarts if settings.wanted is None else settings.wanted):
         return None
     if why := why_cold(command, env, cwd):
-        if wanted:
+        if settings.wanted:
             say(f"no standbys, each attempt starts cold: {why}")
         return None
-    return Standbys(command, cwd=cwd, preload=preload, say=say)
+    return Standbys(command, cwd=cwd, preload=settings.preload, say=say)
 
 
 class Standby:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
-from holdfast.launch.view import reporter
+from holdfast.launch.view import change_printer
 from holdfast.launch.workers.coordinator import ProcessProgress
 from holdfast.launch.workers.output import ConsoleOutput
 
@@ -58,8 +58,10 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     view.observe(job, Decision(job, (), ""))
     shown = []
     for step in (50, 60, 70):
-        view.progress = lambda step=step: (ProcessProgress(0, step, 40, 0.0, ""),)
-        table, now[0] = view.table(), now[0] + 2
+        progress = (ProcessProgress(0, step, 40, 0.0, ""),)
+        view.follow(lambda progress=progress: progress)
+        table = view.table()
+        now[0] += 2
         shown.append([list(column.cells) for column in table.columns])
     assert table.title == "j: running, attempt 3, step 40 saved 4 s ago"
     assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
@@ -70,7 +72,7 @@ def test_the_log_has_what_is_not_the_ordinary_course() -> None:
     reason, and so is each state after it.
     """
     stderr = io.StringIO()
-    report = reporter(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
+    print_change = change_printer(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
     job = Job("j", 2, 2)
     for state, attempt, error in (
         (State.SCHEDULING, 1, None),
@@ -81,7 +83,7 @@ def test_the_log_has_what_is_not_the_ordinary_course() -> None:
         (State.FAILED, 2, Preempted("drained")),
     ):
         following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
-        report(job, Decision(following, (), f"why {state} {attempt}"))
+        print_change(job, Decision(following, (), f"why {state} {attempt}"))
         job = following
     assert stderr.getvalue().splitlines() == [
         "holdfast: restarting: why restarting 1",

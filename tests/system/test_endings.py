@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoint import iterate_steps, verify
-from holdfast.launch import RestartPolicy, run_local
+from holdfast.launch import RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
 
@@ -24,9 +24,8 @@ def test_who_is_settled_is_ended_at_once() -> None:
     over.
     """
     output = CollectedOutput()
-    result = run_local(
-        [sys.executable, "-c", STUBBORN], 3, restart=RestartPolicy(grace_s=GRACE_S), output=output
-    )
+    settings = RunSettings(restart=RestartPolicy(grace_s=GRACE_S))
+    result = run_local([sys.executable, "-c", STUBBORN], 3, settings, output=output)
     assert (result.outcome, result.exit_code) == ("failed", 137)
     assert result.elapsed_s < GRACE_S, output.text
 
@@ -40,9 +39,8 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     """
     output, folder = CollectedOutput(), tmp_path / "steps"
     restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
-    result = run_local(
-        [sys.executable, "-c", SAVING, str(folder)], 3, restart=restart, output=output
-    )
+    command = [sys.executable, "-c", SAVING, str(folder)]
+    result = run_local(command, 3, RunSettings(restart=restart), output=output)
     assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 137, 1), output.text
     assert result.elapsed_s < GRACE_S / 2, output.text
     assert list(iterate_steps(folder, timeout_s=0)) == [1] and verify(folder / "1")
@@ -64,9 +62,8 @@ def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:
     """
     output = CollectedOutput()
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    result = run_local(
-        [sys.executable, "-c", PLAIN], 2, env=env, restart=RestartPolicy(grace_s=3), output=output
-    )
+    settings = RunSettings(env=env, restart=RestartPolicy(grace_s=3))
+    result = run_local([sys.executable, "-c", PLAIN], 2, settings, output=output)
     assert (result.outcome, result.exit_code) == ("failed", 137), output.text
     said = [text for process, text in output.lines if process == 0]
     assert any(

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from holdfast.launch import JobResult, RestartPolicy, run_local
+from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
 
@@ -42,10 +42,10 @@ def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
     results: list[JobResult] = []
     output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
+    settings = RunSettings(restart=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     command = [sys.executable, "-c", WORKER, str(tmp_path)]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
     job = threading.Thread(
-        target=lambda: results.append(run_local(command, 2, restart=policy, env=env, output=output))
+        target=lambda: results.append(run_local(command, 2, settings, output=output))
     )
     job.start()
     try:

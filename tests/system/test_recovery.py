@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.checkpoint import load
 from holdfast.coordination import CoordinationError, StatusClient
-from holdfast.launch import JobResult, RestartPolicy, run_local
+from holdfast.launch import JobResult, RestartPolicy, RunSettings, StandbySettings, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import ROOT
 
@@ -97,9 +97,9 @@ def train(folder: Path, output: CollectedOutput) -> JobResult:
     restart = RestartPolicy(max_failures=KILLS, attempts_without_progress=KILLS, backoff_s=0)
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, *program, "--save-every", str(SAVE_EVERY)]
-    return run_local(
-        command, PROCESSES, restart=restart, env=env, output=output, preload=["sklearn.datasets"]
-    )
+    standby = StandbySettings(preload=["sklearn.datasets"])
+    settings = RunSettings(restart=restart, env=env, standby=standby)
+    return run_local(command, PROCESSES, settings, output=output)
 
 
 @pytest.mark.slow

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch import Hang, RestartPolicy, StartupFailed, run_local
+from holdfast.launch import (
+    Hang,
+    RestartPolicy,
+    RunSettings,
+    StandbySettings,
+    StartupFailed,
+    run_local,
+)
 from tests.support.cluster import CollectedOutput
 from tests.support.drill import HOLDFAST, drill, line_of
 from tests.support.paths import program
@@ -75,9 +82,8 @@ def test_an_attempt_that_hangs_is_followed_by_another(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(HANGS_ONCE)
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, stall_timeout_s=4, backoff_s=0)
-    result = run_local(
-        [sys.executable, str(script)], 2, restart=restart, output=output, standby=False
-    )
+    settings = RunSettings(restart=restart, standby=StandbySettings(wanted=False))
+    result = run_local([sys.executable, str(script)], 2, settings, output=output)
     assert (result.outcome, result.attempts) == ("done", 2), output.text
     assert any(
         "process 1 " in line and "<module>, train.py:9" in line
@@ -98,7 +104,7 @@ def test_a_stall_rule_without_steps_is_refused() -> None:
     result = run_local(
         [sys.executable, "-S", "-c", "import time; time.sleep(600)"],
         2,
-        restart=restart,
+        RunSettings(restart=restart),
         output=output,
     )
     assert (result.outcome, result.exit_code, result.attempts) == ("failed", 1, 1)

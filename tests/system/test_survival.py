@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import load
-from holdfast.launch import JobResult, RestartPolicy, run_local
+from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
 from tests.support.paths import EXAMPLES, program
 
 TRAINER = EXAMPLES / "train_digits.py"
@@ -93,7 +93,7 @@ def train(
     ]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     with Watcher(log, strikes, random.Random(len(strikes)), number) as watcher:
-        result = run_local(command, 4, restart=policy, env=env, output=watcher)
+        result = run_local(command, 4, RunSettings(restart=policy, env=env), output=watcher)
     return result, watcher, log
 
 
@@ -129,9 +129,8 @@ def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
     output = Striker()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05)
     command = [sys.executable, "-c", POLITE]
-    result = run_local(
-        command, 2, restart=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"}, output=output
-    )
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    result = run_local(command, 2, RunSettings(restart=policy, env=env), output=output)
     assert (result.outcome, result.attempts) == ("done", 2), output.text
     assert "process 1 (SIGTERM received)" in "\n".join(result.reasons)
 

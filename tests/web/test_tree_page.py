@@ -1,35 +1,11 @@
-"""A checkpoint as a page: the treemap fills its place, and what a checkpoint says is text."""
+"""A checkpoint as a page: what a checkpoint says is text."""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from holdfast.web.tree_page import HEIGHT, MOST_CELLS, WIDTH, checkpoint_page, squarify
-
-
-@given(st.lists(st.floats(1, 1e12), min_size=1, max_size=200))
-def test_the_treemap_fills_its_place_with_the_sizes(sizes: list[float]) -> None:
-    """Each cell has its share of the area, lies inside, and no two overlap by more than a
-    rounding.
-    """
-    sizes.sort(reverse=True)
-    cells = list(squarify(sizes, 0, 0, WIDTH, HEIGHT))
-    assert [cell.number for cell in cells] == list(range(len(sizes)))
-    for cell, size in zip(cells, sizes, strict=True):
-        assert (
-            abs(cell.width * cell.height - size / sum(sizes) * WIDTH * HEIGHT)
-            <= 1e-3 * WIDTH * HEIGHT
-        )
-        assert (
-            cell.x >= -1e-6
-            and cell.y >= -1e-6
-            and cell.x + cell.width <= WIDTH + 1e-3
-            and cell.y + cell.height <= HEIGHT + 1e-3
-        )
+from holdfast.web.tree_page import MOST_CELLS, checkpoint_page
 
 
 def shown(leaves: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The engine of Ray: one placement group an attempt, one actor a process, one more for the
-coordinator.
+"""The engine of Ray: a placement group an attempt, an actor a process, one for the coordinator.
 
 `holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command`
 does the same for a command. Needs the extra `ray`.
@@ -24,20 +23,14 @@ from holdfast.multihost import ProcessSpec
 
 from ...supervisor.engine import JobResult
 from ...supervisor.job import (
-    Action,
     Capacity,
     Event,
     Exited,
     Job,
-    Kill,
-    Launch,
     Notice,
-    Notify,
-    Release,
     Reserve,
     Reserved,
     RestartPolicy,
-    Terminate,
     Waiting,
 )
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
@@ -55,13 +48,13 @@ _READY_S = 10.0  # for what is free to become ours
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a job needs. `resources` are of one process; `num_slices` above 1 makes the job of that
-    many TPU slices of equal size.
+    """What a job needs. `resources` are of one process.
 
-    With `min_processes` below `num_processes` the job goes on with fewer when machines are lost,
-    and grows again when they return: in whole slices where there are slices. A process that is
-    silent for `heartbeat_timeout_s` is lost. The job has a token and certificates of its own, which
-    its actors get by Ray's channel, unless `insecure`.
+    `num_slices` above 1 makes the job of that many TPU slices of equal size. With `min_processes`
+    below `num_processes` the job goes on with fewer when machines are lost, and grows again when
+    they return: in whole slices where there are slices. A process that is silent for
+    `heartbeat_timeout_s` is lost. The job has a token and certificates of its own, which its actors
+    get by Ray's channel, unless `insecure`.
     """
 
     num_processes: int
@@ -90,12 +83,10 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RayResult:
-    """How the job ended; `values` are what the calls of the last attempt returned, by rank (None
-    where none did).
-    """
+    """How the job ended, and what the calls of its last attempt returned."""
 
     job: JobResult
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # by rank; None where a call returned nothing
 
     @property
     def outcome(self) -> str:
@@ -111,8 +102,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     address: str = "auto",
 ) -> RayResult:
-    """Calls `fn(*args, **kwargs)` on `spec.num_processes` processes of the Ray cluster, to the end
-    of the job. Blocks.
+    """Calls `fn(*args, **kwargs)` on every process of a job on a Ray cluster. Blocks to its end.
 
     The cluster is the one that this process is connected to, else the one at `address`.
 
@@ -133,9 +123,7 @@ def run(
 def run_command(
     command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto"
 ) -> RayResult:
-    """Runs `command` as the processes of a job on a Ray cluster, as `holdfast run --ray ADDRESS`
-    does. Blocks.
-    """
+    """Runs `command` as the processes of a job on a Ray cluster. Blocks to its end."""
     return _run(spec, command=list(command), output=output, address=address)
 
 
@@ -159,6 +147,47 @@ def _run(
     return RayResult(run_job(job, engine, output), engine.values())
 
 
+@dataclass(frozen=True)
+class Gang:
+    """The machines of an attempt, Ray's group of what is reserved there, and an actor a process."""
+
+    placement: Placement = field(default_factory=Placement)
+    group: Any = None
+    actors: dict[int, Any] = field(default_factory=dict)  # by rank; made by `start_actors`
+
+    @property
+    def node_ids(self) -> list[str]:
+        """The machine of each rank."""
+        return [node.node_id for node in self.placement.nodes]
+
+    def start_actors(self, resources: Mapping[str, float]) -> None:
+        """Starts the actors, unless they are there: their start costs seconds."""
+        if not self.actors:
+            for rank in range(len(self.placement.nodes)):
+                actor = _actor_in(self.group, rank, resources, WorkerActor)
+                self.actors[rank] = actor.remote()
+
+    def stands(self) -> bool:
+        """Returns whether every machine and every actor is still there. Blocks up to 10 s."""
+        ray = load_ray()
+        healthy = {node.node_id for node in cluster_nodes() if not node.draining}
+        if not healthy.issuperset(self.node_ids):
+            return False
+        try:
+            ray.get([actor.pid.remote() for actor in self.actors.values()], timeout=_READY_S)
+        except ray.exceptions.RayError:  # one has died, or does not answer in time
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Ends the actors, and gives the machines back."""
+        ray = load_ray()
+        for actor in self.actors.values():
+            ray.kill(actor)
+        if self.group is not None:
+            ray.util.remove_placement_group(self.group)
+
+
 class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
@@ -176,86 +205,61 @@ class RayEngine(BaseEngine):
         self._spec = spec
         self._command = command
         self._call = call
-        self._reserve: Reserve | None = None
+        self._wanted_room: Reserve | None = None
         self._why_waiting = ""
-        self._placement = Placement()
-        self._group: Any = None
-        self._actors: dict[int, Any] = {}
+        self._gang = Gang()
         self._lost_actor = False
-        self._kept: tuple[Placement, Any, dict[int, Any]] | None = (
-            None  # of the attempt before, for the next
-        )
+        self._kept: Gang | None = None  # of the attempt before, for the next
         self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
         self._folder: JobFolder | None = None  # of the credentials that the watch shows
         self._attempt = 0
-        self._outcomes: dict[int, bytes | None] = {}
+        self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
         self._noticed: set[str] = set()
         self._poll_at = 0.0
 
     # --- Actions
 
-    def carry_out(self, action: Action) -> None:
-        if isinstance(action, Reserve):
-            self._reserve = action
-            self._attempt = action.attempt
-        elif isinstance(action, Launch):
-            self._launch(action.attempt)
-        elif isinstance(action, Notify):
-            self._terminate()
-        elif isinstance(action, Terminate):
-            self._terminate(processes=action.processes)
-        elif isinstance(action, Kill):
-            self._kill(action.processes)
-        elif isinstance(action, Release):
-            self._release(keep=True)
+    def _reserve(self, action: Reserve) -> None:
+        self._wanted_room = action
+        self._attempt = action.attempt
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        for rank in self._actors if processes is None else processes:
-            self._actors[rank].signal.remote(int(number))
+        for rank in self._gang.actors if processes is None else processes:
+            self._gang.actors[rank].signal.remote(int(number))
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        for rank in self._actors if processes is None else processes:
-            self._actors[rank].kill.remote()
+        for rank in self._gang.actors if processes is None else processes:
+            self._gang.actors[rank].kill.remote()
 
-    def _launch(self, attempt: int) -> None:
+    def _launch(self, attempt: int, num_processes: int) -> None:
         ray = load_ray()
-        num_processes = len(self._placement.nodes)
-        here = ray.get_runtime_context().get_node_id()
-        self._coordinator = _actor(CoordinatorActor, node_id=here).remote(
+        timeout_s = self._spec.restart.startup_timeout_s
+        self._coordinator = _actor_near(CoordinatorActor).remote(
             self._job_id,
             attempt,
             num_processes,
             self._spec.heartbeat_timeout_s,
-            not self._spec.insecure,
+            secured=not self._spec.insecure,
         )
-        if not self._actors:
-            resources = self._spec.resources
-            actors = [
-                _actor(WorkerActor, group=self._group, bundle=rank, resources=resources).remote()
-                for rank in range(num_processes)
-            ]
-            self._actors = dict(enumerate(actors))
-        actors = list(self._actors.values())
-        timeout_s = self._spec.restart.startup_timeout_s
+        self._gang.start_actors(self._spec.resources)
+        actors = self._gang.actors
         address, secrets = ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s)
-        ray.get([actor.pid.remote() for actor in actors], timeout=timeout_s)
+        ray.get([actor.pid.remote() for actor in actors.values()], timeout=timeout_s)
         self._open_watch(address, attempt, self._credentials(secrets))
-        reached = self._start_relays(address, secrets, timeout_s)
-        started = [
-            actor.start.remote(
-                self._command,
-                self._call,
-                self._process_spec(rank, attempt, *reached[rank]),
-                self._spec.env,
-            )
-            for rank, actor in self._actors.items()
-        ]
+        relays = self._start_relays(address, secrets)
+        started = []
+        for rank, actor in actors.items():
+            spec = self._process_spec(rank, attempt, address)
+            relay = relays.get(self._gang.node_ids[rank])
+            if relay is not None:
+                spec = replace(spec, coordinator=relay[0], host_address=relay[1])
+            started.append(actor.start.remote(self._command, self._call, spec, self._spec.env))
         for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
-        self._outcomes = {}
-        for rank in self._actors:
+        self._outcomes = dict.fromkeys(actors)
+        for rank in actors:
             self._request_update(rank)
 
     def _credentials(self, secrets: JobSecrets | None) -> Credentials | None:
@@ -264,129 +268,98 @@ class RayEngine(BaseEngine):
         self._folder = JobFolder.create()
         return credentials_in(self._folder, secrets)
 
-    def _start_relays(
-        self, address: str, secrets: JobSecrets | None, timeout_s: float
-    ) -> list[tuple[str, str | None]]:
+    def _start_relays(self, address: str, secrets: JobSecrets | None) -> dict[str, tuple[str, str]]:
         """Starts a relay on each machine, in the actor of its first process.
 
-        Returns where each process reaches the coordinator, and the address of its machine behind a
-        relay.
+        Returns, by machine, the relay's address and the machine's own. Without secrets there are no
+        relays.
         """
-        nodes = [node.node_id for node in self._placement.nodes]
         if secrets is None:
-            return [(address, None)] * len(nodes)
-        ranks = {
-            node: [rank for rank, other in enumerate(nodes) if other == node] for node in nodes
-        }
-        relays = {
-            node: self._actors[on_node[0]].start_relay.remote(address, secrets, on_node)
-            for node, on_node in ranks.items()
-        }
-        addresses = dict(
-            zip(relays, load_ray().get(list(relays.values()), timeout=timeout_s), strict=True)
-        )
-        return [addresses[node] for node in nodes]
+            return {}
+        ranks: dict[str, list[int]] = {}
+        for rank, node_id in enumerate(self._gang.node_ids):
+            ranks.setdefault(node_id, []).append(rank)
+        starting = [
+            self._gang.actors[on_node[0]].start_relay.remote(address, secrets, on_node)
+            for on_node in ranks.values()
+        ]
+        started = load_ray().get(starting, timeout=self._spec.restart.startup_timeout_s)
+        return dict(zip(ranks, started, strict=True))
 
-    def _process_spec(
-        self, rank: int, attempt: int, coordinator: str, host_address: str | None
-    ) -> ProcessSpec:
-        placement = self._placement
+    def _process_spec(self, rank: int, attempt: int, coordinator: str) -> ProcessSpec:
+        placement = self._gang.placement
+        node_ids = self._gang.node_ids
         return ProcessSpec(
             job_id=self._job_id,
             attempt=attempt,
             process_id=rank,
-            num_processes=len(placement.nodes),
+            num_processes=len(node_ids),
             coordinator=coordinator,
             slice_id=placement.slice_of[rank],
             num_slices=placement.num_slices,
             slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
-            local_rank=[node.node_id for node in placement.nodes[:rank]].count(
-                placement.nodes[rank].node_id
-            ),
-            host_address=host_address,
+            local_rank=node_ids[:rank].count(node_ids[rank]),
         )
 
     def _request_update(self, rank: int) -> None:
-        self._pending[self._actors[rank].poll.remote(_UPDATE_S)] = rank
+        self._pending[self._gang.actors[rank].poll.remote(_UPDATE_S)] = rank
 
-    def _release(self, *, keep: bool = False) -> None:
-        """Ends the attempt. With `keep` a whole gang keeps its actors, whose start costs seconds:
-        see `_take_kept`.
-        """
-        ray = load_ray()
+    def _release(self) -> None:
+        """Ends the attempt. A whole gang keeps its actors: see `_take_kept`."""
+        self._close_coordinator()
+        if len(self._gang.actors) == self._spec.num_processes and not self._lost_actor:
+            self._kill()
+            self._kept = self._gang
+        else:
+            self._gang.give_back()
+        self._forget_attempt()
+
+    def _close_coordinator(self) -> None:
         self._close_watch()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
         if self._coordinator is not None:
             self._coordinator.close.remote()
-            ray.kill(self._coordinator)
+            load_ray().kill(self._coordinator)
             self._coordinator = None
-        if keep and len(self._actors) == self._spec.num_processes and not self._lost_actor:
-            self._kill()
-            self._kept = self._placement, self._group, self._actors
-        else:
-            self._give_back(self._group, self._actors)
-        self._actors = {}
-        self._group = None
+
+    def _forget_attempt(self) -> None:
+        self._gang = Gang()
         self._pending = {}
-        self._reserve = None
-        self._noticed, self._lost_actor = set(), False
+        self._wanted_room = None
+        self._noticed = set()
+        self._lost_actor = False
 
-    def _give_back(self, group: Any, actors: Mapping[int, Any]) -> None:
-        ray = load_ray()
-        for actor in actors.values():
-            ray.kill(actor)
-        if group is not None:
-            ray.util.remove_placement_group(group)
-
-    def _take_kept(self, reserve: Reserve) -> bool:
-        """Takes over the gang of the attempt before where all of it still stands and is as large as
-        is wanted; else gives it back.
-        """
-        if self._kept is None:
-            return False
-        ray, (placement, group, actors) = load_ray(), self._kept
+    def _take_kept(self, wanted: Reserve) -> bool:
+        """Takes over the gang of the attempt before, where it is whole; else gives it back."""
+        gang = self._kept
         self._kept = None
-        healthy = {node.node_id for node in cluster_nodes() if not node.draining}
-        stands = reserve.max_processes == len(actors) and all(
-            node.node_id in healthy for node in placement.nodes
-        )
-        try:
-            ray.get(
-                [actor.pid.remote() for actor in actors.values()] if stands else [],
-                timeout=_READY_S,
-            )
-        except ray.exceptions.RayError:  # one has died, or does not answer in time
-            stands = False
-        if stands:
-            self._placement = placement
-            self._group = group
-            self._actors = actors
-            self._reserve = None
-        else:
-            self._give_back(group, actors)
-        return stands
+        if gang is None:
+            return False
+        if wanted.max_processes != len(gang.actors) or not gang.stands():
+            gang.give_back()
+            return False
+        self._gang = gang
+        self._wanted_room = None
+        return True
 
     # --- Events
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened to actors, cluster, coordinator and launcher; polls each of
-        them at least twice a second.
+        """Returns what has happened to actors, cluster, coordinator and launcher.
+
+        Polls each of them at least twice a second.
         """
-        found: list[Event] = []
+        events: list[Event] = []
         if time.monotonic() >= self._poll_at:
-            found += self._poll_cluster()
+            events += self._poll_cluster()
             self._poll_at = time.monotonic() + _POLL_S
-        wait_s = (
-            0.0
-            if found or timeout_s == 0
-            else min(_POLL_S / 2, _POLL_S if timeout_s is None else timeout_s)
-        )
-        self._poll_actors(wait_s)
+        wait_s = _POLL_S / 2 if timeout_s is None else min(_POLL_S / 2, timeout_s)
+        self._poll_actors(0.0 if events else wait_s)
         while not self._queue.empty():
-            found += super().events(0)
-        return found
+            events += super().events(0)
+        return events
 
     def _poll_actors(self, wait_s: float) -> None:
         ray = load_ray()
@@ -394,12 +367,9 @@ class RayEngine(BaseEngine):
             if wait_s:
                 threading.Event().wait(wait_s)
             return
-        ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=wait_s)
-        ready += [
-            ref
-            for ref in ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)[0]
-            if ref not in ready
-        ]
+        ready, others = ray.wait(list(self._pending), num_returns=1, timeout=wait_s)
+        if others:
+            ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
         for ref in ready:
             self._take_update(ref, self._pending.pop(ref))
 
@@ -427,147 +397,143 @@ class RayEngine(BaseEngine):
     # --- The cluster
 
     def _poll_cluster(self) -> list[Event]:
-        if self._reserve is not None:
-            return self._try_to_reserve(self._reserve)
-        if not self._actors:
+        if self._wanted_room is not None:
+            return self._try_to_reserve(self._wanted_room)
+        if not self._gang.actors:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
-        ours = {node.node_id: node for node in self._placement.nodes}
-        found: list[Event] = []
-        for node_id in ours:
-            now = nodes.get(node_id)
-            if now is not None and now.draining and node_id not in self._noticed:
+        return self._drains(nodes) or self._growth(nodes)
+
+    def _drains(self, nodes: Mapping[str, Node]) -> list[Event]:
+        """Returns a notice for each machine of ours that Ray drains since the last poll."""
+        notices: list[Event] = []
+        for node_id in dict.fromkeys(self._gang.node_ids):
+            node = nodes.get(node_id)
+            if node is not None and node.draining and node_id not in self._noticed:
                 self._noticed.add(node_id)
-                found.append(Notice(f"Ray drains {now.address} ({node_id[:8]})", _deadline(now)))
-        return found or self._growth(nodes)
+                source = f"Ray drains {node.address} ({node_id[:8]})"
+                notices.append(Notice(source, _deadline(node)))
+        return notices
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:
-        """Returns how large a gang would fit if ours gave its machines back, where that is
-        larger.
-        """
-        spec, num_processes = self._spec, len(self._placement.nodes)
+        """Returns how large a gang would fit if ours gave its machines back, where it is larger."""
+        spec = self._spec
+        num_processes = len(self._gang.node_ids)
         if num_processes == spec.num_processes:
             return []
-        used = Counter(node.node_id for node in self._placement.nodes)
+        used = Counter(self._gang.node_ids)
         freed = [_with(node, spec.resources, used[node.node_id]) for node in nodes.values()]
-        larger = len(
-            place_gang(
-                freed, spec.resources, num_processes, spec.num_processes, spec.num_slices
-            ).nodes
+        placement = place_gang(
+            freed, spec.resources, num_processes, spec.num_processes, num_slices=spec.num_slices
         )
+        larger = len(placement.nodes)
         return [Capacity(larger)] if larger > num_processes else []
 
-    def _try_to_reserve(self, reserve: Reserve) -> list[Event]:
+    def _try_to_reserve(self, wanted: Reserve) -> list[Event]:
         ray = load_ray()
         spec = self._spec
-        if self._take_kept(reserve):
-            return [Reserved(reserve.attempt, len(self._placement.nodes))]
+        if self._take_kept(wanted):
+            return [Reserved(wanted.attempt, len(self._gang.node_ids))]
         placement = place_gang(
             cluster_nodes(),
             spec.resources,
-            reserve.min_processes,
-            reserve.max_processes,
-            spec.num_slices,
+            wanted.min_processes,
+            wanted.max_processes,
+            num_slices=spec.num_slices,
         )
         if placement.why_not_more and placement.why_not_more != self._why_waiting:
-            self._output.say(f"attempt {reserve.attempt}: {placement.why_not_more}")
+            self._output.say(f"attempt {wanted.attempt}: {placement.why_not_more}")
         self._why_waiting = placement.why_not_more
         if not placement.nodes:
-            return [Waiting(reserve.attempt, placement.why_not_more)]
+            return [Waiting(wanted.attempt, placement.why_not_more)]
         bundles = [dict(spec.resources) for _ in placement.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
         group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=pins)
-        if not group.wait(_READY_S):  # somebody else was faster, or a node has gone since
+        # Somebody else may have been faster, or a node may have gone since it was listed.
+        if not group.wait(_READY_S):
             ray.util.remove_placement_group(group)
             return []
-        self._group = group
-        self._placement = placement
-        self._reserve = None
-        return [Reserved(reserve.attempt, len(placement.nodes))]
+        self._gang = Gang(placement, group)
+        self._wanted_room = None
+        return [Reserved(wanted.attempt, len(placement.nodes))]
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
-        outcomes = [self._outcomes.get(rank) for rank in range(len(self._placement.nodes))]
-        return tuple(
-            value if kind == "value" else None for kind, value in map(_unpickled, outcomes)
-        )
+        values = []
+        for outcome in self._outcomes.values():
+            kind, value = _unpickled(outcome)
+            values.append(value if kind == "value" else None)
+        return tuple(values)
 
     def close(self) -> None:
-        """Ends whatever still runs: what was asked to end has the grace time, then its actor is
-        killed, and its process with it.
+        """Ends whatever still runs.
+
+        What was asked to end has the grace time. Then its actor is killed, and its process with it.
         """
         deadline = time.monotonic() + self._spec.restart.grace_s
         while self._pending and time.monotonic() < deadline:
             self._poll_actors(0.1)
         self._kill()
-        self._release()
+        self._close_coordinator()
+        self._gang.give_back()
+        self._forget_attempt()
         if self._kept is not None:
-            self._give_back(*self._kept[1:])
+            self._kept.give_back()
             self._kept = None
 
 
-def _actor(
-    kind: type,
-    *,
-    group: Any = None,
-    bundle: int = 0,
-    resources: Mapping[str, float] | None = None,
-    node_id: str = "",
-) -> Any:
+def _actor_near(kind: type) -> Any:
+    """Returns the class of an actor beside this process, where there is room for it."""
     ray = load_ray()
     strategies = ray.util.scheduling_strategies
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
-    if group is None:
-        options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(
-            node_id, soft=True
-        )
-    else:
-        others = {
-            name: amount
-            for name, amount in (resources or {}).items()
-            if name not in ("CPU", "GPU", "memory")
-        }
-        options |= {
-            "num_cpus": (resources or {}).get("CPU", 0),
-            "num_gpus": (resources or {}).get("GPU", 0),
-            "resources": others,
-        }
-        options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=bundle
-        )
-    return ray.remote(**options)(kind)
+    here = ray.get_runtime_context().get_node_id()
+    strategy = strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+    return ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(kind)
+
+
+def _actor_in(group: Any, bundle: int, resources: Mapping[str, float], kind: type) -> Any:
+    """Returns the class of an actor that takes all of a bundle of a placement group."""
+    ray = load_ray()
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=bundle
+    )
+    others = {
+        name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")
+    }
+    return ray.remote(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        resources=others,
+        max_restarts=0,
+        scheduling_strategy=strategy,
+    )(kind)
 
 
 def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
-    """Returns ("value", what a call returned) or ("error", what it raised); what only its process
-    can read is an error that says so.
+    """Returns ("value", what a call returned) or ("error", what it raised).
+
+    What only its process can read is an error that says so.
     """
     if not outcome:
         return "", None
     try:
         kind, value = pickle.loads(outcome)
     except Exception as error:  # whatever a class of the user's does here
-        return "error", TypeError(
-            f"what the call left cannot be read here: {type(error).__name__}: {error}"
-        )
+        what = f"what the call left cannot be read here: {type(error).__name__}: {error}"
+        return "error", TypeError(what)
     return kind, value
 
 
 def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:
     """Returns a node with the resources of `count` more processes free."""
-    return replace(
-        node,
-        available={
-            name: node.available.get(name, 0.0) + count * resources.get(name, 0.0)
-            for name in resources
-        },
-    )
+    available = {
+        name: node.available.get(name, 0.0) + count * amount for name, amount in resources.items()
+    }
+    return replace(node, available=available)
 
 
 def _deadline(node: Node) -> float | None:
     """Returns the drain's deadline on the monotonic clock."""
-    return (
-        None
-        if node.deadline_unix_s is None
-        else time.monotonic() + node.deadline_unix_s - time.time()
-    )
+    if node.deadline_unix_s is None:
+        return None
+    return time.monotonic() + node.deadline_unix_s - time.time()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination import Relay
+from holdfast.coordination.address import address_towards
 from holdfast.multihost import ProcessSpec
-from holdfast.multihost.group.runtime import address_towards
 
 from ...workers.coordinator import Coordinator, report_exit
 from ...workers.environment import worker_env

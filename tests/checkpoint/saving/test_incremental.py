@@ -39,9 +39,10 @@ from holdfast.checkpoint.saving.incremental import (
     HEAD_BYTES,
     MAX_LINKS,
     ChunkDigest,
-    PackHistory,
+    ChunkFate,
     SaveHistory,
     WrittenFile,
+    WrittenPack,
     choose_links,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -58,10 +59,13 @@ def file(number: int, nbytes: int) -> WrittenFile:
     return WrittenFile(f"1/state/{number}", FileReport(str(number), nbytes + 64, 64, 0), nbytes)
 
 
-def history(sizes: list[int], where: list[int]) -> PackHistory:
+def history(sizes: list[int], where: list[int]) -> WrittenPack:
     files = tuple(file(number, size) for number, size in enumerate(sizes))
-    digests = tuple(ChunkDigest(bytes([index]), bytes([index])) for index in range(len(where)))
-    return PackHistory(files, tuple(where), digests, (0,) * len(where))
+    chunks = [
+        ChunkFate(file, 0, ChunkDigest(bytes([index]), bytes([index])))
+        for index, file in enumerate(where)
+    ]
+    return WrittenPack(files, tuple(chunks))
 
 
 def test_files_that_are_half_alive_are_linked() -> None:
@@ -92,13 +96,13 @@ def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
     known, plan, packs = SaveHistory(), Plan(), {0: history([1], [0])}
     known.begin("state", plan, packs, {}, linked=False)  # type: ignore[arg-type]
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
-    known.settle(committed=True)
+    known.end(committed=True)
     assert known.of("state", plan) == packs and known.is_known  # type: ignore[arg-type]
     plan.hash = "b"
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
     plan.hash = "a"
     known.begin("state", plan, packs, {}, linked=True)  # type: ignore[arg-type]
-    known.settle(committed=False)
+    known.end(committed=False)
     assert known.of("state", plan) == {} and not known.is_known  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordination.process.job_folder import job_folders
-from holdfast.launch import Preempted, RestartPolicy, WorkerFailed, run_local
+from holdfast.launch import Preempted, RestartPolicy, RunSettings, WorkerFailed, run_local
 from holdfast.launch.engines.local import LocalEngine
 from holdfast.launch.supervisor.job import Exited, Kill, Launch, Prepare, Release
 from tests.support.cluster import CollectedOutput
@@ -87,9 +87,8 @@ def test_every_process_knows_who_it_is() -> None:
         " 'HOLDFAST_NUM_PROCESSES', 'HOLDFAST_JOB_ID',         'HOLDFAST_ATTEMPT',"
         " 'MEGASCALE_NUM_SLICES', 'HOLDFAST_COORDINATOR')))"
     )
-    result = run_local(
-        python(code), 3, job_id="j", env={**os.environ, "MEGASCALE_NUM_SLICES": "3"}, output=output
-    )
+    env = {**os.environ, "MEGASCALE_NUM_SLICES": "3"}
+    result = run_local(python(code), 3, RunSettings(job_id="j", env=env), output=output)
     assert (result.outcome, result.exit_code, result.attempts) == ("done", 0, 1)
     assert sorted(text.rsplit(" ", 1)[0] for _, text in output.lines) == [
         f"{i} 3 j 1 None" for i in range(3)
@@ -125,7 +124,7 @@ def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None
     result = run_local(
         [sys.executable, "-c", UNMODIFIED],
         2,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        RunSettings(env=os.environ | {"JAX_PLATFORMS": "cpu"}),
         output=output,
     )
     assert result.outcome == "done", output.text
@@ -231,7 +230,8 @@ open(ready, "w")
 while True: time.sleep(1)
 """
     output = CollectedOutput()
-    result = run_local(python(script), 2, restart=RestartPolicy(grace_s=0.5), output=output)
+    settings = RunSettings(restart=RestartPolicy(grace_s=0.5))
+    result = run_local(python(script), 2, settings, output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
@@ -323,7 +323,7 @@ sys.exit({1: 9, 2: 75, 3: 0}[attempt])
 """
     output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
-    result = run_local(python(script), 2, restart=policy, output=output)
+    result = run_local(python(script), 2, RunSettings(restart=policy), output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     said = {
         text for _, text in output.lines if len(text.split()) == 2
@@ -357,9 +357,8 @@ sys.exit(75)
 """
     output = CollectedOutput()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
-    result = run_local(
-        python(script), 4, min_processes=2, restart=policy, output=output, capacity_file=room
-    )
+    settings = RunSettings(min_processes=2, restart=policy, capacity_file=room)
+    result = run_local(python(script), 4, settings, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
@@ -443,7 +442,7 @@ time.sleep(600)
     result = run_local(
         [sys.executable, "-c", code],
         2,
-        restart=RestartPolicy(max_failures=1, backoff_s=0.05),
+        RunSettings(restart=RestartPolicy(max_failures=1, backoff_s=0.05)),
         output=CollectedOutput(),
     )
     assert (result.outcome, result.attempts) == ("done", 2), result.reasons
@@ -463,9 +462,8 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
     engine = LocalEngine(
         python("import time; time.sleep(600)"),
         "j",
-        env=os.environ,
-        output=output,
-        policy=RestartPolicy(grace_s=0),
+        RunSettings(env=os.environ, restart=RestartPolicy(grace_s=0)),
+        output,
     )
 
     def running() -> dict[int, str]:
@@ -506,8 +504,8 @@ def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Pat
     run_local(
         python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"),
         2,
+        RunSettings(log_dir=tmp_path / "logs"),
         output=CollectedOutput(),
-        log_dir=tmp_path / "logs",
     )
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.is_file()}
     assert set(logs) == {

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from holdfast.coordination.process.job_folder import user_folder
-from holdfast.launch import RestartPolicy, run_local
+from holdfast.launch import RestartPolicy, RunSettings, run_local
 from holdfast.launch.workers.compile_cache import compile_cache
 from tests.support.cluster import CollectedOutput
 
@@ -49,9 +49,7 @@ def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
     result = run_local(
         [sys.executable, "-c", PROGRAM],
         2,
-        env=environment(),
-        log_dir=tmp_path,
-        restart=restart,
+        RunSettings(env=environment(), log_dir=tmp_path, restart=restart),
         output=output,
     )
     assert result.outcome == "done" and result.attempts == 2, output.text
@@ -72,10 +70,9 @@ def test_a_job_without_logs_has_one_too() -> None:
         "import os; path = os.environ['JAX_COMPILATION_CACHE_DIR']; print(path,"
         " os.path.isdir(path))"
     )
-    assert (
-        run_local([sys.executable, "-S", "-c", script], 1, env=environment(), output=output).outcome
-        == "done"
-    )
+    settings = RunSettings(env=environment())
+    command = [sys.executable, "-S", "-c", script]
+    assert run_local(command, 1, settings, output=output).outcome == "done"
     path, is_there = output.lines[0][1].split()
     assert is_there == "True" and not Path(path).exists()
 

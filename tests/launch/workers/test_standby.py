@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch import RestartPolicy, run_local
+from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_local
 from holdfast.launch.workers.process import WorkerProcess
 from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
@@ -350,19 +350,19 @@ def test_commands_of_other_forms_and_other_interpreters_start_cold(
         assert why_cold([name, "program.py"], env, tmp_path) == f"{name} {other}"
     said: list[str] = []
     for wanted in (None, True):
-        found = standbys_of(
-            ["true"], env, cwd=tmp_path, wanted=wanted, restarts=True, preload=(), say=said.append
+        settings = StandbySettings(wanted=wanted)
+        standbys = standbys_of(
+            ["true"], env, settings, cwd=tmp_path, restarts=True, say=said.append
         )
-        assert found is None
+        assert standbys is None
     assert said == [f"no standbys, each attempt starts cold: true {other}"]
     assert (
         standbys_of(
             [sys.executable, "program.py"],
             env,
+            StandbySettings(),
             cwd=tmp_path,
-            wanted=None,
             restarts=False,
-            preload=(),
             say=said.append,
         )
         is None
@@ -373,10 +373,9 @@ def test_commands_of_other_forms_and_other_interpreters_start_cold(
         standbys_of(
             ["true"],
             env,
+            StandbySettings(preload=["fl-ax"]),
             cwd=tmp_path,
-            wanted=None,
             restarts=False,
-            preload=["fl-ax"],
             say=said.append,
         )
 
@@ -480,9 +479,7 @@ def test_without_restarts_or_with_no_standby_there_is_none(job: Path) -> None:
         run_local(
             [sys.executable, str(job)],
             1,
-            cwd=job.parent,
-            restart=restart,
-            standby=standby,
+            RunSettings(cwd=job.parent, restart=restart, standby=StandbySettings(wanted=standby)),
             output=output,
         )
         assert {line.split()[0] for _, line in output.lines} == {"cold"}

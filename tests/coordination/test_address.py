@@ -1,0 +1,46 @@
+"""Addresses: HOST:PORT and unix:PATH."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from holdfast.coordination.address import address_towards, connect, split_address
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("10.0.0.1:80", ("10.0.0.1", 80)), ("[::1]:80", ("::1", 80)), ("host:0", ("host", 0))],
+)
+def test_host_and_port_are_split(address: str, parts: tuple[str, int]) -> None:
+    """The brackets of an IPv6 host are not part of it."""
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:http", ""])
+def test_other_text_is_refused(address: str) -> None:
+    """The error names the text."""
+    with pytest.raises(ValueError, match=r"expected HOST:PORT"):
+        split_address(address)
+
+
+def test_both_kinds_of_service_are_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A socket's path and a port; where nobody listens it is an OSError."""
+    monkeypatch.chdir(tmp_path)  # the whole path may be too long for a socket's name
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(OSError):
+            connect("unix:socket", 1.0)
+        server.listen()
+        connect("unix:socket", 1.0).close()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with connect(f"127.0.0.1:{server.getsockname()[1]}", 1.0) as connection:
+            assert connection.getpeername() == server.getsockname()
+
+
+def test_a_service_here_is_reached_by_loopback() -> None:
+    """At a Unix socket, and at loopback itself."""
+    assert address_towards("unix:/some/socket") == "127.0.0.1"
+    assert address_towards("127.0.0.1:1") == "127.0.0.1"
