@@ -16,7 +16,7 @@ where = ["write", "commit"]
 for step in range(steps):
     manager = CheckpointManager(root)
     verb = where[step % 2]
-    do = getattr(manager._storage, verb)
+    do = getattr(manager._root.storage, verb)
 
     def paused(*args, **options):
         if verb == "write":
@@ -26,7 +26,7 @@ for step in range(steps):
         if verb == "commit":
             do(*args, **options)
 
-    setattr(manager._storage, verb, paused)
+    setattr(manager._root.storage, verb, paused)
     manager.save(step, {"who": np.zeros(1000)})
     try:
         manager.close()

@@ -11,15 +11,15 @@ from holdfast.checkpoint import CheckpointError, CheckpointManager
 with CheckpointManager(root) as manager:
     manager.save(1, shards(1))
     manager.wait_until_finished()
-    listing = manager._storage.list
+    listing = manager._root.storage.list
     if index == 0:
 
         def list(folder, **options):
             raise PermissionError(13, "Permission denied", root)
 
-        manager._storage.list = list
+        manager._root.storage.list = list
     for fallback in (False, True):
         error = goes(lambda: manager.restore(like=shards(0), fallback=fallback), CheckpointError)
         assert "Permission denied" in str(error) and root in str(error), error
-    manager._storage.list = listing
+    manager._root.storage.list = listing
     manager.restore(like=shards(0))

@@ -24,14 +24,14 @@ with CheckpointManager(root, options=Options(read_only=True)) as manager:
             group=Solo(),
         )
     else:
-        gather = manager._group.gather
+        gather = manager._root.group.gather
 
         def late(*args, **options):
             sync_global_processes("read", timeout=60)
-            manager._group.gather = gather
+            manager._root.group.gather = gather
             return gather(*args, **options)
 
-        manager._group.gather = late
+        manager._root.group.gather = late
     error = goes(lambda: manager.restore(1, shards(0)), StepGone)
     assert "overwritten" in str(error), error
     assert (

@@ -15,7 +15,7 @@ with CheckpointManager(root) as manager:
     manager.save(2, shards(2))
     manager.wait_until_finished()
     if index == 1:
-        manager._index.remove([2])  # as after CommitUnknown: the record appeared later
+        manager._state.index.remove([2])  # as after CommitUnknown: the record appeared later
         assert manager.latest_step() == 1
     for fallback in (False, True):
         got = manager.restore(like=shards(0), fallback=fallback)

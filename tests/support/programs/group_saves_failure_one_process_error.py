@@ -12,19 +12,19 @@ with CheckpointManager(root, options=Options(save_timeout_s=30)) as manager:
     manager.save(1, state(1))
     manager.wait_until_finished()
     if index == 2:
-        write = manager._storage.write
+        write = manager._root.storage.write
 
         def full(*args, **options):
             raise OSError(28, "No space left on device")
 
-        manager._storage.write = full
+        manager._root.storage.write = full
     manager.save(2, state(2))
     error = goes(manager.wait_until_finished, SaveFailed)
     assert error.process == 2 and "process 2 failed: OSError: [Errno 28] No space left" in str(
         error
     ), error
     if index == 2:
-        manager._storage.write = write
+        manager._root.storage.write = write
     assert manager.latest_step() == 1
     different = state(3) | ({"more": jnp.zeros(3)} if index == 1 else {})
     manager.save(3, different)

@@ -31,9 +31,9 @@ with CheckpointManager(root, options=Options(save_timeout_s=60)) as manager:
         manager.save(step, state(step))
         manager.wait_until_finished()
     if index == 1:
-        stage, manager._stager.stage = manager._stager.stage, interrupted
+        stage, manager._durable._stager.stage = manager._durable._stager.stage, interrupted
         goes(lambda: manager.save(7, state(7)), KeyboardInterrupt)
-        manager._stager.stage = stage
+        manager._durable._stager.stage = stage
     else:
         manager.save(7, state(7))
         assert "interrupted" in str(goes(manager.wait_until_finished, SaveFailed))

@@ -14,7 +14,7 @@ if index != 1:
     manager.save(2, state(2))
     error = goes(manager.wait_until_finished, SaveFailed)
     assert error.process == 1 and manager.latest_step() == 1, error
-    manager._group.barrier("end", timeout_s=60)
+    manager._root.group.barrier("end", timeout_s=60)
 else:
-    manager._group.barrier("end", timeout_s=60)
+    manager._root.group.barrier("end", timeout_s=60)
 manager.close()

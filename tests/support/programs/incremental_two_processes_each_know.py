@@ -12,7 +12,7 @@ with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incrementa
     for step in range(5):
         base, moving = state(1, 1 << 16), state(step)
         if step == 3 and index == 1:
-            manager._history.forget()
+            manager._state.history.forget()
         manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
         manager.wait_until_finished()
         linked = manager.statistics()["save_linked_bytes"]

@@ -19,7 +19,7 @@ local = Local(
 )
 manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
 if port == "launched":
-    tier = manager._tier
+    tier = manager._catalog.tier
     print("parts by TLS", tier._tls is not None, "at", tier._server.address, flush=True)
 
 
