@@ -44,8 +44,8 @@ from ..supervisor.goodput import Goodput
 from ..supervisor.job import (
     NO_SAVE,
     Event,
-    Notice,
-    Progress,
+    Noticed,
+    Progressed,
     RestartPolicy,
     SavePosition,
     Stalled,
@@ -83,7 +83,7 @@ class ProgressWatch:
     """Polls the coordinator at `address` twice a second for the progress of the processes; `report`
     gets what is new.
 
-    That is Progress, and a Notice that one process got by itself (a signal, its machine's
+    That is Progressed, and a Notice that one process got by itself (a signal, its machine's
     metadata): whoever leaves after it is not done, whatever its exit code. By the policy's rules,
     too, that the job has Stalled, once; who keeps it waiting, and where, goes to `say`.
 
@@ -114,7 +114,7 @@ class ProgressWatch:
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
-        self._reported = Progress(attempt)
+        self._reported = Progressed(attempt)
         self._ours: set[int] = (
             set()
         )  # processes that have had a Session, as a poll saw or what they said of a save shows
@@ -213,7 +213,7 @@ class ProgressWatch:
                 if task.has_session or "save_stage" in task.progress.values
             }
             saves = {process: _save_position(status.tasks[process]) for process in self._ours}
-            progress = Progress(
+            progress = Progressed(
                 self._attempt,
                 step,
                 saved,
@@ -270,7 +270,7 @@ class ProgressWatch:
                 if source not in self._notices:
                     at = notice.get("deadline_unix_s")
                     self._report(
-                        Notice(
+                        Noticed(
                             source,
                             None if at is None else time.monotonic() + at - time.time(),
                             delivered=True,

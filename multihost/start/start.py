@@ -192,11 +192,10 @@ def _join(
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
-    credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
     with preemption.gathering():
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
-        client = _connect(spec, credentials, deadline, timeouts)
+        client = _connect(spec, spec.credentials, deadline, timeouts)
     _job = _Job(spec, client, timeouts.shutdown_s)
     set_client(client, spec)
     start_vitals(client, spec.process_id, spec.num_processes)

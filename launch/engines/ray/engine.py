@@ -27,7 +27,7 @@ from ...supervisor.job import (
     Event,
     Exited,
     Job,
-    Notice,
+    Noticed,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -412,7 +412,7 @@ class RayEngine(BaseEngine):
             if node is not None and node.draining and node_id not in self._noticed:
                 self._noticed.add(node_id)
                 source = f"Ray drains {node.address} ({node_id[:8]})"
-                notices.append(Notice(source, _deadline(node)))
+                notices.append(Noticed(source, _deadline(node)))
         return notices
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:

@@ -23,7 +23,7 @@ import pytest
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch import Preempted, RestartPolicy, RunSettings, WorkerFailed, run_local
 from holdfast.launch.engines.local import LocalEngine
-from holdfast.launch.supervisor.job import Exited, Kill, Launch, Prepare, Release
+from holdfast.launch.supervisor.job import Exited, Kill, Launch, PrepareNext, Release
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.processes import wait_until_ended
@@ -475,12 +475,12 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         return {job.attempt: job.address for job in jobs}
 
     try:
-        engine.carry_out(Prepare(2, 2))
+        engine.carry_out(PrepareNext(2, 2))
         prepared = running()
         engine.carry_out(Launch(2, 2))
         assert prepared.keys() == {2} and running() == prepared
         assert output.said[0] == f"attempt 2, coordinator at {prepared[2]}"
-        engine.carry_out(Prepare(3, 2))
+        engine.carry_out(PrepareNext(3, 2))
         other = running()[3]
         engine.carry_out(Kill())
         while not isinstance(engine.events(10)[0], Exited) or any(
@@ -490,7 +490,7 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         engine.carry_out(Release())
         engine.carry_out(Launch(3, 1))
         assert running().keys() == {3} and running()[3] != other
-        engine.carry_out(Prepare(4, 1))
+        engine.carry_out(PrepareNext(4, 1))
     finally:
         engine.carry_out(Kill())
         engine.close()

@@ -17,7 +17,7 @@ from holdfast.launch.supervisor.job import (
     Exited,
     Job,
     Launch,
-    Progress,
+    Progressed,
     Release,
     Reserve,
     Reserved,
@@ -69,7 +69,7 @@ def test_a_job_that_ends_well_closes_its_engine_and_counts_its_steps() -> None:
     """Reserve, launch, release, in this order; the result has the last progress, one attempt, and
     every reason on the way.
     """
-    engine = Script([Reserved(1, 2)], [Progress(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
+    engine = Script([Reserved(1, 2)], [Progressed(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
     result = supervise(job(), engine, clock=engine.clock)
     assert engine.actions == [Reserve(1, 2, 2, 600.0), Launch(1, 2), Release()]
     assert (result.outcome, result.exit_code, result.attempts, result.step, result.saved_step) == (

@@ -20,8 +20,8 @@ from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
     Event,
-    Notice,
-    Progress,
+    Noticed,
+    Progressed,
     RestartPolicy,
     SavePosition,
     Stalled,
@@ -63,7 +63,7 @@ class Watched:
         for client in self.clients:
             stack.callback(client.close)
         self.watch.refresh()
-        while self.events.get(timeout=30) != Progress(3, saves=JOINED):
+        while self.events.get(timeout=30) != Progressed(3, saves=JOINED):
             pass
 
     def report(self, process: int, step: int, **progress: int) -> None:
@@ -87,7 +87,7 @@ def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -
     watched.report(0, 5)
     watched.report(1, 4, saved_step=2)
     found = [watched.events.get(timeout=30) for _ in range(2)]
-    assert found == [Progress(3, 5, -1, saves=JOINED), Progress(3, 5, 2, saves=JOINED)]
+    assert found == [Progressed(3, 5, -1, saves=JOINED), Progressed(3, 5, 2, saves=JOINED)]
     watched.watch.refresh()
     assert watched.events.empty()
     assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [
@@ -102,7 +102,7 @@ def test_where_saves_stand_is_reported(watched: Watched) -> None:
     """
     watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
     watched.watch.refresh()
-    assert watched.events.get(timeout=30) == Progress(
+    assert watched.events.get(timeout=30) == Progressed(
         3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)}
     )
 
@@ -123,7 +123,9 @@ def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Wa
     try:
         late.refresh()
         found = events.get(timeout=30)
-        assert isinstance(found, Progress) and found.saves[1] == SavePosition(7, SaveStage.REPORTED)
+        assert isinstance(found, Progressed) and found.saves[1] == SavePosition(
+            7, SaveStage.REPORTED
+        )
     finally:
         late.close()
 
@@ -132,9 +134,9 @@ def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
     """One process that reports its end is not enough."""
     watched.report(0, 9, done=1)
     watched.report(1, 9)
-    assert watched.events.get(timeout=30) == Progress(3, 9, -1, False, JOINED)
+    assert watched.events.get(timeout=30) == Progressed(3, 9, -1, False, JOINED)
     watched.report(1, 10, done=1)
-    assert watched.events.get(timeout=30) == Progress(3, 10, -1, True, JOINED)
+    assert watched.events.get(timeout=30) == Progressed(3, 10, -1, True, JOINED)
 
 
 def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:
@@ -146,7 +148,7 @@ def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched
         NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode()
     )
     notice = watched.events.get(timeout=30)
-    assert isinstance(notice, Notice) and (notice.source, notice.delivered) == (
+    assert isinstance(notice, Noticed) and (notice.source, notice.delivered) == (
         "process 1 (spot)",
         True,
     )
@@ -163,7 +165,7 @@ def test_a_job_whose_steps_stop_has_stalled_once() -> None:
         watched = Watched(stack, RestartPolicy(stall_timeout_s=0.5))
         for process in range(2):
             watched.clients[process].report(step=3, report_interval_s=0.1)
-        assert watched.events.get(timeout=30) == Progress(3, 3, saves=JOINED)
+        assert watched.events.get(timeout=30) == Progressed(3, 3, saves=JOINED)
         stalled = watched.events.get(timeout=30)
         assert (
             isinstance(stalled, Stalled)
@@ -174,7 +176,7 @@ def test_a_job_whose_steps_stop_has_stalled_once() -> None:
             text.startswith("hang: process") for text in watched.said
         ), watched.said
         watched.report(0, 4)
-        assert watched.events.get(timeout=30) == Progress(3, 4, saves=JOINED)
+        assert watched.events.get(timeout=30) == Progressed(3, 4, saves=JOINED)
         watched.watch.close()
         assert watched.events.empty()
 
