@@ -39,8 +39,8 @@ from ..supervisor.job import (
     Terminate,
 )
 from ..view import LiveView, change_printer
-from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
+from ..workers.progress_watch import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.signals import passing_on
 
 _MOST_EVENTS = 5000  # of all attempts together

@@ -50,7 +50,7 @@ class RestartPolicy:
     startup_timeout_s: float = 600.0  # for the whole gang
     # To save and leave, where a notice brings no deadline of its own.
     preemption_grace_s: float = 120.0
-    # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
+    # From SIGTERM to SIGKILL, for what is left of a failed attempt without a client of ours.
     grace_s: float = 5.0
     # For what is left of a failed attempt to end a save that can still be committed.
     commit_grace_s: float = 600.0
@@ -59,9 +59,8 @@ class RestartPolicy:
     # Random share of the back-off, so that many jobs do not return together.
     backoff_jitter: float = 0.25
     grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
-    stall_timeout_s: float = (
-        math.inf
-    )  # without a step, an attempt hangs; before its first step it has `startup_timeout_s`
+    # Without a step, an attempt hangs. Before its first step it has `startup_timeout_s`.
+    stall_timeout_s: float = math.inf
     straggler_steps: float = math.inf  # a process so far behind the median is reported
 
     def __post_init__(self) -> None:

@@ -203,8 +203,8 @@ def _join(
     group_client.loss_known_s = client.heartbeat_timeout_s + 1
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
     set_collective_timeout(timeouts.collective_s or client.heartbeat_timeout_s)
-    with ended_by_loss(group_client, spec, credentials, deadline):
-        address, tls = _reach_for_jax(spec, credentials)
+    with ended_by_loss(group_client, spec, spec.credentials, deadline):
+        address, tls = _reach_for_jax(spec, spec.credentials)
         _start_jax(spec, address, tls, discovered.devices, deadline, timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too

@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
 from holdfast.launch.view import change_printer
-from holdfast.launch.workers.coordinator import ProcessProgress
 from holdfast.launch.workers.output import ConsoleOutput
+from holdfast.launch.workers.progress_watch import ProcessProgress
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 

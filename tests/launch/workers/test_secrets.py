@@ -17,7 +17,8 @@ import pytest
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, job_folders
 from holdfast.launch.supervisor.job import RestartPolicy
-from holdfast.launch.workers.coordinator import Coordinator, ProgressWatch
+from holdfast.launch.workers.coordinator import Coordinator
+from holdfast.launch.workers.progress_watch import ProgressWatch
 from holdfast.launch.workers.secrets import JobSecrets, spawn_relay
 from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
