@@ -1,5 +1,4 @@
-"""Plans and records at scale, without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096
-processes.
+"""Plans and records without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096 processes.
 
 python benchmarks/plan_scale.py
 """

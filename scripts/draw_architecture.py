@@ -202,11 +202,13 @@ class Picture:
 
 def draw() -> str:
     """Returns the picture."""
-    picture, y = Picture(), float(PAD)
+    picture = Picture()
+    y = float(PAD)
     for floor in contracts()["rooms"]:
         rooms = [name.removeprefix("holdfast.") for name in floor]
         shares = [1.45 if name == "checkpoint" else 1.0 for name in rooms]
-        x, tallest = float(PAD), 0.0
+        x = float(PAD)
+        tallest = 0.0
         for name, share in zip(rooms, shares, strict=True):
             width = (WIDTH - 2 * PAD - PAD * (len(rooms) - 1)) * share / sum(shares)
             tallest = max(tallest, picture.room(name, x, y, width))
