@@ -13,7 +13,8 @@ import jax
 
 from holdfast.multihost import Group, default_group
 
-from .agreement.restore_verdict import RestoreAgreement, ask_primary, name_items, wanted_items
+from .agreement.exchange import ask_primary
+from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
 from .errors import StepExists, naming_path
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types

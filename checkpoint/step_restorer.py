@@ -12,8 +12,9 @@ from typing import Any
 
 from holdfast.multihost import Group
 
+from .agreement.exchange import ask_primary
 from .agreement.group_record import read_record_together
-from .agreement.restore_verdict import RestoreAgreement, Verdict, ask_primary, name_items
+from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
 from .errors import StepGone, StepNotFound, error_text, naming_path
 from .format.step_folders import list_steps
 from .layouts.detect import ForeignSteps, restore_checkpoint

@@ -51,7 +51,7 @@ from .group.slices import (
 from .liveness.health import (
     Health,
     HealthListener,
-    ProcessInfo,
+    ProcessHealth,
     health,
     live_devices,
     live_processes,
@@ -92,7 +92,7 @@ __all__ = [
     "Notice",
     "Polled",
     "Preempted",
-    "ProcessInfo",
+    "ProcessHealth",
     "ProcessSpec",
     "RayTrain",
     "Signals",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-_colocated_runtime_active = False
+from .job import current_job
 
 
-def _runtime_type() -> str:
-    return str(jax.local_devices()[0].client.runtime_type)
+class _ColocatedRuntime:
+    """The part of a job that marks this process as a colocated Python runtime."""
 
 
 def is_native_pathways_backend() -> bool:
@@ -29,15 +29,14 @@ def is_pathways_backend() -> bool:
 
 def is_pathways_controller() -> bool:
     """Returns whether this process is the Pathways controller."""
-    return _runtime_type() == "pathways"
+    return str(jax.local_devices()[0].client.runtime_type) == "pathways"
 
 
 def mark_pathways_colocated_runtime_active() -> None:
     """Marks this process as the colocated Python runtime of a Pathways job."""
-    global _colocated_runtime_active
-    _colocated_runtime_active = True
+    current_job().ensure(_ColocatedRuntime)
 
 
 def is_pathways_colocated_runtime_active() -> bool:
     """Returns whether this process was marked as the colocated Python runtime of a Pathways job."""
-    return _colocated_runtime_active
+    return current_job().part(_ColocatedRuntime) is not None

@@ -1,5 +1,4 @@
-"""Ray Train as a worker sees it: who this worker is, a word of rank 0 for all, and whether Ray
-takes its node away.
+"""Ray Train as a worker sees it: who this worker is, and whether Ray takes its node away.
 
 Ray's public functions answer only together (`ray.train.get_preemption_info` is a barrier of all
 workers), so what a single worker knows is read from Ray Train's own context, which is there in a
@@ -20,8 +19,9 @@ _NAMESPACE = "holdfast"
 
 @dataclass(frozen=True)
 class RayTrainWorker:
-    """A worker of a trainer's run; `host` is its node's address. Ranks are contiguous in a TPU
-    slice.
+    """A worker of a trainer's run; `host` is the address of its node.
+
+    Ranks are contiguous in a TPU slice.
     """
 
     run_id: str
@@ -65,8 +65,9 @@ def current_worker() -> RayTrainWorker | None:
 
 
 def count_attempt(run_id: str) -> int:
-    """Returns which attempt of the run this is, from 1: rank 0 counts them in the cluster's own
-    store, since Ray numbers none.
+    """Returns which attempt of the run this is, from 1.
+
+    Rank 0 counts them in the cluster's own store, since Ray numbers none.
     """
     from ray.experimental import internal_kv
 
@@ -77,8 +78,9 @@ def count_attempt(run_id: str) -> int:
 
 
 def broadcast(value: Any, timeout_s: float) -> Any:
-    """Returns rank 0's value on every worker. Raises TimeoutError where they have not all come in
-    time: Ray itself waits for ever.
+    """Returns rank 0's value on every worker. Raises TimeoutError where some have not come in time.
+
+    On a thread, because Ray itself waits for ever.
     """
     from ray.train import collective
 
@@ -101,8 +103,9 @@ def broadcast(value: Any, timeout_s: float) -> Any:
 
 
 def own_preemption() -> tuple[str, float | None] | None:
-    """Returns why Ray takes this worker's node and by when (Unix time, where known); None where it
-    does not. It never takes that back.
+    """Returns why Ray takes this worker's node, and by when (Unix time, where known).
+
+    None where Ray does not. Ray never takes that back.
     """
     context = _context()
     info = None if context is None else context.preemption_context.preemption_info

@@ -1,7 +1,7 @@
-"""ProcessSpec: who a process is and where its coordinator stands, and the environment's names for
-it. No other module knows those names.
+"""ProcessSpec: who a process is, where its coordinator stands, and the environment's names for it.
 
-The MEGASCALE_* keys, by which TPU runtimes find the slices of a job, are decided here too.
+No other module knows those names. The MEGASCALE_* keys, by which TPU runtimes find the slices of a
+job, are decided here too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class ProcessSpec:
         if self.attempt < 0:
             raise ValueError(f"attempt={self.attempt}: expected 0 or more")
         _check_address(self.coordinator)
-        if self.num_slices > 1 and self.slice_address is None and self.coordinator.startswith(UNIX):
+        self._check_slices()
+
+    def _check_slices(self) -> None:
+        on_one_machine = self.slice_address is None and self.coordinator.startswith(UNIX)
+        if self.num_slices > 1 and on_one_machine:
             raise ValueError(
                 f"coordinator={self.coordinator!r} with num_slices={self.num_slices}: slices need a"
                 " slice_address to meet at"
@@ -84,8 +88,9 @@ class ProcessSpec:
         return Credentials(self.token_file, self.tls_cert, self.tls_key, self.tls_ca)
 
     def to_env(self) -> dict[str, str]:
-        """Returns the variables that carry all of this to a process, and what unmodified jax needs
-        to join the same coordinator.
+        """Returns the variables that carry all of this to a process.
+
+        With them unmodified jax joins the same coordinator, too.
         """
         values = {key: getattr(self, field) for key, (field, _) in _KEYS.items()}
         return {key: str(value) for key, value in values.items() if value is not None} | {
@@ -96,32 +101,29 @@ class ProcessSpec:
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str]) -> Self | None:
-        """Reads what `to_env` wrote; None where no launcher of ours has written. Raises ValueError
-        naming the variable.
+        """Reads what `to_env` wrote; None where no launcher of ours has written.
+
+        Raises ValueError naming the variable.
         """
-        found = {key: environment[key] for key in _KEYS if environment.get(key, "") != ""}
-        if not found.keys() & {
-            "HOLDFAST_PROCESS_ID",
-            "HOLDFAST_NUM_PROCESSES",
-            "HOLDFAST_COORDINATOR",
-        }:
+        texts = {key: environment[key] for key in _KEYS if environment.get(key, "") != ""}
+        missing = [key for key in _REQUIRED if key not in texts]
+        if len(missing) == len(_REQUIRED):
             return None
-        for key in ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR"):
-            if key not in found:
-                raise ValueError(
-                    f"{key} is not set, but {', '.join(sorted(found))} is: start the process with"
-                    " `holdfast run`, or unset all"
-                )
-        fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in found.items()}
+        if missing:
+            raise ValueError(
+                f"{missing[0]} is not set, but {', '.join(sorted(texts))} is: start the process"
+                " with `holdfast run`, or unset all"
+            )
+        fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in texts.items()}
         return cls(**fields)
 
     def set_slices(self, environment: MutableMapping[str, str]) -> list[str]:
-        """Sets the four MEGASCALE_* variables of `environment`, or removes them; returns one line
-        for each value that it replaced.
+        """Sets the four MEGASCALE_* variables of `environment`, or removes them.
 
-        The launcher's view of the live group is the only source. With one slice all four are
-        removed; with more, all four are set, because a host that was preempted may carry the values
-        of an earlier group. What is already right stays.
+        Returns one line for each value that it replaced. The launcher's view of the live group is
+        the only source. With one slice all four are removed; with more, all four are set, because a
+        host that was preempted may carry the values of an earlier group. What is already right
+        stays.
         """
         wanted: dict[str, str | None] = dict.fromkeys(_SLICE_KEYS)
         if self.num_slices > 1:
@@ -134,13 +136,12 @@ class ProcessSpec:
             if value is not None:
                 environment[key] = value
             if before not in (None, value):
-                lines.append(
-                    f"{key}: {before!r} ->"
-                    f" {'removed, the job has one slice' if value is None else repr(value)}"
-                )
+                after = "removed, the job has one slice" if value is None else repr(value)
+                lines.append(f"{key}: {before!r} -> {after}")
         return lines
 
 
+_REQUIRED = ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR")
 _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_JOB_ID": ("job_id", str),
     "HOLDFAST_ATTEMPT": ("attempt", int),
@@ -174,11 +175,10 @@ def _check_address(address: str) -> None:
 
 def _host_and_port(address: str) -> tuple[str, int | None]:
     host, colon, port = address.rpartition(":")
-    return (
-        (host, int(port))
-        if colon and port.isdecimal() and (":" not in host or host.startswith("["))
-        else (address, None)
-    )
+    # A bare IPv6 address has colons, and no port.
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
+        return host, int(port)
+    return address, None
 
 
 def _check_range(field: str, value: int, bound: int, of: str) -> None:

@@ -43,7 +43,7 @@ PUBLIC = {
     "multihost": (
         """
         HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice Polled
-        Preempted ProcessInfo ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
+        Preempted ProcessHealth ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
         WatchedFile WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all
         coordination_timeout current_client current_spec default_group distributed_to_device_ids get_available_memory
         get_barrier_sync_fn get_device_memory get_jax_distributed_client get_leaf_memory_per_device global_max health in_replica

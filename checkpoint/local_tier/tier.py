@@ -30,8 +30,14 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
-from ..agreement.restore_verdict import ask_primary
-from ..agreement.save_protocol import SaveReport, SaveResult, check_save_reports
+from ..agreement.exchange import SentError, ask_primary
+from ..agreement.save_protocol import (
+    PartGivenUp,
+    SaveReport,
+    SaveResult,
+    TierTooLarge,
+    check_save_reports,
+)
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -73,14 +79,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OLD_MARK_S = 3600.0
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
-
-
-class TierTooLarge(CheckpointError):
-    """Says that a local save would take more than `max_bytes`; it ends the tier."""
-
-
-class PartGivenUp(CheckpointError):
-    """Says that a peer could not save its own part; why it could not, it reports itself."""
 
 
 class _Peer(NamedTuple):
@@ -507,7 +505,7 @@ class LocalTier:
                     ) from error
             report = SaveReport(group.index, request.key, part.items)
         except Exception as error:
-            report = SaveReport.of_error(group.index, request.key, error)
+            report = SaveReport(group.index, request.key, error=SentError.of(error))
             if self._server is not None:
                 self._server.give_up(key, group.index)
         result = self._settle(report, work, target, request)
@@ -637,7 +635,7 @@ class LocalTier:
             try:
                 request.cancellation.close(request.step, self._group.index)
             except SaveCancelled as error:
-                report = SaveReport.of_error(self._group.index, request.key, error)
+                report = SaveReport(self._group.index, request.key, error=SentError.of(error))
         gathered = self._group.gather(
             f"{target.messages}/report", report.to_bytes(), timeout_s=timeout_s
         )
@@ -645,7 +643,12 @@ class LocalTier:
         if gathered is not None:
             reports = [SaveReport.from_bytes(data) for data in gathered]
             self._off = next(
-                (each.error for each in reports if each.kind == TierTooLarge.__name__), self._off
+                (
+                    each.error.text
+                    for each in reports
+                    if each.error is not None and each.error.kind == TierTooLarge.__name__
+                ),
+                self._off,
             )
             told = json.dumps(
                 [self._off, self._judge(work, reports, request).to_bytes().decode()]
@@ -660,8 +663,7 @@ class LocalTier:
     ) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
-            causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
-            check_save_reports(causes_first, request.key, range(self._group.count))
+            check_save_reports(reports, request.key, range(self._group.count))
             work.check(work.build(reports))
             request.cancellation.close(request.step, 0)
         except Exception as error:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,8 @@ from typing import Any
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
-from ..errors import CheckpointError, error_from_message, error_text, error_to_message
+from ..agreement.exchange import ask_primary
+from ..errors import CheckpointError, error_text
 from ..format.step_folders import (
     PLAIN_NAMES,
     STEP_NAMES,
@@ -71,7 +71,7 @@ def open_root(
     def open_it() -> dict[str, Any]:
         return asdict(_open(storage, claims, options, find_foreign, needs_claim))
 
-    found = _ask_primary(storage, group, name, open_it, options.save_timeout_s)
+    found = _ask(storage, group, name, open_it, options.save_timeout_s)
     foreign = {int(step): folder for step, folder in found["foreign"].items()}
     return Opened(
         Writer(**found["writer"]),
@@ -90,7 +90,7 @@ def claim_root(
 
     Raises, on every process, what the primary ran into.
     """
-    _ask_primary(
+    _ask(
         storage,
         group,
         f"checkpoint/{writer.id}/claim",
@@ -110,7 +110,7 @@ def list_root(
     """Returns the steps that the primary sees in a root, ours and other people's, on every process;
     every process calls it.
     """
-    listed = _ask_primary(
+    listed = _ask(
         storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s
     )
     return listed[0], {int(step): folder for step, folder in listed[1].items()}
@@ -126,34 +126,20 @@ def _list(
     return steps, {step: name for step, name in foreign.items() if step not in steps}
 
 
-def _ask_primary(
+def _ask(
     storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float
 ) -> Any:
-    """Does work at the primary; returns its value, of JSON types, on every process, or raises its
-    error on every one.
-    """
-    if group.index:
-        value, error = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
-        if error is not None:
-            raise error_from_message(*error)
-        return value
-    try:
-        value = work()
-    except Exception as error:
-        failure = (
-            error
-            if isinstance(error, HoldfastError)
-            else CheckpointError(f"cannot open {storage.root}: {error_text(error)}")
-        )
-        group.broadcast(
-            name, json.dumps([None, error_to_message(failure)]).encode(), timeout_s=timeout_s
-        )
-        if failure is error:
+    """Does work at the primary; returns its value, or raises its error as ours, on all."""
+
+    def answer() -> Any:
+        try:
+            return work()
+        except HoldfastError:
             raise
-        raise failure from error
-    message = json.dumps([value, None]).encode()
-    group.broadcast(name, message, timeout_s=timeout_s)
-    return json.loads(message)[0]
+        except Exception as error:
+            raise CheckpointError(f"cannot open {storage.root}: {error_text(error)}") from error
+
+    return ask_primary(group, name, answer, timeout_s)
 
 
 def _open(

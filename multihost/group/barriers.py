@@ -1,6 +1,4 @@
-"""Barriers over all processes or some of them, always through the coordination client, so that a
-timeout always holds.
-"""
+"""Barriers over all processes or some, by the coordination client: a timeout always holds."""
 
 from __future__ import annotations
 
@@ -27,17 +25,16 @@ def coordination_timeout() -> int:
 
 
 class BarrierSyncFn(Protocol):
-    """A barrier as a function: blocks until the others have called it with the same `key`, or
-    raises BarrierTimeout.
+    """A barrier as a function: blocks until the others have called it with the same `key`.
+
+    Raises BarrierTimeout.
     """
 
     def __call__(self, *, key: str, timeout_ms: int) -> None: ...
 
 
 def should_skip_process_sync(processes: Collection[int] | None = None) -> bool:
-    """Returns whether there is nobody to wait for: the job has one process, or `processes` is this
-    one alone.
-    """
+    """Returns whether there is nobody to wait for, because this process is alone or asks alone."""
     alone = processes is not None and len(processes) == 1 and process_index() in processes
     return alone or jax.process_count() == 1
 
@@ -76,19 +73,20 @@ def sync_global_processes(
     barrier_sync_fn: BarrierSyncFn | None = None,
     record_event_name: str = SYNC_EVENT,
 ) -> None:
-    """Waits until all processes (or those of `processes`) have called it with this name, at most
-    `timeout` seconds (default 300; 0: now).
+    """Waits until all processes (or those of `processes`) have called it with this name.
 
-    A name may be used again: the nth call in one process meets the nth in the others. Safe from
-    several threads, where different names never wait for each other. The seconds waited are
-    recorded with jax.monitoring under `record_event_name`. Raises BarrierTimeout naming every
-    process that is missing, ProcessLost, CoordinatorLost. Never runs a computation on the devices.
+    It waits for at most `timeout` seconds (default 300; 0: now). A name may be used again: the nth
+    call in one process meets the nth in the others. Safe from several threads, where different
+    names never wait for each other. The seconds waited are recorded with jax.monitoring under
+    `record_event_name`. Raises BarrierTimeout naming every process that is missing, ProcessLost,
+    CoordinatorLost. Never runs a computation on the devices.
     """
     if should_skip_process_sync(processes):
         return
     start = time.monotonic()
+    timeout_s = _TIMEOUT_S if timeout is None else timeout
     barrier = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
-    barrier(key=name, timeout_ms=max(1, int((_TIMEOUT_S if timeout is None else timeout) * 1000)))
+    barrier(key=name, timeout_ms=max(1, int(timeout_s * 1000)))
     waited_s = time.monotonic() - start
     _log.debug("barrier %r: waited %.3f s", name, waited_s)
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)
@@ -104,9 +102,7 @@ def _wait(
 
 
 def _runtime_indices(processes: Collection[int]) -> list[int]:
-    """Returns runtime indices, sorted: where Orbax's flag asks for distributed ids, `processes` are
-    those.
-    """
+    """Returns runtime indices, sorted. `processes` are distributed ids where Orbax's flag says."""
     count = jax.process_count()
     strangers = sorted(process for process in processes if not 0 <= process < count)
     if strangers:

@@ -1,5 +1,6 @@
-"""Values that all processes compute together, on the devices, from a helper thread: a dead peer is
-an error, never a hang.
+"""Values that all processes compute together on the devices, where a dead peer is an error.
+
+They are computed on a helper thread, so that a dead peer is never a hang.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -22,16 +23,17 @@ from .group_client import Deadline, GroupClient
 from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
 
 T = TypeVar("T")
+Array: TypeAlias = np.ndarray[Any, Any]
 
 PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 
 
 def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
-    """Returns the largest of each of the integers over all processes: `values` has the same length
-    everywhere, within 32 bits.
+    """Returns the largest of each of the integers over all processes.
 
-    Every process calls it. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a
-    peer is dead, BarrierTimeout, and ValueError for what does not fit into int32.
+    `values` has the same length everywhere, within 32 bits. Every process calls it. Blocks for at
+    most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and
+    ValueError for what does not fit into int32.
     """
     limits = np.iinfo(np.int32)
     outside = [value for value in values if not limits.min <= value <= limits.max]
@@ -48,37 +50,43 @@ def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list
 def broadcast_one_to_all(
     in_tree: Any, is_source: bool | None = None, *, timeout_s: float | None = None
 ) -> Any:
-    """Returns the source's tree, as numpy arrays, in every process; the source is process 0 unless
-    `is_source` says otherwise.
+    """Returns the source's tree, as numpy arrays, in every process.
 
-    Leaves are arrays, numpy arrays, Python numbers or typed PRNG keys, of the same shapes and
-    dtypes everywhere; bits are kept exactly, 64-bit ones too. Every process calls it: one
-    computation on the devices for the whole tree. Blocks for at most `timeout_s` (default 300).
-    Raises ProcessLost when a peer is dead, BarrierTimeout, and TypeError naming a leaf of another
-    kind.
+    The source is process 0 unless `is_source` says otherwise. Leaves are arrays, numpy arrays,
+    Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
+    exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole
+    tree. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a peer is dead,
+    BarrierTimeout, and TypeError naming a leaf of another kind.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
     if jax.process_count() > 1 and leaves:
-        source = process_index() == 0 if is_source is None else is_source
-        sizes = [-(-leaf.nbytes // 4) for leaf in leaves]
-        words = np.zeros((1, sum(sizes)), np.uint32)
-        if source:
-            words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-        result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
-        parts = np.split(result, np.cumsum(sizes)[:-1])
-        leaves = [
-            part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
-            for part, leaf in zip(parts, leaves, strict=True)
-        ]
+        leaves = _from_source(
+            leaves, process_index() == 0 if is_source is None else is_source, timeout_s
+        )
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
-    """Runs `compute` on a daemon thread of its own, which an interpreter that exits does not wait
-    for.
+def _from_source(leaves: Sequence[Array], is_source: bool, timeout_s: float | None) -> list[Array]:
+    """Returns the leaves of the source: the sum over all processes, with zeros elsewhere.
+
+    They travel as words of 32 bits, so that no device changes them: jax without x64 has no others.
     """
+    sizes = [-(-leaf.nbytes // 4) for leaf in leaves]
+    words = np.zeros((1, sum(sizes)), np.uint32)
+    if is_source:
+        words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
+    result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
+    parts = np.split(result, np.cumsum(sizes)[:-1])
+    return [
+        part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+
+
+def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
+    """Runs `compute` on a daemon thread, which an interpreter that exits does not wait for."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -92,12 +100,11 @@ def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
 
 
 def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None) -> T:
-    """Runs `compute` on a helper thread and returns its result, for at most `timeout_s` and as long
-    as all processes live.
+    """Runs `compute` on a helper thread and returns its result, as long as all processes live.
 
-    Raises ProcessLost naming a dead process, also where the backend's own error came first, and
-    BarrierTimeout. A computation that the backend cannot end stays behind on its thread: make no
-    more collective calls after such an error.
+    It takes at most `timeout_s`. Raises ProcessLost naming a dead process, also where the backend's
+    own error came first, and BarrierTimeout. A computation that the backend cannot end stays behind
+    on its thread: make no more collective calls after such an error.
     """
     deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     future = on_thread(what, compute)
@@ -123,8 +130,9 @@ def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None)
 def _explained(
     group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event
 ) -> BaseException:
-    """Returns the loss of the process that made the backend fail, once the coordinator knows of it;
-    else the backend's error.
+    """Returns the loss that made the backend fail, or the backend's error where nobody is lost.
+
+    The backend often notices before the coordinator does: it is given the time to.
     """
     if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
         return error
@@ -144,27 +152,25 @@ def _raise_if_anybody_is_lost(group_client: GroupClient | None, what: str) -> No
         group_client.raise_if_lost(range(jax.process_count()), what)
 
 
-def _reduced(row: np.ndarray[Any, Any], operation: str) -> np.ndarray[Any, Any]:
+def _reduced(row: Array, operation: str) -> Array:
     """Reduces one row `[1, n]` of each process over all of them; returns `[n]`."""
     mesh = _host_mesh(tuple(jax.devices()))
     sharding = NamedSharding(mesh, PartitionSpec("host", None))
     make: Any = jax.make_array_from_process_local_data  # jax does not type it
     rows: jax.Array = make(sharding, row, (mesh.shape["host"], row.shape[1]))
-    result: np.ndarray[Any, Any] = np.asarray(
-        _reduction(mesh, operation)(rows).addressable_data(0)
-    )[0]
-    return result
+    reduced: Array = np.asarray(_reduction(mesh, operation)(rows).addressable_data(0))
+    row_of_all: Array = reduced[0]
+    return row_of_all
 
 
 @functools.cache
 def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    """Returns the (host, device) mesh; one device a host where hosts have different numbers of
-    them.
-    """
+    """Returns the (host, device) mesh; one device a host where their numbers differ."""
     by_host: dict[int, list[jax.Device]] = {}
     for device in sorted(devices, key=lambda device: (device.process_index, device.id)):
         by_host.setdefault(device.process_index, []).append(device)
-    width = len(devices) // len(by_host) if len({len(row) for row in by_host.values()}) == 1 else 1
+    widths = {len(row) for row in by_host.values()}
+    width = widths.pop() if len(widths) == 1 else 1
     grid = np.empty((len(by_host), width), dtype=object)
     for index, row in enumerate(by_host.values()):
         grid[index] = row[:width]
@@ -181,7 +187,7 @@ def _reduction(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(mapped)
 
 
-def _to_numpy(path: str, leaf: Any) -> np.ndarray[Any, Any]:
+def _to_numpy(path: str, leaf: Any) -> Array:
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
@@ -193,12 +199,12 @@ def _to_numpy(path: str, leaf: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _to_words(leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _to_words(leaf: Array) -> Array:
     data = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
     return np.pad(data, (0, -data.size % 4)).view(np.uint32)
 
 
-def _like(leaf: np.ndarray[Any, Any], original: Any) -> Any:
+def _like(leaf: Array, original: Any) -> Any:
     if _is_key(original):
         return jax.random.wrap_key_data(jax.numpy.asarray(leaf), impl=jax.random.key_impl(original))
     return leaf

@@ -1,6 +1,4 @@
-"""Group: the seam through which the rooms above reach the other processes, and its two
-implementations.
-"""
+"""Group, the seam by which the rooms above reach other processes, and its implementations."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class SaveStage(enum.IntEnum):
-    """Where a process's part in a save stands: what `Group.report(save=, save_stage=)` says of the
-    save of that number.
-    """
+    """How far a process is with a save: `Group.report(save=, save_stage=)` says it of a number."""
 
     WRITING = 0
     REPORTED = 1  # its share is durable, and the commit no longer needs it
@@ -31,12 +27,12 @@ class SaveStage(enum.IntEnum):
 
 
 class Group(Protocol):
-    """All that the rooms above need of the other processes. `index` is the rank among `count`
-    processes, by runtime index.
+    """All that the rooms above need of the other processes.
 
-    Thread-safe. Calls with different names never wait for each other; the nth call of a name in one
-    process matches the nth in every other. Each call blocks for at most `timeout_s`, raises
-    BarrierTimeout, ProcessLost or CoordinatorLost, and leaves no keys behind.
+    `index` is the rank among `count` processes, by runtime index. Thread-safe. Calls with different
+    names never wait for each other; the nth call of a name in one process matches the nth in every
+    other. Each call blocks for at most `timeout_s`, raises BarrierTimeout, ProcessLost or
+    CoordinatorLost, and leaves no keys behind.
     """
 
     @property
@@ -47,18 +43,15 @@ class Group(Protocol):
         """Waits until every process has called it."""
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        """Sends a value of any size to rank 0, which gets all of them in rank order; the others get
-        None.
-        """
+        """Sends a value of any size to rank 0, which gets all in rank order; others get None."""
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         """Returns rank 0's value everywhere; rank 0 does not wait for the others to read it."""
 
     def report(self, **progress: Any) -> None:
-        """Reports to the coordinator how far this process is (`step=`, `saved_step=`, `save=` with
-        `save_stage=`).
+        """Reports to the coordinator how far this process is. Never blocks for long, never raises.
 
-        Never blocks for long, never raises.
+        With `step=`, `saved_step=`, `save=` and `save_stage=`.
         """
 
 
@@ -86,8 +79,7 @@ class Solo:
 
 
 class ClusterGroup:
-    """A group over a coordination client: ours or jaxlib's, or any object with jaxlib's method
-    names.
+    """A group over a coordination client: ours, jaxlib's, or any with jaxlib's method names.
 
     `processes` are the runtime indices of the members in rank order, as the attribute too (None: 0
     to count - 1, all of the job); `tasks[i]` is the task id of runtime process i (None: equal).
@@ -129,35 +121,28 @@ class ClusterGroup:
         """
         deadline = Deadline(timeout_s)
         with self._group_client.call("gather" + self._kind, name, deadline) as call:
-            folder = call.folder
-            self._group_client.set(f"{folder}/{self.index}", value, deadline)
+            own_key = f"{call.folder}/{self.index}"
+            self._group_client.set(own_key, value, deadline)
             try:
                 self._group_client.barrier(call, deadline, self.processes)
             except CoordinationError as error:
+                timed_out = isinstance(error, BarrierTimeout)
                 if self.index:
-                    if isinstance(
-                        error, BarrierTimeout
-                    ):  # else rank 0 may still count it, and deletes it
-                        self._try(
-                            lambda: self._group_client.delete(f"{folder}/{self.index}", deadline)
-                        )
+                    # Without a timeout rank 0 may still count the value, and deletes it.
+                    if timed_out:
+                        self._try(lambda: self._group_client.delete(own_key, deadline))
                     raise
-                values = (
-                    {} if isinstance(error, BarrierTimeout) else self._group_client.list(folder)
-                )
-                self._try(lambda: self._group_client.delete(folder, deadline))
+                values = {} if timed_out else self._group_client.list(call.folder)
+                self._try(lambda: self._group_client.delete(call.folder, deadline))
                 if len(values) < self.count:
                     raise
                 _log.warning("gather %r is complete, although %s", name, error)
-                return self._ranked(values)
-            if self.index:
-                return None
-            values = self._group_client.list(folder)
-            self._try(lambda: self._group_client.delete(folder, deadline))
-            return self._ranked(values)
-
-    def _ranked(self, values: dict[str, bytes]) -> list[bytes]:
-        return [values[str(rank)] for rank in range(self.count)]
+            else:
+                if self.index:
+                    return None
+                values = self._group_client.list(call.folder)
+                self._try(lambda: self._group_client.delete(call.folder, deadline))
+            return [values[str(rank)] for rank in range(self.count)]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         """Returns rank 0's value. Whoever comes last deletes it, so that rank 0 need not wait."""
@@ -167,17 +152,18 @@ class ClusterGroup:
                 f" {self.index} with {type(value)}"
             )
         deadline = Deadline(timeout_s)
+        source = self.processes[0] if self.processes else 0
         with self._group_client.call("broadcast" + self._kind, name, deadline) as call:
-            folder = call.folder
+            key = f"{call.folder}/value"
             try:
                 if value is not None:
-                    self._group_client.set(f"{folder}/value", value, deadline)
+                    self._group_client.set(key, value, deadline)
                     return value
-                return self._group_client.get(
-                    f"{folder}/value", name, deadline, self.processes[0] if self.processes else 0
-                )
+                return self._group_client.get(key, name, deadline, source)
             finally:
-                self._try(lambda: self._group_client.delete_after(folder, self.count, deadline))
+                self._try(
+                    lambda: self._group_client.delete_after(call.folder, self.count, deadline)
+                )
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
@@ -200,8 +186,9 @@ def runtime_indices(group: Group) -> Sequence[int]:
 
 
 def default_group() -> Group:
-    """Returns the group of all processes: Solo for one, else over `initialize()`'s client, else
-    over jax.distributed's own.
+    """Returns the group of all processes: Solo for one, else over the job's client.
+
+    That is `initialize()`'s, or jax.distributed's own.
     """
     if jax.process_count() == 1:
         return Solo()

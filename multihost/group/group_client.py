@@ -1,5 +1,4 @@
-"""One coordination client as the rooms above use it: named calls, barriers, keys, and errors in
-runtime numbers.
+"""One coordination client as the rooms above use it: named calls, barriers, keys and errors.
 
 A client is any object with jaxlib's method names: ours, or jaxlib's own. What only ours can do is
 asked for by name and left out elsewhere. Task ids stop here: `processes` are runtime indices on the
@@ -9,7 +8,6 @@ way in and in every error.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +19,14 @@ from urllib.parse import quote
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 from holdfast.coordination.deadline import Deadline as Deadline
 
+from ..job import current_job
+
 # How long an error of a lost process waits for what the coordinator pushes about it.
 _PUSHED_S = 1.0
-
-_LONGEST_NAME = (
-    120  # characters of what callers choose, in a key: a service takes 4 KiB, and keeps it
-)
-_MOST_NAMES = 20_000  # of barriers, that a process numbers the calls of
+# Characters of what callers choose, in a key: a service takes 4 KiB, and keeps it.
+_LONGEST_NAME = 120
+# Barriers whose calls a process numbers.
+_MOST_NAMES = 20_000
 _BARRIER_KINDS = ("holdfast/all/", "holdfast/some.", "holdfast/barrier/", "holdfast/barrier.")
 
 _CODE = re.compile(r"^([A-Z][A-Z_]+): (.*)", re.DOTALL)
@@ -36,9 +35,7 @@ _TASK = re.compile(r"(?:task:|^\s*|, | and )(\d+)")
 
 
 def bounded_name(name: str) -> str:
-    """Returns a name as it is, or, where it is long, a part of it and its hash: the same in every
-    process.
-    """
+    """Returns a name, or the beginning and the hash of a long one: the same in every process."""
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[: _LONGEST_NAME - 34]}%~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -61,14 +58,13 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class CallInstance:
-    """One call of a name: `key` is where its values live, `number` counts the calls, `barrier_id`
-    is the service's name for its barrier.
+    """One call of a name: `key` is where its values live, `number` counts the calls of the name.
 
-    The barrier id stays the same from call to call, so that a name costs the service one barrier. A
-    failed call changes it: jaxlib's agents count instances, and after a failure some have counted
-    it and some have not. All processes see the failure, so all change alike. One that failed alone
-    meets the others again after the next failure, because the id ends in the number of the call,
-    not of the failures.
+    `barrier_id` is the service's name for its barrier. It stays the same from call to call, so that
+    a name costs the service one barrier. A failed call changes it: jaxlib's agents count instances,
+    and after a failure some have counted it and some have not. All processes see the failure, so
+    all change alike. One that failed alone meets the others again after the next failure, because
+    the id ends in the number of the call, not of the failures.
     """
 
     key: str
@@ -82,25 +78,41 @@ class CallInstance:
 
 
 class _CallQueue:
-    """The calls of this process with one name: a lock, the number of the last call, and the
-    generation of the barrier id.
+    """The calls of this process with one name; one at a time holds `lock`.
 
-    The generation is the number of the first call after the last failure; 0 when none failed.
-    `users` are calls under way or waiting.
+    `number` is that of the last call. The generation of the barrier id is the number of the first
+    call after the last failure, 0 when none failed. `users` are calls under way or waiting.
     """
 
-    __slots__ = ("generation", "lock", "number", "users")
+    __slots__ = ("_generation", "_key", "_number", "_users", "lock")
 
-    def __init__(self) -> None:
-        self.users = 0
+    def __init__(self, key: str) -> None:
         self.lock = threading.Lock()
-        self.number = -1
-        self.generation = 0
+        self._key = key
+        self._users = 0
+        self._number = -1
+        self._generation = 0
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        return not self._users and not self._generation
+
+    def enter(self) -> None:
+        self._users += 1
+
+    def begin(self, name: str) -> CallInstance:
+        self._number += 1
+        barrier_id = f"{self._key}@{self._generation}" if self._generation else self._key
+        return CallInstance(self._key, name, self._number, barrier_id)
+
+    def leave(self, *, failed: bool) -> None:
+        self._users -= 1
+        if failed:
+            self._generation = self._number + 1
 
 
 class GroupClient:
-    """Adapts a client. Safe from several threads; calls with different names never wait for each
-    other.
+    """Adapts a client. Thread-safe; calls with different names never wait for each other.
 
     `tasks[i]` is the task id of runtime process i (None: they are equal). Calls with one name run
     one after the other, so that the nth call of a name in one process meets the nth in every other.
@@ -109,12 +121,7 @@ class GroupClient:
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
         self.tasks = tasks
-        self.loss_known_s = (
-            0.0  # how long after a death its report may take; set by who connected the client
-        )
-        # Raises ProcessLost for lives that ended (None: any); the health of this client's processes
-        # sets it.
-        self.require: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
+        self._refuse: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
         self._barriers: dict[str, _CallQueue] = {}
@@ -122,45 +129,51 @@ class GroupClient:
         self._changed = threading.Condition()  # guards _pushed and _listeners
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def loss_known_s(self) -> float:
+        """How long after a death its report may take; 0 over jaxlib's client, which has none."""
+        heartbeat_timeout_s: float | None = getattr(self.client, "heartbeat_timeout_s", None)
+        return 0.0 if heartbeat_timeout_s is None else heartbeat_timeout_s + 1
+
+    def renumber(self, tasks: Sequence[int]) -> None:
+        """Takes the task ids of the processes, once they are known."""
+        self.tasks = tasks
+
+    def refuse_by(self, refuse: Callable[[Iterable[int] | None, str], None]) -> None:
+        """Has `refuse(processes, name)` raise ProcessLost for lives that ended (None: any)."""
+        self._refuse = refuse
+
     @contextmanager
     def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
-        """Holds `name` for one call of this process. Raises BarrierTimeout when another thread
-        holds it for the whole time.
+        """Holds `name` for one call of this process.
+
+        Raises BarrierTimeout when another thread holds it for the whole time.
         """
         key = f"holdfast/{kind}/{bounded_name(quote(name, safe='')) or '%'}"
         queue = self._queue(key)
         acquired = queue.lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         with self._lock:
-            queue.number += 1
-            call = CallInstance(
-                key,
-                name,
-                queue.number,
-                key if not queue.generation else f"{key}@{queue.generation}",
-            )
+            # A call that has not got the name counts too: the other processes will have made it.
+            call = queue.begin(name)
             if not acquired:
-                queue.generation = queue.number + 1
-                queue.users -= 1
+                queue.leave(failed=True)
         if not acquired:
             raise BarrierTimeout(
                 f"another thread of this process still waits at {name!r} after"
                 f" {deadline.timeout_s:g} s",
                 name=name,
             )
+        failed = True
         try:
             yield call
-        except BaseException:
-            with self._lock:
-                queue.generation = queue.number + 1
-            raise
+            failed = False
         finally:
             with self._lock:
-                queue.users -= 1
+                queue.leave(failed=failed)
             queue.lock.release()
 
     def _queue(self, key: str) -> _CallQueue:
-        """Returns the calls of a name, and forgets the barrier that was used the longest time ago
-        where there are too many.
+        """Returns the calls of a name; forgets the barrier unused for longest, where too many are.
 
         Barriers alone: the keys of other calls hold their numbers, so all processes would have to
         forget them at the same call. A barrier's id holds one only after a failure, and then it is
@@ -168,23 +181,24 @@ class GroupClient:
         """
         with self._lock:
             queues = self._barriers if key.startswith(_BARRIER_KINDS) else self._queues
-            queue = queues.pop(key) if key in queues else _CallQueue()
+            queue = queues.pop(key) if key in queues else _CallQueue(key)
             queues[key] = queue  # the last one used is the last one
-            queue.users += 1
+            queue.enter()
             if len(self._barriers) > _MOST_NAMES:
                 oldest = next(iter(self._barriers))
-                kept = self._barriers.pop(oldest)
-                if kept.users or kept.generation:
-                    self._barriers[oldest] = kept
+                unused = self._barriers.pop(oldest)
+                if not unused.may_be_forgotten:
+                    self._barriers[oldest] = unused
         return queue
 
     def barrier(
         self, call: CallInstance, deadline: Deadline, processes: Sequence[int] | None = None
     ) -> None:
-        """Waits until `processes` (None: all) have made this call. Raises BarrierTimeout,
-        ProcessLost, CoordinatorLost.
+        """Waits until `processes` (None: all) have made this call.
+
+        Raises BarrierTimeout, ProcessLost, CoordinatorLost.
         """
-        self.require(processes, call.name)
+        self._refuse(processes, call.name)
         tasks = () if processes is None else ([self.task(process) for process in processes],)
         try:
             with self.errors(f"barrier {call.name!r}", call.name, deadline.timeout_s):
@@ -193,14 +207,13 @@ class GroupClient:
             raise self._explained(error) from error.__cause__
 
     def _within(self, deadline: Deadline | None) -> dict[str, float]:
-        """Returns how a call is told its time: ours takes one, and cleaning up has a second at
-        least; jaxlib's own has two minutes.
+        """Returns how a call gets its time: ours takes one; jaxlib's own has two minutes.
+
+        A second is the least, so that cleaning up is tried where no time is left.
         """
-        return (
-            {}
-            if deadline is None or not self._pushes
-            else {"timeout_s": max(1.0, deadline.remaining_s())}
-        )
+        if deadline is None or not self._pushes:
+            return {}
+        return {"timeout_s": max(1.0, deadline.remaining_s())}
 
     def set(self, key: str, value: bytes, deadline: Deadline | None = None) -> None:
         """Sets a key, whether it exists or not."""
@@ -209,15 +222,15 @@ class GroupClient:
             client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
-        """Waits for a key that process `source` sets. Raises ProcessLost as soon as its loss is
-        known, and BarrierTimeout.
+        """Waits for a key that process `source` sets.
+
+        Raises ProcessLost as soon as the loss of `source` is known, and BarrierTimeout.
         """
-        depends_on = (
-            {"depends_on": [self.task(source)]} if self._pushes else {}
-        )  # to jaxlib's own client a loss is no news
         client: Any = self.client
+        # jaxlib's own client does not hear of a loss.
+        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}
         try:
-            self.require([source], name)
+            self._refuse([source], name)
             with self.errors(f"value {name!r}", name, deadline.timeout_s):
                 return bytes(
                     client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
@@ -253,9 +266,7 @@ class GroupClient:
                 client.key_value_delete(folder, **self._within(deadline))
 
     def task(self, process: int) -> int:
-        """Returns the task id of a process. Raises ValueError for a number that the job does not
-        have.
-        """
+        """Returns the task id of a process. Raises ValueError for a number that the job lacks."""
         if self.tasks is None:
             return process
         if not 0 <= process < len(self.tasks):
@@ -275,8 +286,9 @@ class GroupClient:
         return hasattr(self.client, "watch_processes")
 
     def infos(self) -> Sequence[Any]:
-        """Returns the processes as last pushed by the coordinator; none where the client hears of
-        none. Asks nobody.
+        """Returns the processes as last pushed by the coordinator, none over jaxlib's own client.
+
+        Asks nobody.
         """
         with self._changed:
             first = self._pushed is None
@@ -302,8 +314,9 @@ class GroupClient:
 
     @contextmanager
     def on_change(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Has `listener` called, on a thread of the client, at each change of the processes while
-        the block runs.
+        """Has `listener` called at each change of the processes while the block runs.
+
+        It is called on a thread of the client.
         """
         with self._changed:
             self._listeners.append(listener)
@@ -315,8 +328,9 @@ class GroupClient:
                 self._listeners.remove(listener)
 
     def lost_tasks(self) -> Sequence[int]:
-        """Returns the task ids of processes that are known to be gone, those in error first: the
-        others may have left because of them.
+        """Returns the task ids of processes that are known to be gone.
+
+        Those in error come first: the others may have left because of them.
         """
         infos = self.infos()
         return [
@@ -327,21 +341,16 @@ class GroupClient:
         ]
 
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
-        """Raises ProcessLost when one of `processes` is known to be gone; over jaxlib's client none
-        ever is. Asks nobody.
+        """Raises ProcessLost when one of `processes` is known to be gone. Asks nobody.
+
+        Over jaxlib's own client none ever is.
         """
-        self.require(processes, name)
+        self._refuse(processes, name)
         tasks = {self.task(process) for process in processes}
         for task in self.lost_tasks():
             if task in tasks:
                 info = next(info for info in self.infos() if info.process_id == task)
-                process, why = self.process(task), info.message or info.state.lower()
-                raise ProcessLost(
-                    f"{name!r} needs process {process} (host {info.host or 'unknown'}), which is"
-                    f" gone: {why}",
-                    process=process,
-                    host=info.host or None,
-                )
+                raise lost(name, self.process(task), info.host, info.message or info.state.lower())
 
     @contextmanager
     def errors(self, what: str, name: str = "", timeout_s: float = 0.0) -> Iterator[None]:
@@ -366,9 +375,7 @@ class GroupClient:
         return error
 
     def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
-        """Adds what our client knows of the missing: what they last reported (`Group.report`), and
-        the error a lost one died of.
-        """
+        """Adds what our client knows: the last reports of the missing, why a lost one died."""
         if isinstance(error, ProcessLost):
             details = [] if error.process is None else self._deaths(self.task(error.process))
         else:
@@ -376,16 +383,14 @@ class GroupClient:
                 f"process {process} last reported {report}"
                 for process, report in sorted(error.progress.items())
             ]
-        error.args = (
-            "; ".join(
-                [error.message, *(detail for detail in details if detail not in error.message)]
-            ),
-        )
+        news = [detail for detail in details if detail not in error.message]
+        error.args = ("; ".join([error.message, *news]),)
         return error
 
     def _deaths(self, task: int) -> Sequence[str]:
-        """Returns what the coordinator pushes about the end of a task, waiting for it a moment: the
-        error may be the faster one.
+        """Returns what the coordinator pushes about the end of a task.
+
+        Waits for it a moment: the error may be the faster one.
         """
 
         def ended() -> Sequence[str]:
@@ -403,16 +408,17 @@ class GroupClient:
     def _translated(
         self, error: Exception, what: str, name: str, timeout_s: float
     ) -> CoordinationError | None:
-        """Reads a status text such as `DEADLINE_EXCEEDED: Barrier timed out. ...`, all that
-        jaxlib's client gives.
+        """Reads a status text, such as `DEADLINE_EXCEEDED: Barrier timed out. ...`.
+
+        It is all that jaxlib's client gives.
         """
-        found = _CODE.match(str(error))
-        if found is None:
+        status = _CODE.match(str(error))
+        if status is None:
             return None
-        code, text = found.groups()
+        code, text = status.groups()
         if code == "DEADLINE_EXCEEDED":
             missing = tuple(sorted({self.process(task) for task in _missing_tasks(text)}))
-            who = f", waiting for {_named(missing)}" if missing else ""
+            who = f", waiting for {named(missing)}" if missing else ""
             return BarrierTimeout(
                 f"{what} timed out after {timeout_s:g} s{who}: {text}", name=name, missing=missing
             )
@@ -421,41 +427,42 @@ class GroupClient:
         return CoordinationError(f"{what}: {text}", code=code)
 
 
+def lost(name: str, process: int, host: str, why: str) -> ProcessLost:
+    """Returns the error of a call that needs a process which is gone."""
+    return ProcessLost(
+        f"{name!r} needs process {process} (host {host or 'unknown'}), which is gone: {why}",
+        process=process,
+        host=host or None,
+    )
+
+
 def _missing_tasks(text: str) -> list[int]:
-    found = _MISSING.search(text)
-    return [int(number) for number in _TASK.findall(found.group(1))] if found else []
+    missing = _MISSING.search(text)
+    return [int(number) for number in _TASK.findall(missing.group(1))] if missing else []
 
 
-def _named(processes: Sequence[int]) -> str:
+def named(processes: Sequence[int]) -> str:
+    """Returns processes in words, such as "processes 1, 2"."""
     return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
-_group_clients: dict[int, GroupClient] = {}
-_group_clients_lock = threading.Lock()
+class _GroupClients(dict[int, GroupClient]):
+    """The part of a job that has the GroupClient of each client, by the client's identity."""
 
 
 def group_client_of(client: Any, tasks: Sequence[int] | None = None) -> GroupClient:
-    """Returns the one GroupClient of a client, so that all its users in this process share the
-    calls. `tasks` counts on first use.
+    """Returns the one GroupClient of a client, so that all its users in this process share calls.
+
+    `tasks` counts on first use.
     """
-    with _group_clients_lock:
-        group_client = _group_clients.get(id(client))
-        if group_client is None:
-            group_client = _group_clients[id(client)] = GroupClient(client, tasks)
-        return group_client
+    group_clients = current_job().ensure(_GroupClients)
+    group_client = group_clients.get(id(client))
+    if group_client is None:
+        # One step for the interpreter: of two threads that make one, both get the same.
+        group_client = group_clients.setdefault(id(client), GroupClient(client, tasks))
+    return group_client
 
 
 def forget_group_client(client: Any) -> None:
     """Drops the GroupClient of a client that was shut down."""
-    with _group_clients_lock:
-        _group_clients.pop(id(client), None)
-
-
-def _forget_in_child() -> None:
-    """Leaves a forked child without its parent's clients."""
-    global _group_clients_lock
-    _group_clients_lock = threading.Lock()  # another thread of the parent may have held it
-    _group_clients.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+    current_job().ensure(_GroupClients).pop(id(client), None)

@@ -1,5 +1,6 @@
-"""Which runtime index, distributed id and devices belong together. On TPU the first two differ,
-because the runtime counts by topology.
+"""Which runtime index, distributed id and devices belong together.
+
+On TPU the first two differ, because the runtime counts by topology.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..job import current_job
 from .group import ClusterGroup
 from .group_client import Client, group_client_of
 from .runtime import current_client, distributed_process_id, use_experimental_distributed_process_id
@@ -21,17 +23,19 @@ _EXCHANGE_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class ProcessIds:
-    """The numbers of one process: `runtime` as jax counts, `distributed` as the coordination
-    service does, and its device ids.
-    """
+    """The numbers of one process: as jax counts, as the coordination service does, its devices."""
 
     runtime: int
     distributed: int
     devices: tuple[int, ...]
 
 
-_runtime_to_distributed: list[int] | None = None
-_distributed_to_devices: list[list[int]] | None = None
+@dataclass(frozen=True)
+class _IdMaps:
+    """The part of a job that has both maps, once they are known."""
+
+    runtime_to_distributed: list[int]
+    distributed_to_devices: list[list[int]]
 
 
 def local_ids() -> ProcessIds:
@@ -47,17 +51,14 @@ def exchange_ids(
     client: Client, mine: ProcessIds, num_processes: int, timeout_s: float = _EXCHANGE_TIMEOUT_S
 ) -> list[ProcessIds]:
     """Returns the numbers of all `num_processes` processes, in order of their distributed ids.
-    Every process calls it; blocks for them.
 
-    Raises BarrierTimeout or ProcessLost, and ValueError when two processes claim one number.
+    Every process calls it; blocks for them. Raises BarrierTimeout or ProcessLost, and ValueError
+    when two processes claim one number.
     """
     group = ClusterGroup(client, mine.distributed, num_processes)
     everybody = group.gather("ids", json.dumps(asdict(mine)).encode(), timeout_s=timeout_s)
-    table = group.broadcast(
-        "ids",
-        None if everybody is None else b"[" + b",".join(everybody) + b"]",
-        timeout_s=timeout_s,
-    )
+    told = None if everybody is None else b"[" + b",".join(everybody) + b"]"
+    table = group.broadcast("ids", told, timeout_s=timeout_s)
     ids = [
         ProcessIds(entry["runtime"], entry["distributed"], tuple(entry["devices"]))
         for entry in json.loads(table)
@@ -78,67 +79,66 @@ def initialize_ids(
     client: Client | None = None,
     timeout_s: float = _EXCHANGE_TIMEOUT_S,
 ) -> None:
-    """Exchanges both maps at once. Every process calls it; does nothing when both are known.
+    """Exchanges both maps at once. Every process calls it; does nothing when they are known.
 
     `mine` defaults to what jax says; a test gives numbers that differ.
     """
-    global _runtime_to_distributed, _distributed_to_devices
-    if _runtime_to_distributed is not None and _distributed_to_devices is not None:
+    job = current_job()
+    if job.part(_IdMaps) is not None:
         return
     client = current_client() if client is None else client
     ids = exchange_ids(client, mine or local_ids(), jax.process_count(), timeout_s)
-    _distributed_to_devices = [list(entry.devices) for entry in ids]
-    _runtime_to_distributed = [
-        entry.distributed for entry in sorted(ids, key=lambda entry: entry.runtime)
-    ]
-    group_client_of(client).tasks = _runtime_to_distributed
+    by_runtime = sorted(ids, key=lambda entry: entry.runtime)
+    maps = _IdMaps(
+        [entry.distributed for entry in by_runtime], [list(entry.devices) for entry in ids]
+    )
+    job.put(maps)
+    group_client_of(client).renumber(maps.runtime_to_distributed)
 
 
 def forget_ids() -> None:
     """Drops the maps, as `shutdown()` does."""
-    global _runtime_to_distributed, _distributed_to_devices
-    _runtime_to_distributed = _distributed_to_devices = None
+    current_job().take(_IdMaps)
 
 
 def initialize_runtime_to_distributed_ids() -> None:
-    """Exchanges the map from runtime index to distributed id. Every process calls it;
+    """Exchanges the map from runtime index to distributed id. Every process calls it.
+
     `initialize()` has done so already.
     """
     initialize_ids()
 
 
 def initialize_distributed_to_device_ids() -> None:
-    """Exchanges the map from distributed id to device ids. Every process calls it; `initialize()`
-    has done so already.
+    """Exchanges the map from distributed id to device ids. Every process calls it.
+
+    `initialize()` has done so already.
     """
     initialize_ids()
 
 
 def is_runtime_to_distributed_ids_initialized() -> bool:
     """Returns whether the map from runtime index to distributed id is known."""
-    return _runtime_to_distributed is not None
+    return current_job().part(_IdMaps) is not None
 
 
 def is_distributed_to_device_ids_initialized() -> bool:
     """Returns whether the map from distributed id to device ids is known."""
-    return _distributed_to_devices is not None
+    return current_job().part(_IdMaps) is not None
 
 
 def runtime_to_distributed_ids() -> list[int]:
-    """Returns the distributed ids in order of runtime index. Raises ValueError before they are
-    known.
+    """Returns the distributed ids in order of runtime index.
+
+    Raises ValueError before they are known.
     """
-    if _runtime_to_distributed is None:
-        raise ValueError(
-            "the distributed ids are not known yet: call initialize_runtime_to_distributed_ids() in"
-            " every process"
-        )
-    return _runtime_to_distributed
+    return _maps("distributed", "runtime_to_distributed").runtime_to_distributed
 
 
 def runtime_to_distributed_process_id(pid: int) -> int:
-    """Returns the distributed id of the process with runtime index `pid`. Raises ValueError before
-    the map is known, and for no process.
+    """Returns the distributed id of the process with runtime index `pid`.
+
+    Raises ValueError before the map is known, and for no process.
     """
     ids = runtime_to_distributed_ids()
     if not 0 <= pid < len(ids):
@@ -147,21 +147,24 @@ def runtime_to_distributed_process_id(pid: int) -> int:
 
 
 def distributed_to_device_ids() -> list[list[int]]:
-    """Returns the device ids of every process in order of distributed id. Raises ValueError before
-    they are known.
+    """Returns the device ids of every process in order of distributed id.
+
+    Raises ValueError before they are known.
     """
-    if _distributed_to_devices is None:
+    return _maps("device", "distributed_to_device").distributed_to_devices
+
+
+def _maps(what: str, function: str) -> _IdMaps:
+    maps = current_job().part(_IdMaps)
+    if maps is None:
         raise ValueError(
-            "the device ids are not known yet: call initialize_distributed_to_device_ids() in every"
-            " process"
+            f"the {what} ids are not known yet: call initialize_{function}_ids() in every process"
         )
-    return _distributed_to_devices
+    return maps
 
 
 def process_index_from_device(device: jax.Device) -> int:
-    """Returns the number of the process that a device belongs to, counted as `process_index()`
-    counts.
-    """
+    """Returns the number of the process of a device, counted as `process_index()` counts."""
     if use_experimental_distributed_process_id():
         return runtime_to_distributed_process_id(device.process_index)
     return int(device.process_index)

@@ -1,6 +1,4 @@
-"""One replica's arrays to all others, over the devices, in rounds that fit into their memory; and
-how much memory that is.
-"""
+"""One replica's arrays to all others, over the devices, in rounds that fit into their memory."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ Leaf = Any  # a jax.Array, or a jax.ShapeDtypeStruct with a sharding
 
 
 def get_device_memory() -> int:
-    """Returns the bytes of memory of this process's first device; on CPU, of the host. Raises
-    ValueError where a device does not say.
+    """Returns the bytes of memory of this process's first device; on CPU, of the host.
+
+    Raises ValueError where a device does not say.
     """
     device = jax.local_devices()[0]
     if device.platform == "cpu":
@@ -37,9 +36,7 @@ def get_device_memory() -> int:
 
 
 def get_leaf_memory_per_device(arr: Leaf) -> int:
-    """Returns the bytes of an array, or of its abstract equivalent with a sharding, on each of its
-    devices.
-    """
+    """Returns the bytes of an array, or of an abstract one with a sharding, on each device."""
     return int(math.prod(arr.sharding.shard_shape(arr.shape)) * arr.dtype.itemsize)
 
 
@@ -49,8 +46,9 @@ def tree_memory_per_device(tree: Any) -> int:
 
 
 def get_available_memory(in_tree: Any, scaling_factor: float) -> int:
-    """Returns how many bytes a device may take in one round of a broadcast: `scaling_factor` (at
-    most 1) of what the tree leaves free.
+    """Returns how many bytes a device may take in one round of a broadcast.
+
+    It is `scaling_factor` (at most 1) of what the tree leaves free.
     """
     if not 0 < scaling_factor <= 1:
         raise ValueError(f"scaling_factor={scaling_factor}: expected more than 0 and at most 1")
@@ -67,33 +65,29 @@ def broadcast_one_replica_to_all(
     *,
     timeout_s: float | None = None,
 ) -> tuple[tuple[jax.Array, ...], int]:
-    """Returns the arrays of the one replica on the devices of all, and in how many rounds; every
-    process of the mesh calls it.
+    """Returns the arrays of the one replica on the devices of all, and in how many rounds.
 
-    Each leaf has a NamedSharding over the axes of a replica. Where `is_source`, leaves are arrays,
-    which are deleted to make room; elsewhere their shapes, dtypes and shardings count. Bits are
-    kept exactly. A round takes as many leaves as fit into `memory_limit_bytes` a device (default:
-    `get_available_memory`), and at least one. Blocks for at most `timeout_s` (default 300) a round.
-    Raises ProcessLost when a peer is dead, BarrierTimeout, and ValueError for a leaf with another
-    kind of sharding.
+    Every process of the mesh calls it. Each leaf has a NamedSharding over the axes of a replica.
+    Where `is_source`, leaves are arrays, which are deleted to make room; elsewhere their shapes,
+    dtypes and shardings count. Bits are kept exactly. A round takes as many leaves as fit into
+    `memory_limit_bytes` a device (default: `get_available_memory`), and at least one. Blocks for at
+    most `timeout_s` (default 300) a round. Raises ProcessLost when a peer is dead, BarrierTimeout,
+    and ValueError for a leaf with another kind of sharding.
     """
-    limit = (
-        get_available_memory(in_tree, memory_scaling_factor)
-        if memory_limit_bytes is None
-        else memory_limit_bytes
-    )
+    if memory_limit_bytes is None:
+        memory_limit_bytes = get_available_memory(in_tree, memory_scaling_factor)
     axis = global_mesh.axis_names[replica_axis_index]
-    found: list[jax.Array] = []
-    rounds = list(_rounds(in_tree, limit))
+    results: list[jax.Array] = []
+    rounds = list(_rounds(in_tree, memory_limit_bytes))
     for leaves in rounds:
         spread = tuple(_spread(leaf, global_mesh, axis, is_source) for leaf in leaves)
         for leaf in leaves:
             if isinstance(leaf, jax.Array):
                 leaf.delete()
-        found += bounded(
+        results += bounded(
             "broadcast_one_replica_to_all", functools.partial(_merged, spread), timeout_s
         )
-    return tuple(found), len(rounds)
+    return tuple(results), len(rounds)
 
 
 def _rounds(leaves: Sequence[Leaf], limit: int) -> Iterator[list[Leaf]]:
@@ -108,12 +102,9 @@ def _rounds(leaves: Sequence[Leaf], limit: int) -> Iterator[list[Leaf]]:
 
 
 def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> jax.Array:
-    """Returns `[replicas, *shape]` over the mesh: the leaf at the source's place, zeros at all
-    others.
-    """
-    if not isinstance(leaf.sharding, NamedSharding) or axis in jax.tree.leaves(
-        tuple(leaf.sharding.spec)
-    ):
+    """Returns `[replicas, *shape]` over the mesh: the leaf at the source's place, else zeros."""
+    named = isinstance(leaf.sharding, NamedSharding)
+    if not named or axis in jax.tree.leaves(tuple(leaf.sharding.spec)):
         raise ValueError(
             f"a leaf of shape {leaf.shape} has {leaf.sharding}: expected a NamedSharding over the"
             f" axes of a replica, without {axis!r}"
@@ -145,8 +136,9 @@ def _sum_of_bits(spread: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _sum(leaf: jax.Array) -> jax.Array:
-    """Sums over the replicas, all but one of which are zeros, as integers: a float's sum would lose
-    the sign of a zero.
+    """Sums over the replicas, all but one of which are zeros.
+
+    As integers: a sum of floats would lose the sign of a zero.
     """
     if leaf.dtype == jnp.bool_:
         return leaf.any(axis=0)

@@ -1,6 +1,4 @@
-"""What this process knows of its job: its number, the size of the job, and the coordination client
-that reaches the others.
-"""
+"""What this process knows of its job: its number, the size, and the client for the others."""
 
 from __future__ import annotations
 
@@ -8,74 +6,73 @@ from typing import Any
 
 import jax
 from absl import flags
-from jax._src import (
-    distributed,
-)  # the only place where jax keeps its client and its distributed process id
+
+# The only place where jax keeps its client and its distributed process id.
+from jax._src import distributed
 
 from holdfast.coordination.address import address_towards
 
+from ..job import current_job
 from ..spec import ProcessSpec
 from .group_client import Client, GroupClient, group_client_of
-
-_own_client: Client | None = None
-_spec: ProcessSpec | None = None
-
-
-def set_client(client: Client | None, spec: ProcessSpec | None = None) -> None:
-    """Makes `client` the one that this room's functions use, and `spec` this process's; None goes
-    back to jax.distributed's own.
-    """
-    global _own_client, _spec
-    _own_client = client
-    _spec = spec
 
 
 def current_spec() -> ProcessSpec | None:
     """Returns the ProcessSpec with which `initialize()` has joined a job, else None."""
-    return _spec
+    return current_job().spec
 
 
 def coordinator_address() -> str | None:
-    """Returns the address of the coordinator that this process has joined, HOST:PORT or unix:PATH;
-    None where it is not known.
+    """Returns the address of the coordinator that this process has joined, None where not known.
+
+    It is HOST:PORT or unix:PATH.
     """
-    address: str | None = (
-        _spec.coordinator if _spec is not None else distributed.global_state.coordinator_address
-    )
+    spec = current_spec()
+    if spec is not None:
+        return spec.coordinator
+    address: str | None = distributed.global_state.coordinator_address
     return address
 
 
 def host_address() -> str | None:
-    """Returns the address at which the other hosts of the job reach this one; None where it is not
-    known. Raises OSError.
+    """Returns the address by which other hosts of the job reach this one, None where not known.
+
+    Raises OSError.
     """
-    if _spec is not None and _spec.host_address is not None:
-        return _spec.host_address
+    spec = current_spec()
+    if spec is not None and spec.host_address is not None:
+        return spec.host_address
     coordinator = coordinator_address()
     return None if coordinator is None else address_towards(coordinator)
 
 
 def tls_files() -> tuple[str, str, str] | None:
-    """Returns certificate, key and authority by which this process reaches its coordinator; None
-    where it has none, or a relay has them.
+    """Returns certificate, key and authority by which this process reaches its coordinator.
+
+    None where it has none, or a relay has them.
     """
-    if _spec is not None:
-        found: tuple[Any, ...] = (_spec.tls_cert, _spec.tls_key, _spec.tls_ca)
-    else:  # since jax 0.12
-        found = tuple(
-            getattr(jax.config, f"jax_mtls_{name}_file", None) for name in ("cert", "key", "ca")
-        )
-    cert, key, ca = found
+    spec = current_spec()
+    if spec is not None:
+        cert, key, ca = spec.tls_cert, spec.tls_key, spec.tls_ca
+    else:
+        cert, key, ca = (_jax_file(name) for name in ("cert", "key", "ca"))
     return (cert, key, ca) if cert and key and ca else None
 
 
+def _jax_file(name: str) -> str | None:
+    """Returns a file that jax was told (since jax 0.12)."""
+    file: str | None = getattr(jax.config, f"jax_mtls_{name}_file", None)
+    return file
+
+
 def current_client() -> Client:
-    """Returns `initialize()`'s client, else jax.distributed's own. Raises ValueError where there is
-    neither.
+    """Returns `initialize()`'s client, else jax.distributed's own.
+
+    Raises ValueError where there is neither.
     """
-    client: Client | None = (
-        _own_client if _own_client is not None else distributed.global_state.client
-    )
+    client: Client | None = current_job().client
+    if client is None:
+        client = distributed.global_state.client
     if client is None:
         raise ValueError(
             "this process has no coordination client: call holdfast.multihost.initialize() first"
@@ -94,8 +91,9 @@ def is_jax_distributed_client_initialized() -> bool:
 
 
 def get_jax_distributed_client() -> Any:
-    """Returns jax.distributed's own client. Raises ValueError when jax.distributed was not
-    initialized.
+    """Returns jax.distributed's own client.
+
+    Raises ValueError when jax.distributed was not initialized.
     """
     client = distributed.global_state.client
     if client is None:
@@ -112,22 +110,22 @@ def distributed_process_id() -> int:
 
 
 def use_experimental_distributed_process_id() -> bool:
-    """Returns whether the flag `experimental_orbax_use_distributed_process_id` is registered,
-    parsed and set. holdfast never defines it.
+    """Returns whether Orbax's flag `experimental_orbax_use_distributed_process_id` is set.
+
+    That is: registered, parsed and true. holdfast never defines it.
     """
     name = "experimental_orbax_use_distributed_process_id"
     return name in flags.FLAGS and flags.FLAGS.is_parsed() and bool(flags.FLAGS[name].value)
 
 
 def process_index() -> int:
-    """Returns this process's number: its runtime index, or its distributed id where Orbax's flag
-    asks for that.
+    """Returns this process's number: its runtime index.
+
+    Where Orbax's flag asks for that, it is the distributed id.
     """
-    return (
-        distributed_process_id()
-        if use_experimental_distributed_process_id()
-        else int(jax.process_index())
-    )
+    if use_experimental_distributed_process_id():
+        return distributed_process_id()
+    return int(jax.process_index())
 
 
 def process_count() -> int:
@@ -136,7 +134,5 @@ def process_count() -> int:
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """Returns whether this process is the primary: number `primary_host`, or every process when
-    that is None.
-    """
+    """Returns whether this process is number `primary_host`; every process is, when it is None."""
     return primary_host is None or primary_host == process_index()

@@ -15,30 +15,28 @@ Devices = np.ndarray[Any, Any]
 
 
 def slice_count() -> int:
-    """Returns the number of slices that the devices name; on CPU, where they name none, the
-    launcher's number.
+    """Returns the number of slices that the devices name.
+
+    On CPU, where they name none, it is the launcher's number.
     """
     spec = current_spec()
     if spec is not None and jax.default_backend() == "cpu":
         return spec.num_slices
-    return (
-        len({device.slice_index for device in jax.devices() if hasattr(device, "slice_index")}) or 1
-    )
+    slices = {device.slice_index for device in jax.devices() if hasattr(device, "slice_index")}
+    return len(slices) or 1
 
 
 def replica_count(global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0) -> int:
     """Returns the size of the mesh's replica axis; a mesh of one axis is one replica."""
-    return (
-        1 if global_mesh.devices.ndim == 1 else int(global_mesh.devices.shape[replica_axis_index])
-    )
+    if global_mesh.devices.ndim == 1:
+        return 1
+    return int(global_mesh.devices.shape[replica_axis_index])
 
 
 def replica_devices(
     global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
 ) -> Devices:
-    """Returns the devices of one replica: the mesh's array at `replica_id` of the replica axis, one
-    axis less.
-    """
+    """Returns the devices of one replica: the mesh's array there, without the replica axis."""
     return np.asarray(np.take(global_mesh.devices, replica_id, axis=replica_axis_index))
 
 
@@ -71,16 +69,14 @@ def process_replica_id(
 def local_replica_devices(
     global_mesh: jax.sharding.Mesh, *, replica_axis_index: int = 0
 ) -> Devices:
-    """Returns the devices of this process's replica. Raises ValueError when this process has no
-    device in the mesh.
+    """Returns the devices of this process's replica.
+
+    Raises ValueError when this process has no device in the mesh.
     """
-    replica_id = process_replica_id(
-        own_process_index(), global_mesh, replica_axis_index=replica_axis_index
-    )
+    process = own_process_index()
+    replica_id = process_replica_id(process, global_mesh, replica_axis_index=replica_axis_index)
     if replica_id < 0:
-        raise ValueError(
-            f"process {own_process_index()} has no device in the mesh {global_mesh.shape}"
-        )
+        raise ValueError(f"process {process} has no device in the mesh {global_mesh.shape}")
     return replica_devices(
         global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
     )
@@ -89,13 +85,8 @@ def local_replica_devices(
 def primary_process_in_replica(
     global_mesh: jax.sharding.Mesh, *, replica_id: int = 0, replica_axis_index: int = 0
 ) -> int:
-    """Returns the process that speaks for a replica: the lowest that has devices in it, the same in
-    every process.
-    """
-    return min(
-        unique_processes_from_devices(
-            replica_devices(
-                global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
-            )
-        )
+    """Returns the process that speaks for a replica: the lowest that has devices in it."""
+    devices = replica_devices(
+        global_mesh, replica_id=replica_id, replica_axis_index=replica_axis_index
     )
+    return min(unique_processes_from_devices(devices))

@@ -1,5 +1,4 @@
-"""Who lives, for whoever computes: pushed lists of processes, failed incarnations, and blocks that
-end alike on every survivor.
+"""Who lives, for whoever computes: pushed lists of processes, and blocks that all end alike.
 
 What this can and cannot end. Our own waits that involve a dead process end at once. A device
 collective in flight ends where the backend can end it: on GPU, which aborts its communicators; on
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -22,18 +21,19 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 
 from ..group.barriers import coordination_timeout
 from ..group.collectives import on_thread
-from ..group.group_client import Deadline, GroupClient
+from ..group.group_client import Deadline, GroupClient, lost
 from ..group.runtime import current_group_client
+from ..job import current_job
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ProcessInfo:
-    """One process by its runtime index: `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or
-    "ERROR"; `error` says what happened.
+class ProcessHealth:
+    """One process by its runtime index: how it is, and in which of its lives.
 
-    `incarnation` differs for each life of a process.
+    `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR", `error` says what happened,
+    and `incarnation` differs for each life of a process.
     """
 
     process_id: int
@@ -46,67 +46,61 @@ class ProcessInfo:
 class HealthListener(Protocol):
     """Gets the list of processes, in the sense of PJRT's UpdateGlobalProcessInfo."""
 
-    def update_global_process_info(self, infos: Sequence[ProcessInfo]) -> None:
-        """Takes the complete list, in order of process numbers, at every change and never an older
-        one. Must not block for long.
+    def update_global_process_info(self, infos: Sequence[ProcessHealth]) -> None:
+        """Takes the complete list, in order of process numbers, at every change.
+
+        A list is never older than the one before. Must not block for long.
         """
 
 
 def failed_incarnations(
-    old: Sequence[ProcessInfo], new: Sequence[ProcessInfo]
-) -> dict[int, ProcessInfo]:
-    """Returns the lives that ended between two complete lists, by process: connected before, and
-    now not, or with another incarnation.
+    old: Sequence[ProcessHealth], new: Sequence[ProcessHealth]
+) -> dict[int, ProcessHealth]:
+    """Returns the lives that ended between two complete lists, by process.
+
+    They were connected, and now are not, or with another incarnation.
     """
-    now = {info.process_id: info for info in new}
+    alive = {(info.process_id, info.incarnation) for info in new if info.state == "CONNECTED"}
     return {
         before.process_id: before
         for before in old
-        if before.state == "CONNECTED"
-        and (
-            (after := now.get(before.process_id)) is None
-            or (after.state, after.incarnation) != ("CONNECTED", before.incarnation)
-        )
+        if before.state == "CONNECTED" and (before.process_id, before.incarnation) not in alive
     }
 
 
 class Health:
-    """The list of processes, as the coordinator pushes it; refuses work with those that have
-    failed. Thread-safe.
+    """The list of processes, as the coordinator pushes it. Thread-safe.
 
-    A process whose life ended stays refused, though it may be back with another incarnation, until
-    this process has seen the new one in the answer of `live_processes()`: work planned with the old
-    life cannot meet the new one.
+    It refuses work with those that have failed. A process whose life ended stays refused, though it
+    may be back with another incarnation, until this process has seen the new one in the answer of
+    `live_processes()`: work planned with the old life cannot meet the new one.
     """
 
     def __init__(self, group_client: GroupClient) -> None:
-        self._group_client = group_client
+        self.group_client = group_client
         self._lock = threading.RLock()
-        self._infos: list[ProcessInfo] = []
-        self._failed: dict[int, ProcessInfo] = {}
+        self._infos: list[ProcessHealth] = []
+        self._failed: dict[int, ProcessHealth] = {}
         self._listeners: list[HealthListener] = []
         self._version = 0
-        group_client.require = self.require
+        group_client.refuse_by(self.require)
         watch = getattr(group_client.client, "watch_processes", None)
         self._stop: Callable[[], None] | None = watch(self._update) if watch else None
 
-    def processes(self) -> list[ProcessInfo]:
-        """Returns the complete list as last pushed; empty over jaxlib's own client, which pushes
-        none.
-        """
+    def processes(self) -> list[ProcessHealth]:
+        """Returns the complete list as last pushed; empty over jaxlib's own client."""
         with self._lock:
             return list(self._infos)
 
-    def failed(self) -> dict[int, ProcessInfo]:
-        """Returns the processes with which work is refused, with the life of each that ended and
-        why.
-        """
+    def failed(self) -> dict[int, ProcessHealth]:
+        """Returns the processes with which work is refused: the ended life of each, and why."""
         with self._lock:
             return dict(self._failed)
 
     def add_listener(self, listener: HealthListener) -> Callable[[], None]:
-        """Gives `listener` the list now and at every change; returns a function that ends it. One
-        list at a time, in order.
+        """Gives `listener` the list now and at every change; returns a function that ends it.
+
+        One list at a time, in order.
         """
         with self._lock:
             self._listeners.append(listener)
@@ -120,8 +114,9 @@ class Health:
         return remove
 
     def require(self, processes: Iterable[int] | None, name: str) -> None:
-        """Raises ProcessLost when the life of one of `processes` (None: of any) has ended. Asks
-        nobody.
+        """Raises ProcessLost when the life of one of `processes` (None: any) has ended.
+
+        Asks nobody.
         """
         with self._lock:
             for process in list(self._failed) if processes is None else processes:
@@ -137,9 +132,7 @@ class Health:
                     del self._failed[process]
 
     def statistics(self) -> dict[str, Any]:
-        """Returns how many lists came, how many listeners there are, and which processes are
-        refused.
-        """
+        """Returns how many lists came, how many listen, and which processes are refused."""
         with self._lock:
             return {
                 "version": self._version,
@@ -157,38 +150,31 @@ class Health:
             (self._translated(info) for info in task_infos), key=lambda info: info.process_id
         )
         with self._lock:
-            now = {info.process_id: info for info in infos}
-            for process, ended in failed_incarnations(self._infos, infos).items():
-                seen = now.get(process)
-                why = (
-                    seen.error
-                    if seen is not None and seen.error
-                    else "it was started again"
-                    if seen is not None
-                    else "it left"
-                )
-                self._failed[process] = ProcessInfo(
-                    process, "ERROR", ended.incarnation, why, ended.host
-                )
-                _log.warning(
-                    "process %d (host %s) is lost: %s", process, ended.host or "unknown", why
-                )
+            self._note_ended(infos)
             self._infos = infos
-            self._version = self._version + 1
+            self._version += 1
             for listener in list(self._listeners):
                 try:
                     listener.update_global_process_info(infos)
                 except Exception:
                     _log.exception("a listener to the health of processes failed")
-        # a life that ended shows here, and not in a list in which the process is back
-        self._group_client.note_change()
+        # Once more, after the client's own call: a life that ended shows here, and not in a list in
+        # which the process is back.
+        self.group_client.note_change()
 
-    def _translated(self, info: Any) -> ProcessInfo:
+    def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
+        errors = {info.process_id: info.error or "it was started again" for info in infos}
+        for process, ended in failed_incarnations(self._infos, infos).items():
+            why = errors.get(process, "it left")
+            self._failed[process] = replace(ended, state="ERROR", error=why)
+            _log.warning("process %d (host %s) is lost: %s", process, ended.host or "unknown", why)
+
+    def _translated(self, info: Any) -> ProcessHealth:
         error = info.message or ("" if info.code == "OK" else info.code)
         if info.state == "DISCONNECTED" and not error:
             error = "it has left the job"
-        return ProcessInfo(
-            self._group_client.process(info.process_id),
+        return ProcessHealth(
+            self.group_client.process(info.process_id),
             info.state,
             info.incarnation,
             error,
@@ -196,41 +182,28 @@ class Health:
         )
 
 
-def _lost(ended: ProcessInfo, name: str) -> ProcessLost:
-    host = ended.host or None
-    return ProcessLost(
-        f"{name!r} needs process {ended.process_id} (host {host or 'unknown'}), which is gone:"
-        f" {ended.error}",
-        process=ended.process_id,
-        host=host,
-    )
-
-
-_current: Health | None = None
-_current_lock = threading.Lock()
+def _lost(ended: ProcessHealth, name: str) -> ProcessLost:
+    return lost(name, ended.process_id, ended.host, ended.error)
 
 
 def health() -> Health:
-    """Returns the health of this job's processes, over `initialize()`'s client; over jaxlib's own
-    it knows nothing.
-    """
-    global _current
+    """Returns the health of this job's processes; over jaxlib's own client it knows nothing."""
     group_client = current_group_client()
-    with _current_lock:
-        if _current is None or _current._group_client is not group_client:
-            if _current is not None:
-                _current.close()
-            _current = Health(group_client)
-        return _current
+    job = current_job()
+    with job.lock:
+        current = job.part(Health)
+        if current is None or current.group_client is not group_client:
+            if current is not None:
+                current.close()
+            current = Health(group_client)
+            job.put(current)
+        return current
 
 
 def lost_tasks(group_client: GroupClient) -> list[int]:
-    """Returns the task ids of a client's processes whose lives have ended, as far as this process
-    knows.
-    """
-    with _current_lock:
-        current = _current
-    if current is None or current._group_client is not group_client:
+    """Returns the task ids of a client's processes whose lives are known to have ended."""
+    current = current_job().part(Health)
+    if current is None or current.group_client is not group_client:
         return []
     return [group_client.task(process) for process in current.failed()]
 
@@ -238,12 +211,12 @@ def lost_tasks(group_client: GroupClient) -> list[int]:
 def live_processes(
     processes: Collection[int] | None = None, *, timeout_s: float | None = None
 ) -> dict[int, int]:
-    """Returns {process: incarnation} of those of `processes` (None: all) that live: the same answer
-    to every one of them.
+    """Returns {process: incarnation} of those of `processes` (None: all) that live.
 
-    A barrier over the living: each of them has to call it, with the same processes, this one among
-    them. Blocks for at most `timeout_s` (default 300). Raises BarrierTimeout, CoordinatorLost,
-    ValueError. Source of the meaning: GetAliveTasks of XLA's coordination service.
+    Every one of them gets the same answer. A barrier over the living: each of them has to call it,
+    with the same processes, this one among them. Blocks for at most `timeout_s` (default 300).
+    Raises BarrierTimeout, CoordinatorLost, ValueError. Source of the meaning: GetAliveTasks of
+    XLA's coordination service.
     """
     timeout_s = coordination_timeout() if timeout_s is None else timeout_s
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
@@ -260,9 +233,8 @@ def live_processes(
     if jax.process_count() == 1:
         return {0: 0}
     group_client = current_group_client()
-    answer = on_thread(
-        "live_processes", lambda: _live(group_client, members)
-    )  # the call has no timeout of its own
+    # On a thread, because the call has no timeout of its own.
+    answer = on_thread("live_processes", lambda: _live(group_client, members))
     if not wait([answer], timeout_s).done:
         raise BarrierTimeout(
             f"live_processes did not end in {timeout_s:g} s: a living process has not called it",
@@ -283,15 +255,15 @@ def _live(group_client: GroupClient, members: Sequence[int]) -> dict[int, int]:
 def live_devices(
     devices: Sequence[jax.Device] | None = None, *, timeout_s: float | None = None
 ) -> Iterator[list[jax.Device]]:
-    """Runs a block on those of `devices` (None: all) whose processes live, with one outcome on
-    every survivor.
+    """Runs a block on those of `devices` (None: all) whose processes live.
 
-    On entry it asks afresh who lives (jax.live_devices answers with what it knew at the end of the
-    block before), and gives the devices in order of their ids. On exit it asks again: either the
-    block ended well in every process that began it, or every survivor raises: ProcessLost when one
-    died or was started again, the block's own exception where it raised, and CoordinationError
-    (ABORTED) naming the process elsewhere. Every living process enters with the same devices, some
-    of them its own. Each end blocks for at most `timeout_s` (default 300).
+    It has one outcome on every survivor. On entry it asks afresh who lives (jax.live_devices
+    answers with what it knew at the end of the block before), and gives the devices in order of
+    their ids. On exit it asks again: either the block ended well in every process that began it, or
+    every survivor raises: ProcessLost when one died or was started again, the block's own exception
+    where it raised, and CoordinationError (ABORTED) naming the process elsewhere. Every living
+    process enters with the same devices, some of them its own. Each end blocks for at most
+    `timeout_s` (default 300).
     """
     devices = jax.devices() if devices is None else devices
     members = sorted({device.process_index for device in devices})
@@ -316,35 +288,27 @@ def _end_alike(
     failure: Exception | None,
     timeout_s: float | None,
 ) -> None:
-    """Reports to the others how the block ended here, waits for all that live, and raises what
-    concerns all.
-    """
-    group_client, me = current_group_client(), jax.process_index()
+    """Reports how the block ended here, waits for all that live, and raises what concerns all."""
+    group_client = current_group_client()
+    me = jax.process_index()
     deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     with group_client.call("live", "-".join(map(str, members)), deadline) as call:
-        group_client.set(
-            f"{call.folder}/{me}",
-            f"{type(failure).__name__}: {failure}".encode() if failure else b"",
-        )
+        outcome = f"{type(failure).__name__}: {failure}" if failure else ""
+        group_client.set(f"{call.folder}/{me}", outcome.encode())
         now = live_processes(members, timeout_s=timeout_s)
         outcomes = {
             int(process): text.decode() for process, text in group_client.list(call.folder).items()
         }
-        if me == min(now) and call.number:  # all have read the outcomes of the block before
+        # All that are here have read the outcomes of the block before.
+        if me == min(now) and call.number:
             group_client.delete(f"{call.key}/{call.number - 1}")
     ended = sorted(
         process for process, incarnation in began.items() if now.get(process) != incarnation
     )
     if ended:
-        known = (
-            health()
-            .failed()
-            .get(
-                ended[0],
-                ProcessInfo(ended[0], "ERROR", began[ended[0]], "it died during the block"),
-            )
-        )
-        raise _lost(known, "live_devices") from failure
+        # A start within the block may not have been pushed yet.
+        unheard = ProcessHealth(ended[0], "ERROR", began[ended[0]], "it died during the block")
+        raise _lost(health().failed().get(ended[0], unheard), "live_devices") from failure
     others = sorted(process for process, text in outcomes.items() if text and process in began)
     if others and failure is None:
         raise CoordinationError(

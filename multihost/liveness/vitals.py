@@ -1,5 +1,4 @@
-"""What a process says of itself all the time: its step, its memory, how much of it is waiting, and
-whether its interpreter runs.
+"""What a process says of itself all the time: its step, memory, waiting, and that it runs.
 
 One thread looks twice a second, another reports to the coordinator every two seconds, or less often
 in large jobs. For others of this host there is a file in memory
@@ -25,6 +24,7 @@ from holdfast.coordination import CoordinationError
 from holdfast.coordination.diagnosis.stacks import Frame, Thread
 from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
 
+from ..job import current_job
 from .watchdog import stacks
 
 _REPORT_INTERVAL_S = 2.0
@@ -33,8 +33,9 @@ _MEMORY = 0.1  # weight of one look in the share of waiting: that of the last fi
 
 
 class Vitals:
-    """Reports on this process until `close()`. Thread-safe; never raises for a coordinator that
-    does not answer.
+    """Reports on this process until `close()`. Thread-safe.
+
+    Never raises for a coordinator that does not answer.
     """
 
     def __init__(self, client: Any, process_id: int, num_processes: int) -> None:
@@ -56,8 +57,9 @@ class Vitals:
         self._step = step
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the step, the resident memory, and the share of its time in which the main thread
-        waits for devices or others.
+        """Returns the step, the resident memory, and the share of time in which it waits.
+
+        That is: in which the main thread waits for devices or for others.
         """
         return {
             "step": self._step,
@@ -83,9 +85,7 @@ class Vitals:
             os.close(file)
 
     def _report(self) -> None:
-        """Reports on a thread of its own: a coordinator that does not answer must not stop the
-        looks.
-        """
+        # On a thread of its own: a coordinator that does not answer must not stop the looks.
         while not self._closed.wait(self._interval_s):
             with suppress(CoordinationError):
                 self._client.report(**self.statistics(), report_interval_s=self._interval_s)
@@ -102,15 +102,15 @@ def _waits(frame: FrameType | None) -> bool:
 
 
 def _open_file(process_id: int) -> int | None:
-    """Returns the file in memory, None where this system has none, or the signal is another's. This
-    thread will take the signal.
+    """Returns the file in memory, None where this system has none or the signal is another's.
+
+    This thread will take the signal.
     """
     if sys.platform != "linux" or signal.getsignal(LOOK_SIGNAL) is not signal.SIG_DFL:
         return None
     file = os.memfd_create(vitals_file(process_id, threading.get_native_id()))
-    fcntl.fcntl(
-        file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND
-    )  # the reader truncates it
+    # The reader truncates the file: what is written next has to begin at its new end.
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(LOOK_SIGNAL, file=file, all_threads=True, chain=False)
     signal.siginterrupt(LOOK_SIGNAL, False)
     return file
@@ -130,34 +130,20 @@ def _memory_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-_current: Vitals | None = None
-
-
 def start_vitals(client: Any, process_id: int, num_processes: int) -> None:
     """Begins to report on this process through `client`."""
-    global _current
-    stop_vitals()
-    _current = Vitals(client, process_id, num_processes)
+    current_job().put(Vitals(client, process_id, num_processes))
 
 
 def stop_vitals() -> None:
     """Ends the reports, where there are any."""
-    global _current
-    vitals = _current
-    _current = None
+    vitals = current_job().take(Vitals)
     if vitals is not None:
         vitals.close()
 
 
-def forget_vitals() -> None:
-    """Leaves a forked child without: its parent's threads are not there."""
-    global _current
-    _current = None
-
-
 def note_step(step: int) -> None:
-    """Notes the step that the program is at, for the reports of this process. Takes less than a
-    microsecond.
-    """
-    if _current is not None:
-        _current.note_step(step)
+    """Notes the step that the program is at, for the reports. Takes less than a microsecond."""
+    vitals = current_job().part(Vitals)
+    if vitals is not None:
+        vitals.note_step(step)

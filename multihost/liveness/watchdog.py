@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,7 +26,9 @@ from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.diagnosis.findings import diagnose
 from holdfast.coordination.process.diagnose import gather
 
+from ..group.collectives import on_thread
 from ..group.runtime import current_client, current_spec, distributed_process_id
+from ..job import current_job
 from ..spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
@@ -36,22 +39,23 @@ _HANGS_PREFIX = "holdfast/hangs/"
 # What one process may put on the coordinator: the stacks of about 200 threads.
 _STACKS_BYTES = 256 * 1024
 _LAST_RESORT_S = 5.0
-_WHY_S = 4.0  # of these
-_WHY_MS = 60_000  # that whoever stays waits for the word of another
+# Of these, for a process that ends: to find out why.
+_WHY_S = 4.0
+# For a process that stays: to wait for what another finds out.
+_WHY_MS = 60_000
 _MOST_FINDINGS = 5
 
 
 @contextmanager
 def watchdog(timeout_s: float, *, exit: bool = False) -> Iterator[Watchdog]:
-    """Watches over a block: without progress for `timeout_s` seconds it writes the stacks of all
-    threads to the log and to the coordinator.
+    """Watches over a block, and reports the stacks of all threads where it makes no progress.
 
-    Progress is the entry, `progress()` on what it gives, and every `reached_preemption(step)`.
-    After a hang was reported it waits for the next progress before it reports again. After
-    `initialize()` the log also says why the job hangs, in the words of `holdfast status`. With
-    `exit` it then ends the process with exit code 124, which launchers take for a hang. The stacks
-    stay with the coordinator under `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks
-    may nest, in any thread.
+    After `timeout_s` seconds they go to the log and to the coordinator. Progress is the entry,
+    `progress()` on what it gives, and every `reached_preemption(step)`. After a hang was reported
+    it waits for the next progress before it reports again. After `initialize()` the log also says
+    why the job hangs, in the words of `holdfast status`. With `exit` it then ends the process with
+    exit code 124, which launchers take for a hang. The stacks stay with the coordinator under
+    `holdfast/stacks/<task>`, for `holdfast status --stacks`. Blocks may nest, in any thread.
     """
     dog = Watchdog(timeout_s, exit=exit)
     try:
@@ -72,9 +76,9 @@ class Watchdog:
         self._reported_s: float | None = None
         self._closed = threading.Event()
         self.hangs = 0
-        with _lock:
-            _watching.append(self)
-        _arm()  # before the block begins: it may take the GIL at once and never give it back
+        self._watch_list = current_job().ensure(_WatchList)
+        # Before the block begins: it may take the GIL at once and never give it back.
+        self._watch_list.add(self)
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
         self._thread.start()
 
@@ -85,10 +89,22 @@ class Watchdog:
     def close(self) -> None:
         """Stops watching."""
         self._closed.set()
-        with _lock:
-            if self in _watching:
-                _watching.remove(self)
-        _arm()
+        self._watch_list.remove(self)
+
+    @property
+    def c_timer_at_s(self) -> float:
+        """When the timers of C may act for it: later than its own thread does."""
+        return self._progress_s + 1.25 * self.timeout_s
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether a hang ends the process."""
+        return self._exit
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether it has reported a hang, and there was no progress since."""
+        return self._reported_s == self._progress_s
 
     def statistics(self) -> dict[str, Any]:
         """Returns the seconds since the last progress and how many hangs were reported."""
@@ -98,16 +114,15 @@ class Watchdog:
         while True:
             idle_s = time.monotonic() - self._progress_s
             hanging = idle_s >= self.timeout_s
-            if hanging and self._reported_s != self._progress_s:
+            if hanging and not self.has_reported:
                 self._reported_s = self._progress_s
                 self._hang(idle_s)
             # Four checks in T keep the C timers, which cannot see progress, at least T away from
             # the last one.
-            if self._closed.wait(
-                self.timeout_s / 4 if hanging else min(self.timeout_s - idle_s, self.timeout_s / 4)
-            ):
+            check_s = self.timeout_s / 4
+            if self._closed.wait(check_s if hanging else min(self.timeout_s - idle_s, check_s)):
                 return
-            _arm()
+            self._watch_list.arm()
 
     def _hang(self, idle_s: float) -> None:
         self.hangs += 1
@@ -140,16 +155,15 @@ def stacks() -> str:
 
 def progress() -> None:
     """Records progress with all watchdogs of this process."""
-    for dog in _watching:
-        dog.progress()
+    watch_list = current_job().part(_WatchList)
+    if watch_list is not None:
+        watch_list.progress()
 
 
 def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
-    """Reports the stacks to the coordinator, logs why the job hangs, and where this process ends,
-    reports that.
+    """Reports the stacks to the coordinator, and its end where the process ends; logs why.
 
-    Does nothing where there is no coordinator. Why comes first: once the others learn that this
-    process ends, they are elsewhere.
+    Does nothing where there is no coordinator.
     """
     with suppress(Exception):
         client: Any = current_client()
@@ -158,19 +172,14 @@ def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
             {"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]}
         )
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
-        explainer = threading.Thread(
-            target=_log_why, args=(client,), name="holdfast-why", daemon=True
-        )
-        explainer.start()
-        explainer.join(_WHY_S)
+        # Why comes first: once the others learn that this process ends, they are elsewhere.
+        wait([on_thread("why", lambda: _log_why(client))], _WHY_S)
         if ending and hasattr(client, "report_error"):
             client.report_error(f"hang: {text}")
 
 
 def _log_why(client: Any) -> None:
-    """Logs why the job hangs, in the words of `holdfast status`; nothing where no coordinator of
-    ours can tell.
-    """
+    """Logs why the job hangs, in the words of `holdfast status`, where a coordinator can tell."""
     spec = current_spec()
     if spec is not None:
         with suppress(CoordinationError):
@@ -179,8 +188,9 @@ def _log_why(client: Any) -> None:
 
 
 def _why(client: Any, spec: ProcessSpec) -> str:
-    """Returns what the first process that hangs in a minute found out: it asks all others where
-    they are, and thousands must not.
+    """Returns what the first process that hangs in a minute finds out.
+
+    That one asks all others where they are, which thousands at once must not do.
     """
     folder = f"{_HANGS_PREFIX}{int(time.time() // 60)}"
     try:
@@ -197,31 +207,65 @@ def _why(client: Any, spec: ProcessSpec) -> str:
     return why
 
 
-_lock = threading.Lock()  # guards _watching and the two timers of C
-_watching: list[Watchdog] = []
-_exit_timer: ctypes.c_void_p | None = None
+class _WatchList:
+    """The part of a job that has this process's watchdogs, and the two timers of C for them."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the rest
+        self._watching: list[Watchdog] = []
+        self._exit_timer: ctypes.c_void_p | None = None
 
-def _arm() -> None:
-    """Sets both timers of C for the watchdog that would act first, or stops them."""
-    with _lock:
-        if not _watching:
-            faulthandler.cancel_dump_traceback_later()
-            _set_exit_timer(0.0)
+    def add(self, dog: Watchdog) -> None:
+        """Watches, with timers of C too."""
+        with self._lock:
+            self._watching.append(dog)
+        self.arm()
+
+    def remove(self, dog: Watchdog) -> None:
+        """Watches no more."""
+        with self._lock:
+            if dog in self._watching:
+                self._watching.remove(dog)
+        self.arm()
+
+    def progress(self) -> None:
+        """Records progress with all."""
+        for dog in self._watching:
+            dog.progress()
+
+    def arm(self) -> None:
+        """Sets both timers for the watchdog that would act first, or stops them."""
+        with self._lock:
+            now_s = time.monotonic()
+            dumping = [dog.c_timer_at_s for dog in self._watching if not dog.has_reported]
+            if dumping:
+                faulthandler.dump_traceback_later(max(0.1, min(dumping) - now_s), file=2)
+            else:
+                faulthandler.cancel_dump_traceback_later()
+            ending = [dog.c_timer_at_s for dog in self._watching if dog.ends_process]
+            self._set_exit_timer(max(0.1, min(ending) - now_s) + _LAST_RESORT_S if ending else 0.0)
+
+    def _set_exit_timer(self, after_s: float) -> None:
+        """Makes libc call `_exit(124)` after so many seconds, without the GIL (0: never).
+
+        Does nothing but on Linux.
+        """
+        if sys.platform != "linux" or (self._exit_timer is None and not after_s):
             return
-        now = time.monotonic()
-        fresh = [dog for dog in _watching if dog._reported_s != dog._progress_s]
-        if fresh:
-            faulthandler.dump_traceback_later(max(0.1, min(map(_c_timer_at, fresh)) - now), file=2)
-        else:
-            faulthandler.cancel_dump_traceback_later()
-        ending = [_c_timer_at(dog) for dog in _watching if dog._exit]
-        _set_exit_timer(max(0.1, min(ending) - now) + _LAST_RESORT_S if ending else 0.0)
+        libc: Any = ctypes.CDLL(None)
+        if self._exit_timer is None:
+            function = ctypes.cast(libc._exit, ctypes.c_void_p)
+            event = _SigEvent(value=HANG_EXIT_CODE, notify=_SIGEV_THREAD, function=function)
+            timer = ctypes.c_void_p()
+            if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+                return
+            self._exit_timer = timer
+        whole_s = int(after_s)
+        spec = _TimerSpec(value=(whole_s, int((after_s - whole_s) * 1e9)))
+        libc.timer_settime(self._exit_timer, 0, ctypes.byref(spec), None)
 
 
-def _c_timer_at(dog: Watchdog) -> float:
-    """Returns when the C timers may act for `dog`: later than its own thread does."""
-    return dog._progress_s + 1.25 * dog.timeout_s
+_SIGEV_THREAD = 2  # which calls function(value)
 
 
 class _SigEvent(ctypes.Structure):
@@ -241,25 +285,3 @@ class _TimerSpec(ctypes.Structure):
     """`struct itimerspec`: an interval, left 0, and the time until the one expiry."""
 
     _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
-
-
-def _set_exit_timer(after_s: float) -> None:
-    """Makes libc call `_exit(124)` after so many seconds without needing the GIL (0: never). Does
-    nothing but on Linux.
-    """
-    global _exit_timer
-    if sys.platform != "linux" or (_exit_timer is None and not after_s):
-        return
-    libc: Any = ctypes.CDLL(None)
-    if _exit_timer is None:
-        function = ctypes.cast(libc._exit, ctypes.c_void_p)
-        event = _SigEvent(
-            value=HANG_EXIT_CODE, notify=2, function=function
-        )  # 2: SIGEV_THREAD, which calls function(value)
-        timer = ctypes.c_void_p()
-        if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-            return
-        _exit_timer = timer
-    whole_s = int(after_s)
-    spec = _TimerSpec(value=(whole_s, int((after_s - whole_s) * 1e9)))
-    libc.timer_settime(_exit_timer, 0, ctypes.byref(spec), None)

@@ -1,17 +1,15 @@
-"""The preemption sync point: notices of all processes in, one step out at which every process
-stops.
+"""The preemption sync point: notices of all processes in, one step out at which all of them stop.
 
 A notice belongs to the process and source that got it and stands until that source withdraws it.
 Each process with a standing notice writes it below `holdfast/sync/preemption/notices/`; the sync
-point's log only carries "raised" and "lowered". Both are settled by level, not by edge: after each
-decided round every process compares what it has with what the log says, so a notice that comes in
-while another is being withdrawn is not lost, and a thousand processes notified at once make one
-round, not a thousand.
+point's log only carries "raised" and "lowered". Both go by level, not by edge: after each decided
+round every process compares what it has with what the log says. So a notice that comes in while
+another is being withdrawn is not lost, and a thousand processes notified at once make one round,
+not a thousand.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -31,6 +29,7 @@ from holdfast.coordination.names import OVER_FOLDER
 
 from ..group.collectives import on_thread
 from ..group.group_client import Client, GroupClient, group_client_of
+from ..job import current_job
 from ..liveness.vitals import note_step
 from ..liveness.watchdog import progress
 from .signals import Signals
@@ -45,16 +44,15 @@ LOWERED = "lowered"
 # The key by which JAX's own sync point (TSL's PreemptionSyncManager) notifies its processes.
 _JAX_KEY = "RECEIVED_PREEMPTION_NOTICE"
 _RETRY_S = 0.5
-# for the coordinator to say whether a signal is the end of the attempt; a notice waits for that
+# For the coordinator to answer whether a signal is the end of the attempt; a notice waits for that.
 _OVER_S = 0.5
 
 
 class Preemption:
-    """The preemption sync point of one process, for as long as it lives: its sources, its notices
-    and the log they feed. Thread-safe.
+    """The preemption sync point of one process: its sources, its notices and the log they feed.
 
-    It begins alone; `join` makes it one of a job's, with the sources that it has and the notices
-    that stand.
+    Thread-safe. It begins alone; `join` makes it one of a job's, with the sources that it has and
+    the notices that stand.
     """
 
     def __init__(self, sources: Sequence[Source] | None = None) -> None:
@@ -63,21 +61,21 @@ class Preemption:
         self._lowest = 0  # task of the job
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine
-        self._settling = threading.Lock()  # guards what `join` sets
+        self._joining = threading.Lock()  # guards what `join` sets
         self._published: Notice | None = None
         self._withdrew = False  # a notice that others may have seen
-        self._unsettled = threading.Event()
+        self._news = threading.Event()
         self.closed = False
-        self.waiting = False  # in initialize() or shutdown(), which have timeouts of their own
+        self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
         self._logged = False  # that the sync point is reached
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
-        # A thread of its own: settling calls the coordinator, and a signal's reader thread must
+        # A thread of its own: publishing calls the coordinator, and a signal's reader thread must
         # stay free for the next signal.
-        self._settler = threading.Thread(
-            target=self._settle_on_change, name="holdfast-preemption", daemon=True
+        self._publisher = threading.Thread(
+            target=self._publish_news, name="holdfast-preemption", daemon=True
         )
-        self._settler.start()
+        self._publisher.start()
         self._sources: list[Source] = []
         for source in default_sources() if sources is None else sources:
             self.add_source(source)
@@ -91,8 +89,9 @@ class Preemption:
         timeout_s: float = 60.0,
         lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """Becomes one of the sync points of `tasks`: what it was notified of before is everybody's
-        from here on.
+        """Becomes one of the sync points of `tasks`.
+
+        What it was notified of before is everybody's from here on.
         """
         sync = SyncPoint(
             client,
@@ -103,31 +102,37 @@ class Preemption:
             lost=lost,
             on_change=self._on_change,
         )
-        with self._settling:
+        with self._joining:
             alone = self._sync
             self._sync = sync
-            self._group_client, self._process_id, self._lowest = (
-                group_client_of(client),
-                process_id,
-                min(tasks),
-            )
+            self._group_client = group_client_of(client)
+            self._process_id = process_id
+            self._lowest = min(tasks)
             self._published = None
         alone.close()
         for signals in self.signals():
             self._start(signals)  # once more, where it was added outside the main thread
         if process_id == self._lowest:
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
-        self._unsettled.set()
+        self._news.set()
 
     @property
-    def joined(self) -> bool:
-        """Returns whether it is one of a job's."""
-        return self._group_client is not None
+    def client(self) -> Client | None:
+        """The client by which it is one of a job's sync points, None while it is alone."""
+        return None if self._group_client is None else self._group_client.client
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Notes whether this process waits in initialize() or shutdown()."""
+        self._waiting = waiting
+        self._asked_s = time.monotonic()
+
+    def _seconds_idle(self) -> float:
+        return 0.0 if self._waiting else time.monotonic() - self._asked_s
 
     def add_source(self, source: Source) -> None:
         """Starts a source. Signals only from the main thread."""
         if isinstance(source, Signals):
-            source.seconds_idle = lambda: 0.0 if self.waiting else time.monotonic() - self._asked_s
+            source.ask_idle(self._seconds_idle)
         self._sources.append(source)
         self._start(source)
 
@@ -135,9 +140,8 @@ class Preemption:
         source.start(lambda notice: self._take(notice, source))
 
     def _take(self, notice: Notice | None, source: Source) -> None:
-        """Takes the notice of a source. A signal of a launcher that has given the attempt up is
-        none.
-        """
+        """Takes the notice of a source."""
+        # A launcher that has given the attempt up ends its processes by signals: no preemption.
         over = self._why_over() if isinstance(source, Signals) else ""
         if over:
             _log.error("%s", over)
@@ -145,34 +149,36 @@ class Preemption:
             self.notify(notice, source)
 
     def _why_over(self) -> str:
-        """Returns why a launcher has ended this attempt, "" where it has not, or the coordinator
-        does not say so at once.
+        """Returns why a launcher has ended this attempt.
+
+        "" where none has, or the coordinator does not answer at once.
         """
         group_client = self._group_client
         if group_client is None:
             return ""
-        answer = on_thread("over", lambda: group_client.list(OVER_FOLDER).get("over", b"").decode())
-        return (
-            answer.result() if wait([answer], _OVER_S).done and answer.exception() is None else ""
-        )
+        answer = on_thread("over", lambda: group_client.list(OVER_FOLDER))
+        if not wait([answer], _OVER_S).done or answer.exception() is not None:
+            return ""
+        return answer.result().get("over", b"").decode()
 
     def _on_change(self, value: str) -> None:
-        self._unsettled.set()
+        self._news.set()
 
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
-        """Gives the notice of one source as it now stands, or withdraws it (None). Returns at
-        once.
+        """Gives the notice of one source as it now stands, or withdraws it (None).
+
+        Returns at once.
         """
+        name = "program" if source is None else source.name
         with self._lock:
             if notice is None:
                 self._mine.pop(source, None)
             else:
                 self._mine[source] = notice
         _log.warning(
-            "preemption notice: %s",
-            notice.reason if notice else f"{source.name if source else 'program'} withdraws",
+            "preemption notice: %s", f"{name} withdraws" if notice is None else notice.reason
         )
-        self._unsettled.set()
+        self._news.set()
 
     def reached(self, step: int) -> bool:
         """Returns whether the job has to stop at `step`: see `reached_preemption`."""
@@ -187,46 +193,48 @@ class Preemption:
         return reached
 
     def notice(self) -> Notice | None:
-        """Returns the standing notices of all processes as one: the earliest deadline wins. Asks
-        the coordinator.
+        """Returns the standing notices of all processes as one: the earliest deadline wins.
+
+        Asks the coordinator.
         """
-        notices = list(self._published_everywhere().values()) or (
-            [mine] if (mine := self._merged()) else []
-        )
-        return merge(notices)
+        # A notice of this process that is not published yet counts too.
+        return merge(list(self._published_everywhere().values())) or self._merged()
 
     def noticed(self) -> tuple[int, ...]:
         """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
         if self._group_client is None:
             return (0,) if self._merged() else ()
-        return tuple(
-            sorted(self._group_client.process(int(task)) for task in self._published_everywhere())
-        )
+        tasks = self._published_everywhere()
+        return tuple(sorted(self._group_client.process(int(task)) for task in tasks))
 
     def statistics(self) -> dict[str, Any]:
         """Returns the sync point's counts and the notices of this process."""
         with self._lock:
-            return self._sync.statistics() | {
-                "notices": [notice.reason for notice in self._mine.values()]
-            }
+            reasons = [notice.reason for notice in self._mine.values()]
+        return self._sync.statistics() | {"notices": reasons}
 
     def close(self) -> None:
-        """Stops the sources and the threads; questions are answered from what is known. From the
-        main thread, to give signals back.
+        """Stops the sources and the threads; questions are answered from what is known.
+
+        From the main thread, to give signals back. A second call does nothing.
         """
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
         for source in reversed(self._sources):
             if not isinstance(source, Signals):
                 source.close()
-        self.closed = True
-        self._unsettled.set()
+        self._news.set()
         self._sync.close()
-        self._settler.join(2.0)
+        self._publisher.join(2.0)
         for signals in reversed(self.signals()):  # last: until then one must not end the process
             signals.close()
 
     def abandon(self) -> None:
-        """Gives the signals back in a forked child, which has none of the threads and must not
-        touch the connection.
+        """Gives the signals back in a forked child.
+
+        The child has none of the threads and must not touch the connection.
         """
         self.closed = True
         for signals in reversed(self.signals()):
@@ -240,25 +248,25 @@ class Preemption:
         with self._lock:
             return merge(list(self._mine.values()))
 
-    def _settle_on_change(self) -> None:
+    def _publish_news(self) -> None:
         while True:
-            self._unsettled.wait()
+            self._news.wait()
             if self.closed:
                 return
-            self._unsettled.clear()
+            self._news.clear()
             try:
-                with self._settling:
-                    self._settle()
+                with self._joining:
+                    self._reconcile()
             except Exception as error:
                 _log.warning("the notice cannot be passed on: %s; trying again", error)
                 time.sleep(_RETRY_S)
-                self._unsettled.set()
+                self._news.set()
 
-    def _settle(self) -> None:
-        """Makes the log agree with the notices: raises while any stands, lowers when none is
-        left.
-        """
-        mine, raised = self._merged(), self._sync.latest == RAISED
+    def _reconcile(self) -> None:
+        """Makes the log agree with the notices: raised while any stands, lowered when none is."""
+        mine = self._merged()
+        raised = self._sync.latest == RAISED
+        # Published before the change is proposed: whoever learns of the change may ask why.
         if mine != self._published:
             self._publish(mine)
         if mine and not raised:
@@ -269,42 +277,39 @@ class Preemption:
             self._withdrew = False
 
     def _may_lower(self) -> bool:
-        """Returns whether to see if any notice stands: one task's work, and that of those who
-        withdraw, not a thousand's.
-        """
+        # To see whether any notice stands is one task's work, and that of those who withdraw: a
+        # thousand need not list the notices.
         return self._withdrew or self._process_id == self._lowest
 
     def _publish(self, mine: Notice | None) -> None:
-        if self._group_client is not None and mine:
-            self._group_client.set(
-                f"{self._sync.folder}/notices/{self._process_id}", json.dumps(asdict(mine)).encode()
-            )
-        elif self._group_client is not None:
-            self._group_client.delete(f"{self._sync.folder}/notices/{self._process_id}")
+        if self._group_client is not None:
+            key = f"{self._sync.folder}/notices/{self._process_id}"
+            if mine:
+                self._group_client.set(key, json.dumps(asdict(mine)).encode())
+            else:
+                self._group_client.delete(key)
         self._withdrew = self._withdrew or mine is None
         self._published = mine
 
     def _published_everywhere(self) -> dict[str, Notice]:
+        """Returns the standing notices of a job by task; none of a process that is alone."""
         if self._group_client is None:
             return {}
-        found = self._group_client.list(f"{self._sync.folder}/notices")
-        return {task: Notice(**json.loads(text)) for task, text in found.items()}
+        listing = self._group_client.list(f"{self._sync.folder}/notices")
+        return {task: Notice(**json.loads(text)) for task, text in listing.items()}
 
     def _notify_jax(self) -> None:
-        """Notifies JAX's own sync point, where its service was left on, of a notice that its C
-        handler did not get.
-        """
+        """Notifies JAX's own sync point, where its service is on: its C handler got no signal."""
         if self._group_client is None or _jax_client() is None:
             return
         now = datetime.now(UTC).isoformat()
         with suppress(Exception):  # somebody else has notified it already, or it is shutting down
+            # First, so that no process takes what we write into JAX's key for a notice of JAX's.
             self._group_client.set(f"{self._sync.folder}/told-jax", now.encode())
             _jax_client().key_value_set(_JAX_KEY, now)
 
     def _poll_jax(self) -> Notice | None:
-        """Returns the notice that JAX's own sync point got from somebody else than us, if it got
-        one.
-        """
+        """Returns the notice that JAX's own sync point got from another source than us."""
         client = _jax_client()
         if self._group_client is None or client is None:
             return None
@@ -319,41 +324,34 @@ class Preemption:
 
 
 def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]:
-    """Returns the sources that fit this process: Slurm's end time inside a Slurm job, GCE's
-    metadata on GCE, and SIGTERM.
+    """Returns the sources that fit this process: SIGTERM, and those of Slurm and of GCE.
 
-    In a worker of Ray Train what Ray says stands for SIGTERM: the training function runs beside the
-    main thread, whose signals are Ray's.
+    Slurm's end time inside a Slurm job, GCE's metadata on GCE. In a worker of Ray Train what Ray
+    says stands for SIGTERM: the training function runs beside the main thread, whose signals are
+    Ray's.
     """
     sources: list[Source] = [RayTrain() if RayTrain.is_here() else Signals()]
-    if environment.get("SLURM_JOB_END_TIME", "").isdigit():
-        sources.append(SlurmEnd(float(environment["SLURM_JOB_END_TIME"])))
+    end_unix_s = environment.get("SLURM_JOB_END_TIME", "")
+    if end_unix_s.isdigit():
+        sources.append(SlurmEnd(float(end_unix_s)))
     if GceMetadata.is_here():
         sources.append(GceMetadata())
     return sources
 
 
 def merge(notices: Sequence[Notice]) -> Notice | None:
-    """Returns several notices as one: the one with the earliest deadline, or any where none has
-    one; None for none.
-    """
-    return min(
-        notices,
-        key=lambda notice: (
-            notice.deadline_unix_s if notice.deadline_unix_s is not None else float("inf")
-        ),
-        default=None,
-    )
+    """Returns several notices as one: that with the earliest deadline, None for no notice."""
+
+    def deadline_unix_s(notice: Notice) -> float:
+        return float("inf") if notice.deadline_unix_s is None else notice.deadline_unix_s
+
+    return min(notices, key=deadline_unix_s, default=None)
 
 
 def _jax_client() -> Any:
     """Returns jax.distributed's client where JAX's preemption service was left on, else None."""
-    state = _jax_distributed()
-    return None if state is None or state.preemption_sync_manager is None else state.client
-
-
-_current: Preemption | None = None
-_current_lock = threading.Lock()
+    state = distributed.global_state
+    return None if state.preemption_sync_manager is None else state.client
 
 
 def start(
@@ -365,116 +363,98 @@ def start(
     timeout_s: float = 60.0,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> Preemption:
-    """Starts the preemption sync point of this process, or joins the one that runs to `client`,
-    with all sources that it has.
+    """Starts the preemption sync point of this process, or has the one that runs join `client`.
 
     `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on
     top of those that run, and default to those that fit this machine (`default_sources`) where none
     runs; `lost()` gives dead tasks.
     """
-    global _current
-    with _current_lock:
-        if _current is None or _current.closed:
-            _current = Preemption(sources)
+    job = current_job()
+    with job.lock:
+        running = job.part(Preemption)
+        if running is None or running.closed:
+            running = Preemption(sources)
+            job.put(running)
         else:
             for source in sources or ():
-                _current.add_source(source)
-        if client is not None:
-            _current.join(
+                running.add_source(source)
+        # Two threads may have found it alone: a second join would be a second sync point, which
+        # the other processes do not have.
+        if client is not None and running.client is not client:
+            running.join(
                 client,
                 process_id=process_id,
                 tasks=range(num_processes),
                 timeout_s=timeout_s,
                 lost=lost,
             )
-        return _current
+        return running
 
 
 def close() -> None:
-    """Stops the running sync point and gives the signals back; what is asked later is answered from
-    what it knew.
+    """Stops the running sync point and gives the signals back.
+
+    What is asked later is answered from what it knew.
     """
-    with _current_lock:
-        if _current is not None and not _current.closed:
-            _current.close()
+    running = current_job().part(Preemption)
+    if running is not None:
+        running.close()
 
 
 def stop() -> None:
-    """Stops the running sync point as `close` does; the next `reached_preemption` starts anew. Does
-    nothing when none runs.
-    """
-    global _current
+    """Stops the running sync point as `close` does; the next `reached_preemption` starts anew."""
     close()
-    _current = None
-
-
-atexit.register(stop)
+    current_job().take(Preemption)
 
 
 def set_waiting(waiting: bool) -> None:
-    """Says whether this process waits in initialize() or shutdown(): then a repeated signal does
-    not find it stuck.
+    """Notes whether this process waits in initialize() or shutdown().
+
+    There a repeated signal does not find it stuck.
     """
-    if _current is not None:
-        _current.waiting, _current._asked_s = waiting, time.monotonic()
+    running = current_job().part(Preemption)
+    if running is not None:
+        running.set_waiting(waiting)
 
 
 @contextmanager
 def gathering() -> Iterator[None]:
-    """Runs a block in which this process joins its job: a signal before its end ends the process,
-    as before there was a sync point.
+    """Runs a block in which this process joins its job.
+
+    A signal before the end of the block ends the process, as before there was a sync point.
     """
     joined = threading.Event()
     for signals in current().signals():
-        signals.joined = joined
+        signals.end_until(joined)
     try:
         yield
     finally:
         joined.set()
 
 
-def _forget_in_child() -> None:
-    """Leaves a forked child without a sync point: its parent's signals, notices and questions are
-    none of its business.
-    """
-    global _current, _current_lock
-    _current_lock = threading.Lock()  # another thread of the parent may have held it
-    running = _current
-    _current = None
-    if running is not None:
-        running.abandon()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
 def current() -> Preemption:
-    """Returns the running sync point; starts one for this process alone when none runs, and joins
-    it to jax.distributed's client.
+    """Returns the running sync point; starts one where none runs.
+
+    One that is alone joins jax.distributed's client as soon as there is one.
     """
-    running, state = _current, _jax_distributed()
-    if running is not None and (running.joined or state is None):
+    running = current_job().part(Preemption)
+    state = distributed.global_state
+    if running is not None and (running.client is not None or state.client is None):
         return running
-    if state is None:
+    if state.client is None:
         return start(None)
     return start(state.client, state.process_id, state.num_processes)
 
 
-def _jax_distributed() -> Any:
-    """Returns the state of jax.distributed where it has a client, else None."""
-    return None if distributed.global_state.client is None else distributed.global_state
-
-
 def reached_preemption(step: int) -> bool:
-    """Returns whether a preemption notice holds at `step`: save and stop. Alike in every process
-    that asks about the same step.
+    """Returns whether a preemption notice holds at `step`: save and stop.
 
-    First true, everywhere, at the first step asked about that is not below the agreed one, which is
-    ahead of every step for which any process got False; then true until the notice is withdrawn.
-    Takes a few microseconds; while a notice is being agreed on it waits for the other processes'
-    background threads (never for their main threads). Every process has to ask, or at least to have
-    called `initialize()`. Steps may grow in any stride. Thread-safe. Raises BarrierTimeout when the
-    agreement does not come about.
+    Alike in every process that asks about the same step. First true, everywhere, at the first step
+    asked about that is not below the agreed one, which is ahead of every step for which any process
+    got False; then true until the notice is withdrawn. Takes a few microseconds; while a notice is
+    being agreed on it waits for the other processes' background threads (never for their main
+    threads). Every process has to ask, or at least to have called `initialize()`. Steps may grow in
+    any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
 
     Without jax.distributed the answer is of this process alone.
     """
@@ -487,19 +467,18 @@ def reached_preemption(step: int) -> bool:
 
 
 def preemption_notice() -> Notice | None:
-    """Returns the standing notices of all processes as one, that with the earliest deadline; None
-    when there is none.
+    """Returns the standing notices of all processes as one, that with the earliest deadline.
 
-    Asks the coordinator.
+    None when there is none. Asks the coordinator.
     """
     return current().notice()
 
 
 def preempted_processes() -> tuple[int, ...]:
-    """Returns the processes, by runtime index, that have a notice of their own standing: whose
-    machines are taken. Asks the coordinator.
+    """Returns the processes, by runtime index, whose machines are taken. Asks the coordinator.
 
-    Those of a whole job where all were told; none while no notice stands.
+    They have a notice of their own standing: all processes of a job that was notified as a whole,
+    none while no notice stands.
     """
     return current().noticed()
 
@@ -511,6 +490,7 @@ def notify_preemption(notice: Notice | None) -> None:
 
 def add_preemption_source(source: Source) -> None:
     """Adds a source of notices to this process's sync point, before `initialize()` or after.
+
     Signals only from the main thread.
     """
     current().add_source(source)

@@ -27,21 +27,17 @@ _JOINING_S = 1.0
 
 
 class Signals:
-    """Takes signals for a notice that is never withdrawn. Owns their handlers, and calls whatever
-    handler stood before after its own.
+    """Takes signals for a notice that is never withdrawn.
 
-    The C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a
-    reader thread waits on, so a main thread inside XLA does not hide the notice. A handler that the
-    program sets later replaces only the Python half: the notice still comes. `asyncio` takes the
-    wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets
-    to it.
+    Owns their handlers, and calls whatever handler stood before after its own. The C-level handler
+    writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader thread waits on,
+    so a main thread inside XLA does not hide the notice. A handler that the program sets later
+    replaces only the Python half: the notice still comes. `asyncio` takes the wake-up descriptor
+    too: then the notice comes from the Python handler, when the main thread gets to it.
 
     A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at
     least `repeat_s` after the first and `seconds_idle()` (since the program last asked about a
     step) is at least that too: a process that still asks is not stuck.
-
-    Where `joined` is given, the first signal before it is set ends the process as it would have
-    without us: nobody counts on it yet.
     """
 
     name = "signal"
@@ -55,22 +51,34 @@ class Signals:
         seconds_idle: Callable[[], float] = lambda: float("inf"),
     ) -> None:
         self.numbers = tuple(signal.Signals(number) for number in numbers)
-        self.seconds_idle = seconds_idle
-        self.joined: threading.Event | None = None
+        self._seconds_idle = seconds_idle
+        self._joined: threading.Event | None = None
         self._grace_s = grace_s
         self._repeat_s = repeat_s
         self._notify: Notify = lambda notice: None
         self._first_s: float | None = None
-        # the C handler writes to our socket, so that the bytes of the Python handler are repeats
+        # Whether the C handler writes to our socket: then bytes of the Python handler are repeats.
         self._woken = False
         self._previous: dict[int, Any] = {}
         self._earlier_fd = -1
         self._ours: socket.socket | None = None
         self._theirs: socket.socket | None = None
 
+    def ask_idle(self, seconds_idle: Callable[[], float]) -> None:
+        """Learns from `seconds_idle()` when the program last asked about a step."""
+        self._seconds_idle = seconds_idle
+
+    def end_until(self, joined: threading.Event) -> None:
+        """Lets the first signal before `joined` end the process as it would have without us.
+
+        Nobody counts on the process yet.
+        """
+        self._joined = joined
+
     def start(self, notify: Notify) -> None:
-        """Installs the handlers, once. Python allows that in the main thread only: elsewhere it
-        logs a warning and does nothing.
+        """Installs the handlers, once. Outside the main thread it logs a warning, and does nothing.
+
+        Python allows handlers in the main thread only.
         """
         if self._theirs is not None:
             return
@@ -97,8 +105,9 @@ class Signals:
                 )
 
     def close(self) -> None:
-        """Puts the earlier handlers back where ours still stand. Outside the main thread they stay
-        and only pass signals on.
+        """Puts the earlier handlers back where ours still stand.
+
+        Outside the main thread ours stay, and only pass signals on.
         """
         self._notify = lambda notice: None
         if (
@@ -129,9 +138,8 @@ class Signals:
                         self._arrived(number - _HANDLED)
                 raw = bytes(number for number in numbers if number < _HANDLED)
                 if self._earlier_fd != -1 and raw:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # as the C handler would: a full or closed pipe loses the byte
+                    # A full or closed pipe loses the byte, as with the C handler.
+                    with contextlib.suppress(OSError):
                         os.write(self._earlier_fd, raw)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -145,34 +153,33 @@ class Signals:
             previous(number, frame)
 
     def _arrived(self, number: int) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+        now_s = time.monotonic()
+        name = signal.Signals(number).name
         if self._first_s is None:
-            self._first_s = now
-            if (
-                self.joined is not None
-                and self._previous[signal.Signals(number)] == signal.SIG_DFL
-                and not self.joined.wait(_JOINING_S)
-            ):
+            self._first_s = now_s
+            if self._is_joining() and self._previous[number] == signal.SIG_DFL:
                 _die_of(number)
-            self._notify(
-                Notice(
-                    f"{name} received",
-                    None if self._grace_s is None else time.time() + self._grace_s,
-                )
+            deadline_unix_s = None if self._grace_s is None else time.time() + self._grace_s
+            self._notify(Notice(f"{name} received", deadline_unix_s))
+            return
+        since_s = now_s - self._first_s
+        if since_s >= self._repeat_s and self._seconds_idle() >= self._repeat_s:
+            line = (
+                f"holdfast: {name} again after {since_s:.0f} s, and the program asks nothing:"
+                " ending it\n"
             )
-        elif now - self._first_s >= self._repeat_s and self.seconds_idle() >= self._repeat_s:
-            os.write(
-                2,
-                f"holdfast: {name} again after {now - self._first_s:.0f} s, and the program asks"
-                " nothing: ending it\n".encode(),
-            )
+            os.write(2, line.encode())
             faulthandler.dump_traceback(all_threads=True)
             os._exit(128 + number)
 
+    def _is_joining(self) -> bool:
+        return self._joined is not None and not self._joined.wait(_JOINING_S)
+
 
 def _die_of(number: int) -> None:
-    """Ends the process by a signal's default action. Python sets that in the main thread only,
-    which may be inside C++.
+    """Ends the process by a signal's default action.
+
+    Python sets a default action in the main thread only, which may be inside C++.
     """
     libc: Any = ctypes.CDLL(None)
     libc.signal(number, 0)  # SIG_DFL

@@ -1,6 +1,4 @@
-"""Where notices of preemption come from: a watched file, GCE's metadata server, Slurm's end time,
-Ray Train, and what implements Source.
-"""
+"""Where notices of preemption come from: a file, GCE, Slurm, Ray Train, and any Source."""
 
 from __future__ import annotations
 
@@ -33,8 +31,9 @@ Notify = Callable[[Notice | None], None]
 
 
 class Source(Protocol):
-    """All that the sync point needs of a place where notices come from. The sources of one process
-    differ by `name`.
+    """All that the sync point needs of a place where notices come from.
+
+    The sources of one process differ by `name`.
     """
 
     @property
@@ -47,11 +46,10 @@ class Source(Protocol):
 
 
 class Polled:
-    """Calls `poll` every `every_s` seconds, in a thread of its own: it returns the notice as it now
-    stands, or None.
+    """Calls `poll` every `every_s` seconds, in a thread of its own.
 
-    A `poll` that raises is logged, once per run of failures, and leaves the notice as it was.
-    Launchers derive their sources from it.
+    `poll()` returns the notice as it now stands, or None. A `poll` that raises is logged, once per
+    run of failures, and leaves the notice as it was. Launchers derive their sources from it.
     """
 
     def __init__(self, name: str, poll: Callable[[], Notice | None], *, every_s: float) -> None:
@@ -97,8 +95,9 @@ class Polled:
 
 
 class WatchedFile(Polled):
-    """Takes the existence of a file for a notice (its first line is the reason), and its removal
-    for the withdrawal.
+    """Takes the existence of a file for a notice, and its removal for the withdrawal.
+
+    The first line of the file is the reason.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, every_s: float = 0.5) -> None:
@@ -115,8 +114,7 @@ class WatchedFile(Polled):
 
 
 class GceMetadata(Polled):
-    """Asks Google Compute Engine's metadata server whether this machine is being preempted or about
-    to be terminated.
+    """Asks Google Compute Engine's metadata server whether this machine is taken away.
 
     Source: cloud.google.com/compute/docs, "Handle preemption" and "Live migrate maintenance
     notices": `instance/preempted` turns TRUE, and stays, 30 s before the end;
@@ -144,9 +142,8 @@ class GceMetadata(Polled):
             f"http://{self._host}/computeMetadata/v1/instance/{path}",
             headers={"Metadata-Flavor": "Google"},
         )
-        direct = urllib.request.build_opener(
-            urllib.request.ProxyHandler({})
-        )  # the metadata server is never behind a proxy
+        # The metadata server is never behind a proxy.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=5) as answer:
             text: str = answer.read(1000).decode()
             return text.strip()
@@ -155,12 +152,10 @@ class GceMetadata(Polled):
     def is_here() -> bool:
         """Returns whether this machine is one of GCE's, without asking the network."""
         try:
-            return (
-                Path("/sys/class/dmi/id/product_name").read_text().strip()
-                == "Google Compute Engine"
-            )
+            product = Path("/sys/class/dmi/id/product_name").read_text()
         except OSError:
             return False
+        return product.strip() == "Google Compute Engine"
 
 
 class SlurmEnd(Polled):
@@ -172,17 +167,14 @@ class SlurmEnd(Polled):
     def __init__(self, end_unix_s: float, *, lead_s: float = 120.0, every_s: float = 1.0) -> None:
         self._notice = Notice("Slurm's time limit", end_unix_s)
         self._from_unix_s = end_unix_s - lead_s
-        super().__init__(
-            "slurm",
-            lambda: self._notice if time.time() >= self._from_unix_s else None,
-            every_s=every_s,
-        )
+        super().__init__("slurm", self._ask, every_s=every_s)
+
+    def _ask(self) -> Notice | None:
+        return self._notice if time.time() >= self._from_unix_s else None
 
 
 class RayTrain(Polled):
-    """Takes for a notice what Ray Train has told this worker of its node: that it is drained, or
-    another of its TPU slice.
-    """
+    """Takes for a notice that Ray Train drains this worker's node, or another of its TPU slice."""
 
     def __init__(self, *, every_s: float = 0.5) -> None:
         super().__init__("ray train", self._ask, every_s=every_s)

@@ -1,5 +1,4 @@
-"""SyncPoint: carries the log of `step_agreement_core` between processes, over a coordination
-client's keys.
+"""SyncPoint: carries the log of `step_agreement_core` between processes, over a client's keys.
 
 Keys of round r, below `holdfast/sync/<name>/<n>/<r>/`: `change` (the value and who announced it,
 written once), `step` (written once), `mail/<task>` (the change again, one for each process) and
@@ -15,9 +14,7 @@ the round before.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,6 +27,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, Coordinator
 
 from ..group.group import ClusterGroup, Group
 from ..group.group_client import Client, Deadline, GroupClient, group_client_of
+from ..job import current_job
 from ..liveness.health import lost_tasks
 from .step_agreement_core import Answer, StepLog, agreed_step
 
@@ -41,18 +39,19 @@ _GET_S = 600.0
 # be dead, or stopped.
 TAKE_OVER_S = 3.0
 _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+# Codes of a client that was shut down.
+_SHUT_DOWN = ("CANCELLED", "FAILED_PRECONDITION")
 
 
 class SyncPoint:
-    """Spreads a value so that it holds from the same step on in every process. Thread-safe; a
-    context manager.
+    """Spreads a value so that it holds from the same step on in every process.
 
-    Every process of `tasks` (task ids; its own is `process_id`) makes one under the same name, the
-    nth in one process meeting the nth in every other. `propose()` announces a value, from any
-    thread of any process; `ask(step)` returns what holds at a step, and `reached(step)` whether
-    something new holds since the step asked about before. An answer is local and takes a few
-    microseconds, except between an announcement and its decision, two round trips later, when it
-    waits for the other processes' background threads.
+    Thread-safe; a context manager. Every process of `tasks` (task ids; its own is `process_id`)
+    makes one under the same name, the nth in one process meeting the nth in every other.
+    `propose()` announces a value, from any thread of any process; `ask(step)` returns what holds at
+    a step, and `reached(step)` whether something new holds since the step asked about before. An
+    answer is local and takes a few microseconds, except between an announcement and its decision,
+    two round trips later, when it waits for the other processes' background threads.
 
     Without a client it is the sync point of one process. `lost()` gives the task ids of processes
     known to be dead: they are left out.
@@ -79,9 +78,8 @@ class SyncPoint:
         self._lost = lost
         self._on_change = on_change
         self._log = StepLog()
-        self._changed = (
-            threading.Condition()
-        )  # guards _log, _missing, _last_error and _coordinator_lost
+        # Guards _log, _missing, _last_error and _coordinator_lost.
+        self._changed = threading.Condition()
         self._missing: tuple[int, ...] = ()
         self._last_error: Exception | None = None
         self._coordinator_lost = False  # for longer than the back-off takes
@@ -97,7 +95,7 @@ class SyncPoint:
                 daemon=True,
             )
             self._follower.start()
-            _open.add(self)
+            current_job().ensure(_OpenSyncPoints).add(self)
 
     @property
     def latest(self) -> str:
@@ -106,9 +104,7 @@ class SyncPoint:
             return self._log.latest
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the counts of this sync point: rounds decided, the highest step answered, whether
-        one is being decided.
-        """
+        """Returns counts: rounds decided, the highest step answered, whether one is decided now."""
         with self._changed:
             return {
                 "rounds": self._log.round,
@@ -118,11 +114,11 @@ class SyncPoint:
             }
 
     def propose(self, value: str = "") -> bool:
-        """Announces a value, to hold from one step on that is ahead of all. Blocks for one round
-        trip. Raises CoordinationError.
+        """Announces a value, to hold from one step on that is ahead of all.
 
-        Returns False when another announcement is still being decided: then that one counts, and a
-        caller with another value reads `latest` at the next `on_change` and may announce again.
+        Blocks for one round trip. Raises CoordinationError. Returns False when another announcement
+        is still being decided: then that one counts, and a caller with another value reads `latest`
+        at the next `on_change` and may announce again.
         """
         with self._changed:
             number = self._log.round
@@ -136,17 +132,18 @@ class SyncPoint:
         won = self._insert(self._group_client, f"{number}/change", announcement)
         if won:
             self._send(self._group_client, number, announcement, self._tasks)
-        elif earlier := self._get(self._group_client, f"{number}/change", 1.0):
-            self._send(
-                self._group_client, number, earlier, [self._process_id]
-            )  # its announcer may have died before it sent any
-        return won
+            return True
+        # The announcer of the earlier one may have died before it sent any mail.
+        earlier = self._get(self._group_client, f"{number}/change", 1.0)
+        if earlier:
+            self._send(self._group_client, number, earlier, [self._process_id])
+        return False
 
     def reached(self, step: int) -> bool:
-        """Returns whether a change took effect since the step asked about before `step`: once for
-        each, at the same step everywhere.
+        """Returns whether a change took effect since the step asked about before `step`.
 
-        Asked again about the same step, it answers the same. Raises as `ask` does.
+        It is true once for each change, at the same step everywhere. Asked again about the same
+        step, it answers the same. Raises as `ask` does.
         """
         return self.ask(step).changed
 
@@ -159,27 +156,30 @@ class SyncPoint:
         with self._changed:
             if self._log.may_answer(step):
                 return self._log.answer(step)
-            settled = self._changed.wait_for(
-                lambda: (
-                    self._log.may_answer(step) or self._closed.is_set() or self._coordinator_lost
-                ),
-                self._timeout_s,
-            )
+            in_time = self._changed.wait_for(lambda: self._ends_wait(step), self._timeout_s)
             if self._closed.is_set():
-                self._log.frozen = False
+                self._log.thaw()
             if self._log.may_answer(step):
                 return self._log.answer(step)
-            raise self._last_error if settled and self._last_error else self._timeout_error(step)
+            if in_time and self._last_error:
+                raise self._last_error
+            raise self._timeout_error(step)
+
+    def _ends_wait(self, step: int) -> bool:
+        return self._log.may_answer(step) or self._closed.is_set() or self._coordinator_lost
 
     def close(self) -> None:
-        """Ends the background thread, within seconds. Questions are still answered from what is
-        known.
+        """Ends the background thread, within seconds.
+
+        Questions are still answered from what is known.
         """
         self._end(None)
 
     def leave(self) -> None:
-        """Closes it, and tells the others up to which step this process has asked: they no longer
-        wait for its answers. Once all have left, nothing of it stays at the coordinator.
+        """Closes it, and reports up to which step this process has asked.
+
+        The others no longer wait for its answers. Once all have left, nothing of it stays at the
+        coordinator.
 
         For a name that no later life of this process uses again, and a process that asks about no
         further step.
@@ -208,12 +208,11 @@ class SyncPoint:
             if self._follower is not threading.current_thread():
                 self._follower.join(2 * TAKE_OVER_S)
             waker.join(1.0)
-        _open.discard(self)
+        current_job().ensure(_OpenSyncPoints).discard(self)
 
     def _wake(self, group_client: GroupClient, floor: int | None) -> None:
-        with suppress(
-            CoordinationError
-        ):  # where the client was shut down, its waiting calls have ended
+        # Where the client was shut down, its waiting calls have ended.
+        with suppress(CoordinationError):
             if floor is not None:
                 group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
             self._send(group_client, self._log.round, "", [self._process_id])
@@ -233,11 +232,8 @@ class SyncPoint:
         self.close()
 
     def _timeout_error(self, step: int) -> CoordinationError:
-        missing = (
-            tuple(self._group_client.process(task) for task in self._missing)
-            if self._group_client
-            else ()
-        )
+        assert self._group_client is not None  # alone, no answer is held back
+        missing = tuple(self._group_client.process(task) for task in self._missing)
         why = f"; the last call failed with: {self._last_error}" if self._last_error else ""
         return BarrierTimeout(
             f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at"
@@ -248,59 +244,60 @@ class SyncPoint:
         )
 
     def _follow(self, group_client: GroupClient) -> None:
-        """Runs as long as the sync point: takes part in each round, publishes the floor, reads the
-        step.
-        """
+        """Takes part in each round as long as the sync point lives."""
         failures = 0
         while not self._closed.is_set():
             try:
                 if failures or not self._log.round:
                     self._catch_up(group_client)
-                mail = f"{self._log.round}/mail/{self._process_id}"
-                announcement = self._get(group_client, mail, _GET_S)
-                if announcement:
-                    self._round(group_client, announcement)
-                elif (
-                    announcement is not None and not self._closed.is_set()
-                ):  # it woke an earlier life of this process
-                    group_client.delete(f"{self.folder}/{mail}")
+                self._take_mail(group_client)
                 failures = 0
                 self._last_error = None
                 self._coordinator_lost = False
             except Exception as error:
-                if getattr(error, "code", "") in (
-                    "CANCELLED",
-                    "FAILED_PRECONDITION",
-                ):  # the client was shut down
+                if getattr(error, "code", "") in _SHUT_DOWN:
                     return
-                _log.log(
-                    logging.DEBUG if failures else logging.WARNING,
-                    "sync point %r: %s; trying again",
-                    self.name,
-                    error,
-                )
-                with self._changed:
-                    self._last_error, self._coordinator_lost = (
-                        error,
-                        failures >= len(_BACK_OFF_S) and isinstance(error, CoordinatorLost),
-                    )
-                    self._changed.notify_all()
+                self._note_error(error, failures)
                 self._closed.wait(_BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)])
                 failures += 1
 
+    def _take_mail(self, group_client: GroupClient) -> None:
+        mail = f"{self._log.round}/mail/{self._process_id}"
+        announcement = self._get(group_client, mail, _GET_S)
+        if announcement:
+            self._round(group_client, announcement)
+        elif announcement is not None and not self._closed.is_set():
+            # Empty mail wakes a sync point that closes: here that of an earlier life of this
+            # process, which would wake this one over and over.
+            group_client.delete(f"{self.folder}/{mail}")
+
+    def _note_error(self, error: Exception, failures: int) -> None:
+        level = logging.DEBUG if failures else logging.WARNING
+        _log.log(level, "sync point %r: %s; trying again", self.name, error)
+        with self._changed:
+            self._last_error = error
+            # Only once the back-off is used up: a coordinator that is started again takes a while,
+            # and an answer that waits for it is better than an error.
+            lasting = failures >= len(_BACK_OFF_S)
+            self._coordinator_lost = lasting and isinstance(error, CoordinatorLost)
+            self._changed.notify_all()
+
     def _catch_up(self, group_client: GroupClient) -> None:
-        """Takes part in rounds whose mail did not come: they were announced before this process
-        came, or their announcer died.
+        """Takes part in rounds whose mail did not come.
+
+        They were announced before this process came, or their announcer died.
         """
         self._skip(group_client)
-        while not self._closed.is_set() and (
-            announcement := group_client.list(f"{self.folder}/{self._log.round}").get("change")
-        ):
-            self._round(group_client, announcement.decode())
+        while not self._closed.is_set():
+            change = group_client.list(f"{self.folder}/{self._log.round}").get("change")
+            if change is None:
+                return
+            self._round(group_client, change.decode())
 
     def _skip(self, group_client: GroupClient) -> bool:
-        """Decides the last round of all, where this process does not know it, and leaves out those
-        before; returns whether it did.
+        """Decides the last round of all, where this process does not know it.
+
+        The rounds before are left out. Returns whether it did.
         """
         decided = group_client.list(f"{self.folder}/last").get("decided")
         if decided is None:
@@ -325,30 +322,35 @@ class SyncPoint:
     def _round(self, group_client: GroupClient, announcement: str) -> None:
         announcer, value = announcement.split(" ", 1)
         with self._changed:
-            number, floor = self._log.round, self._log.freeze()
+            number = self._log.round
+            floor = self._log.freeze()
         group_client.set(f"{self.folder}/{number}/floor/{self._process_id}", str(floor).encode())
-        step, begun_s = None, time.monotonic()
-        while step is None and not self._closed.is_set():
-            if self._gathers(int(announcer), int((time.monotonic() - begun_s) / self._take_over_s)):
+        step = None
+        begun_s = time.monotonic()
+        while step is None:
+            if self._closed.is_set():
+                return
+            take_overs = int((time.monotonic() - begun_s) / self._take_over_s)
+            if self._gathers(int(announcer), take_overs):
                 step = self._gather(group_client, number, announcement)
             else:
                 step = self._get(group_client, f"{number}/step", self._take_over_s)
-            if step is None and self._skip(
-                group_client
-            ):  # the others took this process for dead, and went on
+            # The others may have taken this process for dead, and gone on.
+            if step is None and self._skip(group_client):
                 return
-        if step is None:
-            return
         self._decide(int(step), value)
         if int(announcer) == self._process_id:
             group_client.set(f"{self.folder}/last/decided", f"{number} {step} {value}".encode())
+            # Not this round's keys: the others may not have read the step yet. That they have a
+            # floor here shows that they have read the round before.
             if number:
                 group_client.delete(f"{self.folder}/{number - 1}")
         self._on_change(value)
 
     def _gathers(self, announcer: int, take_overs: int) -> bool:
-        """Returns whether to do the announcer's work: one process does, and one more for each time
-        that nothing came of it.
+        """Returns whether to do the announcer's work.
+
+        One process does, and one more for each time that nothing came of it.
         """
         lost = set(self._lost())
         others = sorted(set(self._tasks) - lost - {announcer})
@@ -356,8 +358,9 @@ class SyncPoint:
         return self._process_id in first or self._process_id in others[:take_overs]
 
     def _gather(self, group_client: GroupClient, number: int, announcement: str) -> str | None:
-        """Writes and returns the round's step when all floors are there; else waits a while for the
-        first that is not.
+        """Writes and returns the round's step when all floors are there.
+
+        Else it waits a while for the first that is not.
         """
         keys = group_client.list(f"{self.folder}/{number}")
         if "step" in keys:
@@ -369,16 +372,15 @@ class SyncPoint:
         }
         missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))
         if missing:
-            left = {
-                int(task): int(floor)
-                for task, floor in group_client.list(f"{self.folder}/left").items()
-            }
+            listing = group_client.list(f"{self.folder}/left")
+            left = {int(task): int(floor) for task, floor in listing.items()}
             floors |= {task: left[task] for task in missing if task in left}
             missing = [task for task in missing if task not in left]
         with self._changed:
             self._missing = tuple(missing)
         if not missing:
             step = str(agreed_step(floors.values()))
+            # Another that took over may have written a step, from other floors: that one counts.
             return step if self._insert(group_client, f"{number}/step", step) else None
         if self._get(group_client, f"{number}/floor/{missing[0]}", 1.0) is None:
             self._send(group_client, number, announcement, missing)
@@ -414,19 +416,14 @@ class SyncPoint:
             return None
 
 
-_open: WeakSet[SyncPoint] = WeakSet()
+class _OpenSyncPoints(WeakSet[SyncPoint]):
+    """The part of a job that has its sync points with a thread."""
 
 
-@atexit.register
-def _close_all() -> None:
-    """Ends threads that wait in jaxlib: one that comes back from there into an ending interpreter
-    aborts the process.
-    """
-    for sync in list(_open):
+def close_sync_points() -> None:
+    """Ends the threads of all sync points of this process."""
+    for sync in list(current_job().ensure(_OpenSyncPoints)):
         sync.close()
-
-
-os.register_at_fork(after_in_child=_open.clear)  # the child has none of the threads
 
 
 def _folder(group_client: GroupClient, name: str) -> str:
@@ -435,8 +432,7 @@ def _folder(group_client: GroupClient, name: str) -> str:
 
 
 def agree_on_step(group: Group, name: str) -> SyncPoint:
-    """Returns a sync point of a group: rank 0 (or any other) proposes on its own clock, and all get
-    True from `reached` at one step.
+    """Returns a sync point of a group: any rank proposes, and all get True from `reached` alike.
 
     Every process of the group calls it, with the same name. For decisions that rest on a clock or
     on load: "save soon".

@@ -1,5 +1,6 @@
-"""The decision core of a sync point: from which step on does a change hold, alike for every
-process? No I/O, threads or clocks.
+"""The core of a sync point: from which step on does a change hold, alike for every process?
+
+No I/O, threads or clocks.
 
 The problem. A change (a preemption notice, its withdrawal, "save soon") comes to one process at a
 moment that is a different training step in every process. All must act on it at one step. A process
@@ -50,7 +51,8 @@ from dataclasses import dataclass
 # The floor of a process that has answered about no step yet: below every step, negative ones
 # included.
 NEVER = -(2**62)
-KEPT_CHANGES = 1024  # that a log knows for certain; at twice as many it forgets the first ones
+# Changes that a log knows for certain. At twice as many it forgets the first ones.
+KEPT_CHANGES = 1024
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,7 @@ def agreed_step(floors: Iterable[int]) -> int:
 
 
 class StepLog:
-    """One process's view of the log: what it has answered, what was decided, and whether it must
-    hold back. Not thread-safe.
+    """One process's view of the log: what it has answered, and what was decided. Not thread-safe.
 
     About a step before the KEPT_CHANGES last changes it answers that nothing changed there, with
     the value that held after it. What it has forgotten depends only on the steps that it was asked
@@ -90,23 +91,27 @@ class StepLog:
 
     @property
     def latest(self) -> str:
-        """The value of the last decided round, at whatever step it begins to hold; "" when there is
-        none.
-        """
+        """The value of the last decided round, at whatever step it begins to hold; "" for none."""
         return self._changes[-1].value if self._changes else ""
 
     def skip_to(self, round: int) -> None:
-        """Leaves out rounds before `round`, which this process came too late for: what they decided
-        holds no more.
+        """Leaves out rounds before `round`: this process came too late for them.
+
+        What they decided holds no more.
         """
         self._first = round - len(self._changes)
 
     def freeze(self) -> int:
-        """Holds answers above the floor back until the next `decide`, and returns the floor. May be
-        called again.
+        """Holds answers above the floor back until the next `decide`, and returns the floor.
+
+        May be called again.
         """
         self.frozen = True
         return self.floor
+
+    def thaw(self) -> None:
+        """Answers again, although the round was not decided: nobody follows the log any more."""
+        self.frozen = False
 
     def decide(self, step: int, value: str) -> None:
         """Appends the next round's outcome and answers again."""
@@ -121,16 +126,16 @@ class StepLog:
         return not self.frozen or step <= self.floor
 
     def answer(self, step: int) -> Answer:
-        """Returns what holds at `step`, and remembers that it was asked. Only where
-        `may_answer(step)`.
+        """Returns what holds at `step`, and remembers that it was asked.
+
+        Only where `may_answer(step)`.
         """
         assert self.may_answer(step)
         if not self._changes:
             self.floor = max(self.floor, step)
             return _NOTHING
-        last = next(
-            (change for change in reversed(self._changes) if change.step <= step), self._before
-        )
+        begun = (change for change in reversed(self._changes) if change.step <= step)
+        last = next(begun, self._before)
         if step > self.floor:
             has_changed = last.step > self.floor
             self.floor = step
@@ -140,9 +145,8 @@ class StepLog:
         return Answer(last.value, step in self._fired)
 
     def _forget(self) -> None:
-        known = bisect_right(
-            self._changes, self.floor, key=lambda change: change.step
-        )  # the same ones in every process
+        # Up to the floor, and no further: those changes are the same ones in every process.
+        known = bisect_right(self._changes, self.floor, key=lambda change: change.step)
         if known > 2 * KEPT_CHANGES:
             gone = known - KEPT_CHANGES
             self._before = self._changes[gone - 1]
@@ -153,9 +157,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """What holds at a step (`value`), and whether some change took effect since the step asked
-    about before it (`changed`).
-    """
+    """What holds at a step, and whether some change took effect since the step asked before."""
 
     value: str
     changed: bool

@@ -1,20 +1,20 @@
-"""The start of jax in bounded time: it waits in C++ for processes that have joined, and may have
-died since.
+"""The start of jax in bounded time.
+
+jax waits in C++ for processes that have joined, and may have died since.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-from jax._src import distributed
+from contextlib import contextmanager
 
 from holdfast.coordination import CoordinationError, Credentials, ProcessLost, StatusClient
 
 from ..errors import StartupTimeout
-from ..group.group_client import Deadline, GroupClient
+from ..group.group_client import Deadline, GroupClient, named
 from ..spec import ProcessSpec
+from .jax_agent import end_jax
 
 _STATUS_TIMEOUT_S = 2.0
 
@@ -28,7 +28,9 @@ def ended_by_loss(
     Raises ProcessLost with the name of a process that has died since it joined, else StartupTimeout
     with those that jax waits for. What has failed for another reason raises as it did.
     """
-    over, finished, ending = threading.Event(), threading.Event(), threading.Lock()
+    over = threading.Event()  # the time, or the wait for it
+    finished = threading.Event()
+    ending = threading.Lock()
     culprits: list[Exception] = []
 
     def end_waits() -> None:
@@ -62,38 +64,23 @@ def ended_by_loss(
         raise failure
 
 
-def end_jax() -> None:
-    """Ends jaxlib's agent and whatever waits in it; whatever the agent says, the process goes
-    on.
-    """
-    state = distributed.global_state
-    with suppress(Exception):
-        state.shutdown()  # type: ignore[no-untyped-call]
-    state.preemption_sync_manager = state.client = state.service = (
-        None  # or jax's own exit would try once more
-    )
-
-
 def _culprit(
     group_client: GroupClient, spec: ProcessSpec, credentials: Credentials, deadline: Deadline
 ) -> Exception:
-    """Returns who is to blame: one that died without a word, one known to be lost, or those that
-    have not begun.
-    """
+    """Returns who is to blame: one that died without a word, one that is lost, or the late ones."""
     try:
         with StatusClient(spec.coordinator, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
             tasks = client.status().tasks
     except CoordinationError as error:
         return error
     for task in tasks:
+        # It had a session, lost it, and the heartbeat timeout is not over: nobody says yet that
+        # the process is dead, but jax waits for it.
         if task.pid and not task.has_session and not task.error:
-            what = (
-                f"process {task.task_id} (host {task.host or 'unknown'}, silent for"
-                f" {task.heartbeat_age_s:.0f} s)"
-            )
             return ProcessLost(
-                f"{what} joined the job and is gone before jax had started, for which initialize()"
-                f" waited {deadline.elapsed_s():.0f} s",
+                f"process {task.task_id} (host {task.host or 'unknown'}, silent for"
+                f" {task.heartbeat_age_s:.0f} s) joined the job and is gone before jax had"
+                f" started, for which initialize() waited {deadline.elapsed_s():.0f} s",
                 process=task.task_id,
                 host=task.host or None,
                 silent_s=task.heartbeat_age_s,
@@ -103,11 +90,7 @@ def _culprit(
     except ProcessLost as error:
         return error
     late = tuple(task.task_id for task in tasks if not task.has_agent)
-    whom = (
-        f"process{'es' * (len(late) > 1)} {', '.join(map(str, late))}"
-        if late
-        else "one whose backend does not come up"
-    )
+    whom = named(late) if late else "one whose backend does not come up"
     return StartupTimeout(
         f"jax did not start in {deadline.timeout_s:g} s: all have joined the job, and it waits for"
         f" {whom}",

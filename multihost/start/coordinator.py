@@ -1,14 +1,14 @@
-"""The coordinator of a job that no launcher of ours started: process 0 starts it, and nobody joins
-one of an earlier start.
+"""The coordinator of a job that no launcher of ours started.
 
-Workers of Ray Train learn its address, and which attempt they are, from rank 0 by Ray's own
-channel.
+Process 0 starts it, and nobody joins one of an earlier start. Workers of Ray Train learn its
+address, and which attempt they are, from rank 0 by Ray's own channel.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from holdfast.coordination import (
     CoordinationError,
@@ -33,21 +33,28 @@ _STATUS_TIMEOUT_S = 2.0
 # address.
 _LINGER_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 100.0
-_started: list[CoordinationService] = []  # they end by themselves, after all have left
+# Nobody listens; somebody who does not say how far the job is; one that waits for its processes.
+_JOINABLE = (None, "", "gathering")
+# They end by themselves, after all have left.
+_started: list[CoordinationService] = []
 
 
 def find_coordinator(
     spec: ProcessSpec, deadline: Deadline, heartbeat_timeout_s: float | None
 ) -> None:
-    """Returns when a coordinator that has not yet had all its processes can be joined at the
-    address; process 0 starts it.
+    """Returns when a coordinator can be joined at the address; process 0 starts it.
 
-    One that has had them is of an earlier start, whose processes died without leaving: waits until
-    it ends. Raises StartupFailed when it does not, CoordinationError when the address cannot be
-    bound.
+    A coordinator can be joined that has not yet had all its processes. One that has had them is of
+    an earlier start, whose processes died without leaving: waits until it ends. Raises
+    StartupFailed when it does not, CoordinationError when the address cannot be bound.
     """
-    waited = False
-    while (phase := phase_at(spec.coordinator)) not in (None, "", "gathering"):
+    phase = phase_at(spec.coordinator)
+    if phase not in _JOINABLE:
+        _log.warning(
+            "the coordinator at %s belongs to an earlier start; waiting for it to end",
+            spec.coordinator,
+        )
+    while phase not in _JOINABLE:
         if not deadline.remaining_s():
             raise StartupFailed(
                 f"the coordinator at {spec.coordinator} is {phase}: it belongs to an earlier start;"
@@ -56,31 +63,16 @@ def find_coordinator(
                 timeout_s=deadline.timeout_s,
                 knob="timeout_s",
             )
-        if not waited:
-            _log.warning(
-                "the coordinator at %s belongs to an earlier start; waiting for it to end",
-                spec.coordinator,
-            )
-            waited = True
         time.sleep(min(_POLL_S, deadline.remaining_s()))
+        phase = phase_at(spec.coordinator)
     if phase is None and spec.process_id == 0:
-        host = spec.coordinator
-        port = 0
-        if not host.startswith(UNIX):
-            host, port = split_address(host)
-        _start(
-            host,
-            port,
-            spec.num_processes,
-            spec.job_id,
-            spec.attempt,
-            heartbeat_timeout_s,
-        )
+        _start(spec, _endpoint(spec.coordinator), heartbeat_timeout_s)
 
 
 def phase_at(address: str) -> str | None:
-    """Returns how far the job at an address is ("gathering", "running", "ending"), "" where it does
-    not say, None where nobody answers.
+    """Returns how far the job at an address is: "gathering", "running" or "ending".
+
+    "" where it does not say, None where nobody answers.
     """
     try:
         with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
@@ -92,16 +84,23 @@ def phase_at(address: str) -> str | None:
 def gather_workers(
     worker: RayTrainWorker, deadline: Deadline, heartbeat_timeout_s: float | None
 ) -> ProcessSpec:
-    """Returns who a worker of Ray Train is, once all have come; rank 0 starts the coordinator on
-    its node. Raises StartupTimeout.
+    """Returns who a worker of Ray Train is, once all have come. Raises StartupTimeout.
+
+    Rank 0 starts the coordinator on its node.
     """
+    spec = ProcessSpec(
+        process_id=worker.rank,
+        num_processes=worker.num_workers,
+        coordinator=f"{worker.host}:1",  # until rank 0 has told
+        job_id=worker.run_id,
+        slice_id=worker.rank * worker.num_slices // worker.num_workers,
+        num_slices=worker.num_slices,
+        local_rank=worker.local_rank,
+    )
     started: tuple[str, int] | None = None
     if worker.rank == 0:
-        attempt = count_attempt(worker.run_id)
-        started = (
-            _start(worker.host, 0, worker.num_workers, worker.run_id, attempt, heartbeat_timeout_s),
-            attempt,
-        )
+        spec = replace(spec, attempt=count_attempt(worker.run_id))
+        started = (_start(spec, Endpoint(worker.host), heartbeat_timeout_s), spec.attempt)
     try:
         address, attempt = broadcast(started, deadline.remaining_s())
     except TimeoutError as error:
@@ -112,31 +111,19 @@ def gather_workers(
             timeout_s=deadline.timeout_s,
             knob="timeout_s",
         ) from error
-    return ProcessSpec(
-        process_id=worker.rank,
-        num_processes=worker.num_workers,
-        coordinator=address,
-        job_id=worker.run_id,
-        attempt=attempt,
-        slice_id=worker.rank * worker.num_slices // worker.num_workers,
-        num_slices=worker.num_slices,
-        local_rank=worker.local_rank,
-    )
+    return replace(spec, coordinator=address, attempt=attempt)
 
 
-def _start(
-    host: str,
-    port: int,
-    num_processes: int,
-    job_id: str,
-    attempt: int,
-    heartbeat_timeout_s: float | None,
-) -> str:
-    """Starts a coordinator and returns its address."""
+def _endpoint(address: str) -> Endpoint:
+    return Endpoint(address) if address.startswith(UNIX) else Endpoint(*split_address(address))
+
+
+def _start(spec: ProcessSpec, endpoint: Endpoint, heartbeat_timeout_s: float | None) -> str:
+    """Starts the coordinator of a job and returns its address."""
     service = CoordinationService.spawn(
-        num_processes,
-        job=JobIdentity(name=job_id, attempt=attempt),
-        endpoint=Endpoint(host=host, port=port),
+        spec.num_processes,
+        job=JobIdentity(name=spec.job_id, attempt=spec.attempt),
+        endpoint=endpoint,
         timeouts=ServiceTimeouts(
             heartbeat_s=heartbeat_timeout_s or _HEARTBEAT_TIMEOUT_S, linger_s=_LINGER_S
         ),

@@ -303,18 +303,18 @@ def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path:
         with CheckpointManager(root) as manager:
             manager.save(1, state(1))
             manager.wait_until_finished()
-            perform = commit._Part.perform
+            perform = commit.EffectPerformer.perform
             def deaf(part, effect):
                 event = perform(part, effect)
                 if isinstance(effect, Hear):
                     return Failed(TimeoutError("nothing came"))
                 return RecordUnreadable() if isinstance(effect, ReadRecord) else event
             if index == 1:
-                commit._Part.perform = deaf
+                commit.EffectPerformer.perform = deaf
             manager.save(2, state(2))
             if index == 1:
                 goes(manager.wait_until_finished, CommitUnknown)
-                commit._Part.perform = perform
+                commit.EffectPerformer.perform = perform
                 assert manager.all_steps() == [1]
             manager.save(3, state(3))
             manager.wait_until_finished()

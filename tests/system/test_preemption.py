@@ -553,13 +553,13 @@ STARTING = (
     HEAD
     + """
 from holdfast.multihost.start import start
-start_jax = start._start_jax
-def slowly(*arguments):
+start_jax = start.start_jax
+def slowly(*arguments, **options):
     if index == 1:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-    start_jax(*arguments)
-start._start_jax = slowly
+    start_jax(*arguments, **options)
+start.start_jax = slowly
 multihost.initialize(address, count, index, timeout_s=60)
 step = 0
 while not multihost.reached_preemption(step):

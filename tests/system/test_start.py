@@ -414,9 +414,10 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
     ) as service:
         outputs = run_processes(
             script("""
-            from holdfast.multihost.start import start
+            from holdfast.multihost.job import current_job
+            from holdfast.multihost.start.start import Membership
             multihost.initialize(timeout_s=60)
-            print("relay", start._job.relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
+            print("relay", current_job().part(Membership).relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
             assert multihost.global_max([index, -index]) == [1, 0]
             multihost.sync_global_processes("all", timeout=30)
             multihost.shutdown()

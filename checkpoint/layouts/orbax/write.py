@@ -23,13 +23,12 @@ import tensorstore as ts
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
+from ...agreement.exchange import raise_of_any
 from ...errors import (
     SaveFailed,
     StepExists,
     UnsupportedLeaf,
-    error_from_message,
     error_text,
-    error_to_message,
 )
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
@@ -144,14 +143,7 @@ class OrbaxWriter:
         self._agreements += 1
         place = hashlib.sha256(str(self._final).encode()).hexdigest()[:16]
         name = f"orbax/{place}/{self._agreements}"
-        told = b"" if own is None else json.dumps(error_to_message(own)).encode()
-        gathered = self._group.gather(name, told, timeout_s=self._timeout_s)
-        first = None if gathered is None else next(filter(None, gathered), b"")
-        first = self._group.broadcast(name, first, timeout_s=self._timeout_s)
-        if own is not None:
-            raise own
-        if first:
-            raise error_from_message(*json.loads(first))
+        raise_of_any(self._group, name, own, self._timeout_s)
 
     def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
         """Adds a JSON item, under the names of both versions."""

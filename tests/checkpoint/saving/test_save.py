@@ -226,7 +226,9 @@ def test_who_receives_no_result_reads_the_record(
             """Commits, as the primary does, and dies before it sends the result."""
             request = staged(primary, counter, counter)
             target = primary.target(request)
-            part = commit._Part(target, save.SnapshotWork(request, target, primary.options))
+            part = commit.EffectPerformer(
+                target, save.SnapshotWork(request, target, primary.options)
+            )
             protocol.drive(
                 protocol.lead(request.key, range(2)),
                 lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect),

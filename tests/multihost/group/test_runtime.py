@@ -5,13 +5,15 @@ precedence.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import holdfast.multihost as multihost
 from holdfast.multihost.group.group_client import forget_group_client
-from holdfast.multihost.group.runtime import current_group_client, set_client, tls_files
+from holdfast.multihost.group.runtime import current_group_client, tls_files
+from holdfast.multihost.job import current_job
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def client() -> Iterator[Any]:
     """Any object serves as a client; nothing is called on it."""
     given: Any = object()
     yield given
-    set_client(None)
+    current_job().leave()
     forget_group_client(given)
 
 
@@ -57,20 +59,22 @@ def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
     it.
     """
     spec = multihost.ProcessSpec(process_id=0, num_processes=1, coordinator="c:1", attempt=7)
-    set_client(client, spec)
+    current_job().join(client, spec)
     assert multihost.current_client() is client and multihost.current_spec() == spec
     assert (
         current_group_client() is current_group_client() and current_group_client().client is client
     )
-    set_client(None)
+    current_job().leave()
     assert multihost.current_spec() is None
 
 
 def test_the_files_of_tls_are_those_that_reach_the_coordinator(client: Any) -> None:
     """Of the launcher's word, all three or none; without one those that jax was told."""
     assert tls_files() is None
-    own = {"process_id": 0, "num_processes": 1, "coordinator": "127.0.0.1:1"}
-    set_client(client, multihost.ProcessSpec(**own, tls_cert="cert", tls_key="key", tls_ca="ca"))
+    spec = multihost.ProcessSpec(
+        process_id=0, num_processes=1, coordinator="127.0.0.1:1", tls_ca="ca"
+    )
+    current_job().join(client, replace(spec, tls_cert="cert", tls_key="key"))
     assert tls_files() == ("cert", "key", "ca")
-    set_client(client, multihost.ProcessSpec(**own, tls_ca="ca"))
+    current_job().join(client, spec)
     assert tls_files() is None

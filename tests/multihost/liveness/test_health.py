@@ -9,7 +9,7 @@ import pytest
 from holdfast.coordination import ProcessLost
 from holdfast.coordination.client.processes import ProcessInfo as TaskInfo
 from holdfast.coordination.client.processes import ProcessWatch
-from holdfast.multihost import Health, ProcessInfo
+from holdfast.multihost import Health, ProcessHealth
 from holdfast.multihost.group.group_client import GroupClient
 from holdfast.multihost.liveness.health import failed_incarnations
 
@@ -29,9 +29,9 @@ class Listener:
     """Keeps the lists that it gets."""
 
     def __init__(self) -> None:
-        self.lists: list[list[ProcessInfo]] = []
+        self.lists: list[list[ProcessHealth]] = []
 
-    def update_global_process_info(self, infos: list[ProcessInfo]) -> None:
+    def update_global_process_info(self, infos: list[ProcessHealth]) -> None:
         self.lists.append(list(infos))
 
 
@@ -39,14 +39,14 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
     """Connected before, and now gone, not connected or another: failed. Not yet connected before:
     not.
     """
-    old = [ProcessInfo(n, "CONNECTED", 10 + n) for n in range(4)] + [
-        ProcessInfo(4, "UNINITIALIZED", 0)
+    old = [ProcessHealth(n, "CONNECTED", 10 + n) for n in range(4)] + [
+        ProcessHealth(4, "UNINITIALIZED", 0)
     ]
     new = [
-        ProcessInfo(0, "CONNECTED", 10),
-        ProcessInfo(1, "ERROR", 11, "killed"),
-        ProcessInfo(2, "CONNECTED", 99),
-        ProcessInfo(4, "ERROR", 0),
+        ProcessHealth(0, "CONNECTED", 10),
+        ProcessHealth(1, "ERROR", 11, "killed"),
+        ProcessHealth(2, "CONNECTED", 99),
+        ProcessHealth(4, "ERROR", 0),
     ]
     assert failed_incarnations(old, new) == {n: old[n] for n in (1, 2, 3)}
 
@@ -97,8 +97,8 @@ def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
     ]
     assert second.lists[:2] == first.lists
     assert second.lists[2] == [
-        ProcessInfo(0, "CONNECTED", 8),
-        ProcessInfo(1, "DISCONNECTED", 7, "it has left the job"),
+        ProcessHealth(0, "CONNECTED", 8),
+        ProcessHealth(1, "DISCONNECTED", 7, "it has left the job"),
     ]
 
 

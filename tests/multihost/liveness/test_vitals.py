@@ -13,14 +13,8 @@ import pytest
 from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
 from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.coordination.process.local_look import look
-from holdfast.multihost.liveness import vitals as module
-from holdfast.multihost.liveness.vitals import (
-    Vitals,
-    forget_vitals,
-    note_step,
-    start_vitals,
-    stop_vitals,
-)
+from holdfast.multihost.job import current_job
+from holdfast.multihost.liveness.vitals import Vitals, note_step, start_vitals, stop_vitals
 
 
 def test_the_coordinator_knows_step_memory_and_waiting() -> None:
@@ -80,14 +74,14 @@ def test_a_signal_that_the_program_uses_is_left_alone() -> None:
         signal.signal(LOOK_SIGNAL, before)
 
 
-def test_a_forked_child_reports_nothing() -> None:
-    """It has not its parent's threads."""
+def test_a_step_after_the_end_is_nobodys() -> None:
+    """Outside a job a step is noted nowhere."""
     start_vitals(_Nobody(), 0, 1)
-    parents = module._current
-    forget_vitals()
+    vitals = current_job().part(Vitals)
+    stop_vitals()
     note_step(3)
-    assert parents is not None and parents.statistics()["step"] is None and module._current is None
-    parents.close()
+    assert vitals is not None and vitals.statistics()["step"] is None
+    assert current_job().part(Vitals) is None
 
 
 class _Nobody:

@@ -12,12 +12,12 @@ from tests.support.starting import script
 
 BETWEEN = """
 from holdfast.multihost.start import start
-start_jax = start._start_jax
-def between(*arguments):
+start_jax = start.start_jax
+def between(*arguments, **options):
     if index == 1:
         {what}
-    start_jax(*arguments)
-start._start_jax = between
+    start_jax(*arguments, **options)
+start.start_jax = between
 begun_s = time.monotonic()
 try:
     multihost.initialize(sys.argv[3], count, index, timeout_s={timeout_s}, heartbeat_timeout_s={heartbeat_s})

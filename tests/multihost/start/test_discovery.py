@@ -1,26 +1,15 @@
-"""Who a process is: arguments, a launcher's environment, what jax detects; and XLA's flag for
-collectives.
-"""
+"""Who a process is: arguments, a launcher's environment, what jax detects."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import os
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 from holdfast.multihost import ProcessSpec
-from holdfast.multihost.start.discovery import (
-    DiscoveredProcess,
-    discover_process,
-    own_tls,
-    set_collective_timeout,
-)
-from tests.support.tls import Authority, Pems
+from holdfast.multihost.start.discovery import DiscoveredProcess, discover_process
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
 CLUSTERS = (
@@ -138,48 +127,3 @@ def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(
             discover_process(None, {}, None, 1.0)
     given = discover_process(None, {"coordinator": "host:1"}, None, 1.0)
     assert given.spec is not None and given.spec.coordinator == "host:1"
-
-
-def test_the_collective_timeout_is_a_flag_that_this_jaxlib_knows(
-    environment: pytest.MonkeyPatch,
-) -> None:
-    """It is added to the user's flags in whole seconds, rounded up; a user's own value stays."""
-    environment.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    set_collective_timeout(12.3)
-    assert (
-        os.environ["XLA_FLAGS"]
-        == "--xla_force_host_platform_device_count=2 --xla_cpu_collective_timeout_seconds=13"
-    )
-    environment.setenv("XLA_FLAGS", "--xla_cpu_collective_timeout_seconds=5")
-    set_collective_timeout(12.3)
-    assert os.environ["XLA_FLAGS"] == "--xla_cpu_collective_timeout_seconds=5"
-
-
-def test_jaxs_own_tls_needs_a_certificate_that_names_the_process(tmp_path: Path) -> None:
-    """jaxlib shows neither a token nor a key: the certificate has to stand for both, for this very
-    process.
-    """
-    named = Authority(tmp_path, "ours").issue(
-        "one", uris=["holdfast:process/1", "spiffe://example.org/job/holdfast/process/12"]
-    )
-    shared = Authority(tmp_path, "theirs").issue("two")
-
-    def options(process_id: int, pems: Pems, **fields: str) -> dict[str, str]:
-        spec = ProcessSpec(
-            process_id=process_id,
-            num_processes=20,
-            coordinator="h:1",
-            tls_cert=pems.cert,
-            tls_key=pems.key,
-            tls_ca=pems.ca,
-        )
-        return own_tls(dataclasses.replace(spec, **fields))
-
-    known = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
-    expected = (
-        {"mtls_cert_file": named.cert, "mtls_key_file": named.key, "mtls_ca_file": named.ca}
-        if known
-        else {}
-    )
-    assert options(1, named) == options(12, named) == expected
-    assert options(2, named) == options(1, shared) == options(1, named, token_file="t") == {}

@@ -1,0 +1,38 @@
+"""The job of a process: one client and spec, and one part of each class."""
+
+from __future__ import annotations
+
+from holdfast.multihost import ProcessSpec
+from holdfast.multihost.job import Job, current_job, forget_job
+
+
+class Part:
+    """Something that a wing above keeps in the job."""
+
+
+def test_a_job_has_one_part_of_a_class() -> None:
+    """A part is there once it was put or asked for, until it is taken."""
+    job = Job()
+    assert job.part(Part) is None and job.take(Part) is None
+    made = job.ensure(Part)
+    assert job.ensure(Part) is made and job.part(Part) is made
+    later = Part()
+    job.put(later)
+    assert job.part(Part) is later and job.take(Part) is later and job.part(Part) is None
+
+
+def test_leaving_forgets_client_and_spec_alone() -> None:
+    """Other parts of the job stay: what is asked later is answered from what they knew."""
+    job = Job()
+    job.join("client", ProcessSpec(process_id=0, num_processes=1, coordinator="c:1"))
+    part = job.ensure(Part)
+    job.leave()
+    assert job.client is None and job.spec is None and job.part(Part) is part
+
+
+def test_a_child_begins_an_empty_job() -> None:
+    """What a process forgets is returned, and nothing of it is in the next."""
+    part = current_job().ensure(Part)
+    earlier = forget_job()
+    assert earlier.part(Part) is part and current_job() is not earlier
+    assert current_job().part(Part) is None
