@@ -278,8 +278,12 @@ def test_the_history_holds_the_attempts_before() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         ended = subprocess.run(
             holdfast("run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script),
-            env=os.environ | {"TMPDIR": base}, capture_output=True, text=True, check=False, timeout=100,
-        )  # fmt: skip
+            env=os.environ | {"TMPDIR": base},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
     assert (
         ended.returncode == 0
         and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3"

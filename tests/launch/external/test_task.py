@@ -22,6 +22,7 @@ from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.launch.external.task import MARK
 from holdfast.launch.workers.secrets import write_files
 from tests.support.launchers import JOBSET, OPENMPI_5
+from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -143,19 +144,6 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
 
-MEETING = """
-import json, os, sys
-from pathlib import Path
-from holdfast.coordination import CoordinationClient, Timeouts
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=30))
-client.connect()
-client.wait_at_barrier("all", 30_000)
-print(json.dumps({"environment": dict(os.environ), "arguments": Path("/proc/self/cmdline").read_text()}), flush=True)
-sys.stdin.read()
-os._exit(0)
-"""
-
-
 @contextlib.contextmanager
 def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any]]]:
     """Yields what two processes say once they have met: each on a machine of its own, as Open MPI
@@ -182,7 +170,7 @@ def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any
         environment = os.environ | own | {"TMPDIR": str(short_path / rank)}
         processes.append(
             subprocess.Popen(
-                [*command, "--", sys.executable, "-c", MEETING],
+                [*command, "--", sys.executable, program("task_meeting")],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -274,17 +262,6 @@ def test_mpirun_runs_a_job(tmp_path: Path) -> None:
     """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0
     started.
     """
-    script = tmp_path / "program.py"
-    script.write_text("""
-import os, sys
-import jax
-from holdfast import multihost
-multihost.initialize()
-largest = multihost.global_max([jax.process_index()])[0]
-with open(f"{sys.argv[1]}/{os.environ['OMPI_COMM_WORLD_RANK']}", "w") as file:
-    print(jax.process_index(), jax.process_count(), largest, os.environ["HOLDFAST_COORDINATOR"], file=file)
-multihost.shutdown()
-""")
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     command = [
         "mpirun",
@@ -296,7 +273,7 @@ multihost.shutdown()
         "task",
         "--",
         sys.executable,
-        str(script),
+        str(program("mpirun_job")),
         str(tmp_path),
     ]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}

@@ -10,27 +10,10 @@ import sys
 from pathlib import Path
 
 from holdfast.coordination.process.job_folder import user_folder
-from holdfast.launch import RestartPolicy, RunSettings, run_local
+from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_local
 from holdfast.launch.workers.compile_cache import compile_cache
 from tests.support.cluster import CollectedOutput
-
-# Prints what jax's compile cache was asked for, and what it had; the first attempt fails.
-PROGRAM = """
-import collections, os, sys
-import jax, jax.numpy as jnp
-from holdfast import multihost
-
-seen = collections.Counter()
-jax.monitoring.register_event_listener(lambda name, **_: seen.update([name.rsplit("/", 1)[1]]))
-multihost.initialize()
-mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-x = jax.jit(lambda: jnp.arange(8.0) + 3, out_shardings=sharding)()
-assert float(jax.jit(lambda x: jnp.sum(x * 2))(x)) == 104.0
-print([os.environ["HOLDFAST_ATTEMPT"], seen["compile_requests_use_cache"], seen["cache_hits"], seen["cache_misses"]], flush=True)
-multihost.shutdown()
-sys.exit(os.environ["HOLDFAST_ATTEMPT"] == "1")
-"""
+from tests.support.paths import program
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -47,9 +30,14 @@ def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, backoff_s=0)
     result = run_local(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, str(program("compile_and_fail"))],
         2,
-        RunSettings(env=environment(), log_dir=tmp_path, restart=restart),
+        RunSettings(
+            env=environment(),
+            log_dir=tmp_path,
+            restart=restart,
+            standby=StandbySettings(wanted=False),
+        ),
         output=output,
     )
     assert result.outcome == "done" and result.attempts == 2, output.text

@@ -22,6 +22,7 @@ from holdfast.launch.workers.progress_watch import ProgressWatch
 from holdfast.launch.workers.secrets import JobSecrets, spawn_relay
 from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+from tests.support.paths import program
 
 
 @pytest.fixture(autouse=True)
@@ -124,26 +125,6 @@ def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
     assert secrets.token not in repr(secrets)
 
 
-LOOK = """
-import os, sys
-os.setgid(65534); os.setgroups([]); os.setuid(65534)
-seen = []
-for pid in sys.argv[1].split(","):
-    for name in ("cmdline", "environ"):
-        try:
-            seen.append(open(f"/proc/{pid}/{name}", errors="replace").read())
-        except PermissionError:
-            pass
-for root, _, files in os.walk(sys.argv[2]):
-    for name in files:
-        try:
-            seen.append(open(os.path.join(root, name), errors="replace").read())
-        except PermissionError:
-            pass
-print("\\n".join(seen))
-"""
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_sees_no_secret() -> None:
     """The user nobody reads arguments, environments and temporary folders of coordinator and relay,
@@ -166,7 +147,7 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
         ]
         pids = f"{coordinator.pid},{relay.pid}"
         seen = subprocess.run(
-            [sys.executable, "-c", LOOK, pids, str(folder.parent)],
+            [sys.executable, "-S", program("look_for_secrets"), pids, str(folder.parent)],
             capture_output=True,
             text=True,
             check=True,

@@ -18,6 +18,7 @@ from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_loc
 from holdfast.launch.workers.process import WorkerProcess
 from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
+from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -380,21 +381,6 @@ def test_commands_of_other_forms_and_other_interpreters_start_cold(
         )
 
 
-# Joins, reports its first step, and says whether it began as a standby; the first attempt waits for
-# the file "go", then fails.
-JOB = """
-import os, pathlib, sys, time
-from holdfast.coordination import CoordinationClient
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]))
-client.connect()
-print("warm" if "_holdfast_standby" in sys.modules else "cold", os.environ["HOLDFAST_ATTEMPT"], flush=True)
-client.report(step=1)
-while os.environ["HOLDFAST_ATTEMPT"] == "1" and not pathlib.Path("go").exists(): time.sleep(0.02)
-client.shutdown()
-sys.exit(os.environ["HOLDFAST_ATTEMPT"] == "1")
-"""
-
-
 def standby_pids(folder: Path) -> list[int]:
     """Returns the waiting interpreters of the job in `folder`, with the processes above them."""
     found = []
@@ -426,7 +412,7 @@ def are_ready(folder: Path, count: int) -> bool:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Path]:
     """The program of a job, in a folder of its own."""
-    (tmp_path / "program.py").write_text(JOB)
+    (tmp_path / "program.py").write_text(program("standby_job").read_text())
     yield tmp_path / "program.py"
     assert not standby_pids(tmp_path)
 
