@@ -64,16 +64,16 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     return "; ".join(parts)
 
 
-def _table(columns: Sequence[str], left: Sequence[str]) -> Table:
-    """Returns an empty table; the columns that are not in `left` are of numbers."""
+def _table(columns: Sequence[str], *, texts: Sequence[str]) -> Table:
+    """Returns an empty table; the columns that are not in `texts` are of numbers."""
     table = Table(box=None, pad_edge=False)
     for title in columns:
-        table.add_column(title, justify="left" if title in left else "right")
+        table.add_column(title, justify="left" if title in texts else "right")
     return table
 
 
 def _processes(status: session_pb2.StatusResponse) -> Table:
-    table = _table(_COLUMNS, left=("state", "host", "error"))
+    table = _table(_COLUMNS, texts=("state", "host", "error"))
     for task in status.tasks:
         state = coordination_pb2.TaskState.Name(task.state)
         cells = [
@@ -116,7 +116,7 @@ def _local_steps(
     """Returns the steps that the hosts have, and which processes have each process's part."""
     hosts = {task.task_id: task.host for task in status.tasks}
     columns = ("local step", "hosts that may be lost", "whose part is where")
-    table = _table(columns, left=columns[-1:])
+    table = _table(columns, texts=columns[-1:])
     for step in steps:
         parts = []
         for process, copies in enumerate(step.copies[:_MAX_MISSING]):
@@ -130,7 +130,7 @@ def _local_steps(
 
 def _barriers(status: session_pb2.StatusResponse) -> Table:
     columns = ("barrier", "waiting (for)", "missing", "time left")
-    table = _table(columns, left=columns)
+    table = _table(columns, texts=columns)
     for barrier in status.barriers:
         waiting = [
             f"{each.task_id} ({each.since_s:.1f} s)" for each in barrier.waiting[:_MAX_MISSING]

@@ -19,7 +19,7 @@ RUN = [sys.executable, "-c", "from holdfast.cli import main; main()", "run"]
 PARTS = {"starting_s", "restoring_s", "stepping_s", "saving_s", "redoing_s", "ending_s"}
 
 
-def test_all_time_of_a_job_is_accounted_for_while_it_runs_and_at_its_end(tmp_path: Path) -> None:
+def test_all_time_of_a_job_is_accounted_for(tmp_path: Path) -> None:
     """The status has the parts, which sum to the time so far; so has the JSON at the end, on stdout
     alone, within 1 % of the wall clock.
     """

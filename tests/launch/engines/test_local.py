@@ -119,7 +119,7 @@ def test_every_process_knows_who_it_is() -> None:
     ]
 
 
-def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None:
+def test_the_coordinator_is_a_socket_of_this_user() -> None:
     """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it;
     no port is opened.
     """
@@ -160,7 +160,7 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
         assert said.splitlines() == ["connect refused", "list refused"]
 
 
-def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
+def test_output_has_a_prefix_and_no_colour() -> None:
     """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are
     done.
     """
@@ -180,7 +180,7 @@ def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
     ("how", "code"),
     [(3, 3), (-9, 137), (93, 93), (124, 124)],
 )
-def test_the_first_that_fails_decides_and_the_others_are_ended(
+def test_the_first_failure_decides_and_ends_the_others(
     how: int, code: int, tmp_path: Path
 ) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
@@ -190,7 +190,7 @@ def test_the_first_that_fails_decides_and_the_others_are_ended(
         assert wait_until_ended(pids, within_s=0.5)
 
 
-def test_what_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+def test_what_ignores_sigterm_is_killed_later(tmp_path: Path) -> None:
     """SIGTERM first, SIGKILL after --grace-s."""
     output = CollectedOutput()
     settings = RunSettings(restart=RestartPolicy(grace_s=0.5))
@@ -292,7 +292,7 @@ def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
 
-def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> None:
+def test_a_foreign_sigterm_before_joining_is_a_preemption() -> None:
     """A process that somebody's SIGTERM ends before it could hear of notices: all are told to
     leave, and the job ends with 75.
     """
@@ -308,13 +308,13 @@ def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> No
     )
 
 
-def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
+def test_a_foreign_sigterm_after_joining_is_a_failure() -> None:
     """It had a handler then, or none on purpose."""
     result = run_local(joined("get_sigterm"), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("failed", 143)
 
 
-def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) -> None:
+def test_without_a_coordinator_the_job_ends_at_once(short_path: Path) -> None:
     """No temporary folder: that sentence, exit code 1, no second attempt and no story of
     processes.
     """
@@ -401,7 +401,7 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
     assert running() == {}
 
 
-def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
+def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and
     why it went.
     """
@@ -450,7 +450,7 @@ def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
         urllib.request.urlopen(url, timeout=20)
 
 
-def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> None:
+def test_a_taken_port_is_said_before_the_start() -> None:
     """With the port and what to do."""
     need("prometheus_client", "make setup")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -65,7 +65,7 @@ def test_a_task_becomes_its_command() -> None:
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
 
 
-def test_a_signal_of_the_launcher_reaches_the_command_and_nothing_outlives_the_task() -> None:
+def test_a_signal_reaches_the_command_of_a_task() -> None:
     """SIGTERM is the command's to handle; its exit code is the task's. Killed, the task takes its
     command along.
     """
@@ -87,7 +87,7 @@ while True:
             assert task.wait(60) == ended and wait_until_ended([pid])
 
 
-def test_what_a_task_cannot_do_is_one_clear_error() -> None:
+def test_a_task_fails_with_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
     assert (
         "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
@@ -98,7 +98,7 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr
 
 
-def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> None:
+def test_a_command_that_cannot_start_is_reported(tmp_path: Path) -> None:
     """The engine of Slurm learns of it at once, and not from the time-out of the others."""
     done = run_task(
         "--report", "--coordinator", "c:1", "--secrets", str(tmp_path), "--", "true", **OPENMPI_5
@@ -110,7 +110,7 @@ def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> No
     )
 
 
-def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
+def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
     """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of
     this run.
     """
@@ -205,7 +205,7 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
             stranger.status()
 
 
-def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path: Path) -> None:
+def test_a_job_is_open_where_asked_for(short_path: Path) -> None:
     """--insecure: the processes reach the coordinator as anybody does."""
     with two_machines(short_path, "--insecure") as said:
         (address,) = {each["environment"]["HOLDFAST_COORDINATOR"] for each in said}
@@ -216,7 +216,7 @@ def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path:
 @pytest.mark.parametrize(
     ("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)]
 )
-def test_an_address_that_another_user_can_read_or_write_is_refused(
+def test_an_address_open_to_others_is_refused(
     short_path: Path, mode: int, owner: int
 ) -> None:
     """It could be a coordinator of theirs, or be read by them."""

@@ -114,7 +114,7 @@ def test_a_job_runs_to_its_end() -> None:
     assert run.actions == [Release()]
 
 
-def test_a_death_ends_the_others_and_starts_all_again() -> None:
+def test_a_death_restarts_all() -> None:
     """The rest, without a client of ours, gets SIGTERM, then SIGKILL after the grace time; the next
     attempt has a new number.
     """
@@ -161,7 +161,7 @@ def test_a_job_that_makes_no_steps_hangs() -> None:
     assert (error.processes, error.timeout_s, error.knob) == ((2,), 30.0, "stall_timeout_s")
 
 
-def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> None:
+def test_a_save_waits_for_no_silent_process() -> None:
     """It holds its interpreter: had it not reported its share, all end at once; had it, it alone
     does, and the others commit.
     """
@@ -241,7 +241,7 @@ def test_a_save_that_can_be_committed_is() -> None:
     ]
 
 
-def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
+def test_a_save_needs_who_has_yet_to_begin() -> None:
     """Its share is awaited; where the dead one has begun no save of that number, nobody's is."""
     run = saving(REPORTED, NO_SAVE, REPORTED, REPORTED).handle(Exited(1, 2, 1))
     assert run.actions == [] and run.job.state is State.RESTARTING
@@ -251,7 +251,7 @@ def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
     ]
 
 
-def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
+def test_a_save_that_is_lost_keeps_nobody() -> None:
     """The dead one had not reported; or another one dies before it has, while the first is awaited;
     or the time is over.
     """
@@ -309,7 +309,7 @@ def test_exit_codes_of_processes(code: int, kind: type, exit_code: int) -> None:
     assert pickle.loads(pickle.dumps(run.job.error)).attempt == 1
 
 
-def test_leaving_with_zero_after_a_notice_is_not_done() -> None:
+def test_zero_after_a_notice_is_not_done() -> None:
     """PRE-1: workers that save and return after a notice come back, and are done when they end
     without one.
     """
@@ -327,7 +327,7 @@ def test_done_is_what_the_training_loop_says() -> None:
     assert run.exit([0, 0, 0, 0]).job.state is State.FINISHED
 
 
-def test_a_death_after_a_notice_spends_the_budget_of_preemptions() -> None:
+def test_a_death_after_a_notice_is_a_preemption() -> None:
     """Workers that die or raise while machines are taken away have not failed; the others do not
     wait for them for long.
     """
@@ -363,7 +363,7 @@ def test_a_notice_can_be_withdrawn() -> None:
     assert run.job.state is State.PREEMPTING
 
 
-def test_a_gang_that_does_not_fit_times_out_once() -> None:
+def test_a_gang_too_large_times_out_once() -> None:
     """ERR-2: one deadline for all; everything is released; the error names the setting."""
     run = Run(RestartPolicy(startup_timeout_s=30)).handle(Start())
     run.now += 29
@@ -375,7 +375,7 @@ def test_a_gang_that_does_not_fit_times_out_once() -> None:
     assert (run.job.error.knob, run.job.error.timeout_s) == ("startup_timeout_s", 30)
 
 
-def test_a_start_that_fails_is_tried_again_after_a_back_off() -> None:
+def test_a_failed_start_is_tried_again_later() -> None:
     """ERR-3: rescheduling waits twice as long each time, and ends with the budget."""
     run, waits = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start()), []
     for attempt in (1, 2, 3):
@@ -452,7 +452,7 @@ def test_growing_and_shrinking() -> None:
     assert run.actions == [Launch(2, 4), Notify("room for 2 processes only")]
 
 
-def test_asked_to_stop_ends_as_preempted_and_starts_nothing() -> None:
+def test_asked_to_stop_ends_as_preempted() -> None:
     """The launcher's own notice ends the job with 75, whatever the budgets, from any state."""
     run = running().handle(Stop("SIGTERM"))
     assert run.actions == [Notify("SIGTERM")]

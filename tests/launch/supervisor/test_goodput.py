@@ -53,7 +53,7 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     assert account.goodput.total_s == 75.0 and account.goodput.fraction == 39 / 75
 
 
-def test_a_job_that_has_just_begun_has_no_fraction() -> None:
+def test_a_new_job_has_no_fraction() -> None:
     """Nothing is divided by zero; the time since the last event counts."""
     meter = GoodputMeter(5.0)
     assert meter.goodput(5.0) == Goodput() and meter.goodput(5.0).fraction == 0.0

@@ -65,7 +65,7 @@ def test_a_job_without_logs_has_one_too() -> None:
     assert is_there == "True" and not Path(path).exists()
 
 
-def test_it_lies_with_the_logs_for_its_user_alone(tmp_path: Path) -> None:
+def test_it_lies_with_the_logs_for_one_user(tmp_path: Path) -> None:
     """The folder is made, or made private where it was not, and stays for the next run."""
     (tmp_path / "compile-cache").mkdir(mode=0o755)
     with compile_cache({}, tmp_path / "logs", print) as variables:
@@ -77,7 +77,7 @@ def test_it_lies_with_the_logs_for_its_user_alone(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-def test_without_logs_it_is_a_temporary_one_of_the_users_own() -> None:
+def test_without_logs_it_is_a_temporary_folder() -> None:
     """It lies where nobody else can enter, and goes with the job."""
     with compile_cache({}, None, print) as variables:
         folder = Path(variables["JAX_COMPILATION_CACHE_DIR"])
@@ -90,7 +90,7 @@ def test_without_logs_it_is_a_temporary_one_of_the_users_own() -> None:
     assert not folder.exists()
 
 
-def test_one_that_a_killed_launcher_left_goes_with_the_next_job() -> None:
+def test_the_next_job_removes_what_was_left() -> None:
     """A folder of a launcher that still runs stays."""
     script = """
 import os
@@ -125,7 +125,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
         ]
 
 
-def test_a_folder_that_cannot_be_had_is_said_and_done_without(tmp_path: Path) -> None:
+def test_without_a_folder_there_is_no_cache(tmp_path: Path) -> None:
     """A file in its place, or a link to where others may write: the line names it, and the job runs
     without a cache.
     """

@@ -16,7 +16,7 @@ from tests.support.cluster import Processes
 from tests.support.processes import runs, wait_until_ended
 
 
-def test_a_coordinator_is_a_process_of_its_own_and_ends_when_it_is_closed() -> None:
+def test_a_coordinator_ends_when_it_is_closed() -> None:
     """Its address is a socket unless a host is given; its folder goes with it."""
     for host, prefix in ((None, "unix:/"), ("127.0.0.1", "127.0.0.1:")):
         coordinator = Coordinator("j", 1, 1, host=host)

@@ -75,7 +75,7 @@ def watched() -> Iterator[Watched]:
         yield Watched(stack, RestartPolicy())
 
 
-def test_the_best_progress_of_all_processes_is_reported_once(watched: Watched) -> None:
+def test_the_best_progress_is_reported_once(watched: Watched) -> None:
     """Steps are the highest of all, with the attempt; the same progress is not reported again."""
     watched.report(0, 5)
     watched.report(1, 4, saved_step=2)
@@ -100,7 +100,7 @@ def test_where_saves_stand_is_reported(watched: Watched) -> None:
     )
 
 
-def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Watched) -> None:
+def test_what_an_early_leaver_said_counts(watched: Watched) -> None:
     """A process that had reported its share, and was gone before anybody saw its Session, holds no
     commit up.
     """
@@ -123,7 +123,7 @@ def test_what_a_process_said_that_ended_before_the_first_poll_counts(watched: Wa
         late.close()
 
 
-def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
+def test_a_job_is_done_when_all_are(watched: Watched) -> None:
     """One process that reports its end is not enough."""
     watched.report(0, 9, done=1)
     watched.report(1, 9)
@@ -132,7 +132,7 @@ def test_a_job_is_done_when_all_its_processes_say_so(watched: Watched) -> None:
     assert watched.events.get(timeout=30) == Progressed(3, 10, -1, True, JOINED)
 
 
-def test_a_notice_that_one_process_got_is_reported_until_it_is_withdrawn(watched: Watched) -> None:
+def test_a_notice_is_reported_until_withdrawn(watched: Watched) -> None:
     """Its source names the process and the reason, its deadline is on the monotonic clock, and the
     processes know already.
     """

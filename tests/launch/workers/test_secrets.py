@@ -39,7 +39,7 @@ def coordinator(own_folder: None) -> Iterator[Coordinator]:
     found.close()
 
 
-def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordinator) -> None:
+def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None:
     """Four processes, two at each relay, hold no secret; the launcher, which holds them, reads
     progress and notices.
     """
@@ -101,7 +101,7 @@ def test_a_stranger_gets_nothing() -> None:
         other.close()
 
 
-def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
+def test_secrets_go_by_environment_or_by_files() -> None:
     """What a task takes out of its environment is what was put in, without what only the
     coordinator needs.
     """
@@ -160,7 +160,7 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
         } == {0}
 
 
-def test_without_cryptography_the_line_that_installs_it_is_said(
+def test_without_cryptography_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything is started."""

@@ -117,7 +117,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_program_finds_what_a_cold_start_gives_it(
+def test_the_program_finds_a_cold_start(
     form: str, env: dict[str, str], tmp_path: Path
 ) -> None:
     """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is
@@ -211,7 +211,7 @@ LATE = {
 
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_what_a_program_sets_before_an_import_holds_for_it(
+def test_settings_before_an_import_hold_for_it(
     name: str, as_module: bool, env: dict[str, str], tmp_path: Path
 ) -> None:
     """A program that changes its environment or path first is started cold after all, and the
@@ -267,7 +267,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("module", BAD)
-def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(
+def test_a_preload_that_fails_is_said_once(
     module: str, env: dict[str, str], tmp_path: Path
 ) -> None:
     """The line names module and reason; the next attempt is cold, and later ones are not tried."""
@@ -289,7 +289,7 @@ def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(
+def test_one_that_dies_waiting_is_replaced(
     number: int, env: dict[str, str], tmp_path: Path
 ) -> None:
     """SIGTERM ends a waiting one as it ends any program without a handler."""
@@ -324,7 +324,7 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         each.standby.close()
 
 
-def test_commands_of_other_forms_and_other_interpreters_start_cold(
+def test_commands_of_other_forms_start_cold(
     env: dict[str, str], tmp_path: Path
 ) -> None:
     """What was asked for and cannot be had is said; what was not asked for is silent; a name that
@@ -454,7 +454,7 @@ def test_none_outlives_the_launcher(number: int, job: Path) -> None:
         assert wait_until_ended(pids)
 
 
-def test_without_restarts_or_with_no_standby_there_is_none(job: Path) -> None:
+def test_without_restarts_there_is_no_standby(job: Path) -> None:
     """Nobody pays for what cannot be used: a job that is not started again has no standbys."""
     (job.parent / "go").touch()
     for standby, restart in (
