@@ -22,7 +22,7 @@ from ..format.grid import Chunk
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
-from ..format.pack_header import HEADER_BYTES, ChunkChecksum
+from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
@@ -42,7 +42,8 @@ from ..restoring.per_process import PerProcessReader, PerProcessSelection, leave
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
-from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
+from ..saving.item_files import ItemTarget, write_files, write_json
+from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
@@ -390,7 +391,7 @@ class _ConversionWork:
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes the packs while their chunks are read, durably."""
-        target = ItemTarget(
+        target = PackTarget(
             self._target.storage,
             self._target.folder,
             self._target.key.save_id,
@@ -423,9 +424,7 @@ class _ConversionWork:
         data = _json_data(item, self._checkpoint.json(item, self._source(owner)))
         save_id = target.key.save_id
         self._names.append(f"{item}/{json_name(owner or 0, save_id)}")
-        return write_json(
-            target.storage, target.folder, item, save_id, process=owner or 0, data=data
-        )
+        return write_json(self._place(item), owner or 0, data)
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
         target = self._target
@@ -438,15 +437,11 @@ class _ConversionWork:
             self._names += [
                 f"{item}/{bin_name(owner or 0, number, save_id)}" for number in range(len(staged))
             ]
-            return write_files(
-                target.storage,
-                target.folder,
-                item,
-                save_id,
-                process=owner or 0,
-                staged=staged,
-                progress=self._conversion.progress,
-            )
+            return write_files(self._place(item), owner or 0, staged, self._conversion.progress)
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, target.key.save_id)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
@@ -493,7 +488,7 @@ def _json_data(item: str, value: Any) -> bytes:
         raise UnsupportedLeaf(str(error), leaf=item) from error
 
 
-class ItemTarget(NamedTuple):
+class PackTarget(NamedTuple):
     """Where the packs of items go. `begun` gets each file, relative to the step's folder, first."""
 
     storage: Storage
@@ -504,7 +499,7 @@ class ItemTarget(NamedTuple):
 
 
 def write_item(
-    item: ItemRecord, reader: ArrayReader, target: ItemTarget
+    item: ItemRecord, reader: ArrayReader, target: PackTarget
 ) -> tuple[Plan, list[ItemReport]]:
     """Writes the packs of one item; returns the plan and the reports that the record is made of.
 
@@ -525,15 +520,15 @@ def write_item(
 
     def write(pack: int) -> FileReport:
         planned = plan_pack(whole, pack)
-        checksums: list[ChunkChecksum] = []
+        sums = ChunkSums()
         regions = [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
         chunks = _ChunkStream(reader, regions).chunks()
-        parts = count_parts(pack_parts(planned, chunks, checksums), target.progress)
+        parts = count_parts(pack_parts(planned, chunks, sums), target.progress)
         name = pack_name(0, pack, target.save_id)
         target.begun.append(f"{item.name}/{name}")
         storage.write(join(target.folder, item.name, name), planned.size, parts)
-        frame = planned.frame
-        return FileReport(name, planned.size, frame.nbytes, crc32c(frame.join(checksums)))
+        head = planned.frame.join(sums.checksums)
+        return FileReport(name, planned.size, len(head), crc32c(head))
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)

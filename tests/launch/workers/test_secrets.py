@@ -49,9 +49,8 @@ def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None
             spawn_relay(coordinator.address, coordinator.secrets, [0, 1]) as one,
             spawn_relay(coordinator.address, coordinator.secrets, [2, 3]) as two,
         ):
-            script = JAX_PROGRAM.replace("sys.argv[3]", "os.environ['JAX_COORDINATOR_ADDRESS']")
             outputs = run_processes(
-                script,
+                JAX_PROGRAM,
                 4,
                 env=BIND,
                 env_of=lambda index: {
