@@ -231,19 +231,18 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             return float(peer_cpu.recv())
 
         def restore(name: str) -> None:
-            folder, own = (
-                (owner, frozenset({0}))
-                if name.startswith("restore own")
-                else (empty, frozenset[int]())
-            )
-            storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
-            restored = restore_any(
-                storage,
+            is_own = name.startswith("restore own")
+            storage = PeerStorage(
+                (owner if is_own else empty).storage,
                 part.key.folder,
-                parse_record(record, "record"),
-                "state",
-                state,
-                RestoreOptions(),
+                record,
+                [[0]],
+                own=frozenset({0} if is_own else ()),
+                peers=connections,
+            )
+            parsed = parse_record(record, "record")
+            restored = restore_any(
+                storage, part.key.folder, parsed, "state", like=state, options=RestoreOptions()
             )
             jax.block_until_ready(restored)
 

@@ -209,8 +209,9 @@ def many_of_few() -> None:
     rows = 8 * 64
     columns = 56_640  # chunks of 58 MB
     placement = ShardPlacement((8, 1), np.arange(8)[:, None], np.arange(8)[:, None])
+    shape = (rows, 2 * columns * 4)
     leaves = [
-        Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement)
+        Leaf(f"layer{i}.w", "array", "bfloat16", shape, itemsize=2, placement=placement)
         for i in range(4)
     ]
     tree = {

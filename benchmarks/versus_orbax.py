@@ -406,9 +406,8 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
             )
         for _ in range(repeats):
             for system in merged:
-                merged[system]["fresh"].append(
-                    max(run_job(name, "--fresh", name, folder, system, repeats + 1))
-                )
+                words = ("--fresh", name, folder, system, repeats + 1)
+                merged[system]["fresh"].append(max(run_job(name, *words)))
         return merged
     finally:
         shutil.rmtree(folder)
