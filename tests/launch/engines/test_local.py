@@ -180,9 +180,7 @@ def test_output_has_a_prefix_and_no_colour() -> None:
     ("how", "code"),
     [(3, 3), (-9, 137), (93, 93), (124, 124)],
 )
-def test_the_first_failure_decides_and_ends_the_others(
-    how: int, code: int, tmp_path: Path
-) -> None:
+def test_the_first_failure_decides_and_ends_the_others(how: int, code: int, tmp_path: Path) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
     with holdfast_run("-n", 3, "--", *plain("fail_when_all_are_there", tmp_path, how)) as popen:
         pids = read_pids(popen, 3)

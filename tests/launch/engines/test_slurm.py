@@ -183,9 +183,7 @@ def test_a_slow_command_of_slurm_is_no_end(
     )
 
 
-def test_a_preempted_job_comes_back(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_preempted_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and
     goes on from that very step.
     """
@@ -231,9 +229,7 @@ def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None
     assert "preempted: stopped at step" in job.output()
 
 
-def test_a_dead_task_restarts_the_group(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_dead_task_restarts_the_group(slurm: SlurmCluster, tmp_path: Path) -> None:
     """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends
     done.
     """

@@ -216,9 +216,7 @@ def test_a_job_is_open_where_asked_for(short_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)]
 )
-def test_an_address_open_to_others_is_refused(
-    short_path: Path, mode: int, owner: int
-) -> None:
+def test_an_address_open_to_others_is_refused(short_path: Path, mode: int, owner: int) -> None:
     """It could be a coordinator of theirs, or be read by them."""
     if owner != os.getuid() and os.getuid() != 0:
         pytest.skip("only root can give a file away")

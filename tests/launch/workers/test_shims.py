@@ -222,9 +222,7 @@ def picky() -> None:
     raise Picky(7, "no")
 
 
-def test_an_error_beyond_pickle_is_text(
-    call_runner: types.ModuleType, tmp_path: Path
-) -> None:
+def test_an_error_beyond_pickle_is_text(call_runner: types.ModuleType, tmp_path: Path) -> None:
     """The launcher reads its type and message, and does not fail itself."""
     call = tmp_path / "call"
     result = tmp_path / "result"

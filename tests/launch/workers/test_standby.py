@@ -117,9 +117,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_program_finds_a_cold_start(
-    form: str, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_program_finds_a_cold_start(form: str, env: dict[str, str], tmp_path: Path) -> None:
     """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is
     `__main__`.
     """
@@ -324,9 +322,7 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         each.standby.close()
 
 
-def test_commands_of_other_forms_start_cold(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path) -> None:
     """What was asked for and cannot be had is said; what was not asked for is silent; a name that
     no module can have is refused.
     """
