@@ -1,7 +1,7 @@
 """Renders Kubernetes manifests: an Indexed Job for one slice, a JobSet for more.
 
-The coordinator is a Deployment and a Service of its own. Held against golden files; not run on a cluster.
-Sources: kubernetes.io, "Indexed Job for parallel processing" and "Pod failure policy";
+The coordinator is a Deployment and a Service of its own. Held against golden files; not run on a
+cluster. Sources: kubernetes.io, "Indexed Job for parallel processing" and "Pod failure policy";
 jobset.sigs.k8s.io, labels and failure policy. Exit codes: 75 (preempted) and a disrupted pod do not
 count as failures, 93 ends the job.
 """
