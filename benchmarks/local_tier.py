@@ -205,7 +205,8 @@ def run_on(cores: set[int], process: int) -> None:
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     """Returns the CPU seconds a GB of copying, and the seconds of restores.
 
-    Copying is timed on both sides, and its checks alone; restores are from the own folder and from a peer.
+    Copying is timed on both sides, and its checks alone; restores are from the own folder and from
+    a peer.
     """
     found: dict[str, list[float]] = {}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
