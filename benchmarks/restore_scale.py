@@ -63,7 +63,7 @@ class PlannedStore:
     def pack(self, rank: int, pack: int) -> tuple[PackPlan, bytes]:
         """Returns a pack of any process, and its header."""
         if rank not in self._packs:
-            own = _own_chunks(self._plan.leaves, self._plan.arrays, rank)
+            own = _own_chunks(self._plan.arrays, rank)
             self._packs[rank] = {
                 number: lay_out_pack(self._plan, chunks) for number, chunks in own.items()
             }
