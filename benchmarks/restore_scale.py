@@ -33,7 +33,7 @@ from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import WAVE_BYTES, _waves
 from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, _own_chunks, make_plan
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 
 SAVE_ID = "9f3a61c2"
@@ -130,7 +130,7 @@ def save(plan: Plan) -> PlannedStore:
         "finished_s": 1.0,
     }
     store.record = timed(
-        "record built", lambda: build_record(1, {"state": (plan, reports)}, **facts)
+        "record built", lambda: build_record(RecordHead(1, **facts), {"state": (plan, reports)})
     )
     return store
 

@@ -22,7 +22,7 @@ from holdfast.checkpoint.saving.plan import (
     ShardPlacement,
     make_plan,
 )
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 
 
 def placement(shards_per_axis: tuple[int, ...], ranks: np.ndarray, me: int) -> ShardPlacement:
@@ -237,12 +237,8 @@ def test_a_job_of_4096_processes() -> None:
         )
     reports = [ItemReport(rank, plan.hash, tuple(files.get(rank, ()))) for rank in range(count)]
     data = build_record(
-        1,
+        RecordHead(1, writer="9f3a61c2", processes=count, started_s=0.0, finished_s=1.0),
         {"state": (plan, reports)},
-        writer="9f3a61c2",
-        processes=count,
-        started_s=0.0,
-        finished_s=1.0,
     )
     record = parse_record(data, "checkpoint.json")
     print(

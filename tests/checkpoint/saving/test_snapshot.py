@@ -19,7 +19,7 @@ from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import (
     Snapshot,
     default_host_limit_bytes,
@@ -32,12 +32,8 @@ from holdfast.checkpoint.storage.local import LocalStorage
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
     report = write_snapshot(snapshot, ItemTarget(storage, "", "state", "ab12cd34"))
     record = build_record(
-        0,
+        RecordHead(0, writer="ab12cd34", processes=1, started_s=0.0, finished_s=0.0),
         {"state": (snapshot.plan, [report])},
-        writer="ab12cd34",
-        processes=1,
-        started_s=0.0,
-        finished_s=0.0,
     )
     (Path(storage.root) / ".holdfast/ab12cd34").mkdir(parents=True)
     storage.commit("checkpoint.json", record, ".holdfast/ab12cd34")

@@ -37,7 +37,7 @@ from holdfast.checkpoint.format.record import ItemRecord, parse_record
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.restoring.per_process import PerProcessSelection, leaves_of_process
 from holdfast.checkpoint.restoring.reader import ReadRequest
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import PackTarget, convert, write_item
@@ -364,7 +364,8 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     target = PackTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
     plan, reports = write_item(replace(item, leaves=own), checkpoint.reader("state"), target)
     data = build_record(
-        1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0
+        RecordHead(1, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0),
+        {"state": (plan, reports)},
     )
     found = parse_record(data, "x").items["state"].leaves
     assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]
