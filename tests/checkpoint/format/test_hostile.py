@@ -169,7 +169,7 @@ def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | Non
     assert sys.getallocatedblocks() - blocks < 100_000  # objects: there is none for each chunk
 
 
-def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> None:
+def test_sparse_packs_beyond_memory_are_typed_errors(tmp_path: Path) -> None:
     """Packs that are 137 GB of hole, with headers that fit, are an error that names one: for verify
     at its first step, for load at the latest where memory is asked for.
     """

@@ -77,7 +77,7 @@ def plans(
 
 @settings(max_examples=200, deadline=None)
 @given(jobs())
-def test_every_element_is_written_once_by_who_holds_it(
+def test_a_holder_writes_every_element_once(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
 ) -> None:
     """The chunks of all processes tile each leaf exactly; equal hashes, equal files; alignment in
@@ -111,7 +111,7 @@ def test_every_element_is_written_once_by_who_holds_it(
 
 @settings(max_examples=100, deadline=None)
 @given(jobs(), st.sets(st.integers(0, 7)))
-def test_who_leaves_writes_only_what_nobody_who_stays_holds(
+def test_ranks_that_leave_write_only_their_own(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
     leaving: set[int],
 ) -> None:

@@ -51,7 +51,7 @@ def built(plan: Plan, **more: object) -> bytes:
     return build_record(RecordHead(10, **options), {"state": (plan, reports), "note": (None, note)})  # type: ignore[arg-type]
 
 
-def test_it_reads_back_as_what_was_planned_and_reported() -> None:
+def test_it_reads_back_as_planned_and_reported() -> None:
     """Leaves with their chunks' files, shared values once, values of each process in rank order,
     files by name, times, metrics.
     """

@@ -83,7 +83,7 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
     assert claims.standing() == set()
 
 
-def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage) -> None:
+def test_a_store_without_writes_is_a_clear_error(storage: ObjectStorage) -> None:
     """An OSError of the store becomes a CheckpointError with its root, which says how to only
     read.
     """
