@@ -290,7 +290,7 @@ def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", ["coordination", "multihost", "checkpoint", "launch"])
-def test_a_room_s_face_lists_what_it_offers(room: str) -> None:
+def test_faces_list_what_a_room_offers(room: str) -> None:
     """Every name of `__all__` exists and is public, and no module or wing of the room bears it."""
     code = (
         f"import holdfast.{room} as m; assert all(not n.startswith('_') and hasattr(m, n) for n in"

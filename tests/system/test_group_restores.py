@@ -32,7 +32,7 @@ def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read_once: str) -> No
     )
 
 
-def test_one_process_s_mistake_fails_on_all(tmp_path: Path) -> None:
+def test_one_mistake_fails_on_all(tmp_path: Path) -> None:
     """Another tree, another step, an iterator that refuses its state, on one process alone: typed
     on all, fallback or not, and named.
     """
