@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
@@ -92,10 +92,23 @@ class HostileCheckpoint(CheckpointError):
         return cls(f"{file}: {text}", path=file, file=file)
 
 
-# What crosses between the processes of a job as itself; every other error becomes a SaveFailed.
-_SENT_ERRORS: dict[str, type[HoldfastError]] = {
+# What crosses between the processes of a job as itself.
+SENT_ERRORS: dict[str, type[HoldfastError]] = {
     kind.__name__: kind
-    for kind in (CheckpointError, CommitUnknown, Fenced, SaveCancelled, SaveFailed, StepExists)
+    for kind in (
+        CheckpointError,
+        CommitUnknown,
+        Corrupt,
+        Fenced,
+        HostileCheckpoint,
+        SaveCancelled,
+        SaveFailed,
+        StepExists,
+        StepGone,
+        StepNotFound,
+        TreeMismatch,
+        UnsupportedLeaf,
+    )
 }
 
 
@@ -103,7 +116,7 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
     """Returns an error of a save as all processes raise it: itself where it can be sent, else a
     SaveFailed that names a process.
     """
-    if isinstance(error, tuple(_SENT_ERRORS.values())):
+    if isinstance(error, tuple(SENT_ERRORS.values())):
         assert isinstance(error, HoldfastError)
         return error
     if isinstance(error, BarrierTimeout | ProcessLost):
@@ -118,13 +131,10 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
     )
 
 
+_PERMISSION = "this process lacks the permission: see its user and the mode of the folders above"
 _ADVICE = {
-    errno.EACCES: (
-        "this process lacks the permission: see its user and the mode of the folders above"
-    ),
-    errno.EPERM: (
-        "this process lacks the permission: see its user and the mode of the folders above"
-    ),
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
     errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n)",
 }
 
@@ -149,21 +159,3 @@ def naming_path(path: str) -> Iterator[None]:
 def error_text(error: BaseException) -> str:
     """Returns an error's type and sentence, as part of a message."""
     return f"{type(error).__name__}: {error}"
-
-
-def error_to_message(error: HoldfastError) -> list[Any]:
-    """Returns what `error_from_message` rebuilds an error from, in JSON types: no pickle crosses
-    between processes.
-    """
-    fields = {
-        name: value
-        for name, value in vars(error).items()
-        if isinstance(value, int | str) and not name.startswith("_")
-    }
-    return [type(error).__name__, error.message, fields]
-
-
-def error_from_message(kind: str, message: str, fields: Mapping[str, Any]) -> HoldfastError:
-    """Rebuilds an error that another process sent; an unknown kind is a SaveFailed."""
-    made = _SENT_ERRORS.get(kind, SaveFailed)
-    return made(message, **{name: value for name, value in fields.items() if hasattr(made, name)})

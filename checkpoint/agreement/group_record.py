@@ -5,6 +5,8 @@ large for one service to send to all.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
+from typing import Self
 
 from crc32c import crc32c
 
@@ -17,37 +19,57 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 
-MESSAGE_BYTES = (
-    256 << 10
-)  # of a compressed record: 1 GB from the primary's service to 4,096 processes
+# of a compressed record: 1 GB from the primary's service to 4,096 processes
+MESSAGE_BYTES = 256 << 10
+_RECORD = b"record:"
+_CHECKSUM = b"checksum:"
 
-_RECORD = b"record"
-_CHECKSUM = b"checksum"
-_NOTHING = b"nothing"  # kinds of messages
+
+@dataclass(frozen=True)
+class RecordMessage:
+    """The record as the primary sends it: whole, or its checksum, or nothing of it.
+
+    A record is much larger than all else of the message, so its bytes go as they are, compressed.
+    """
+
+    record: bytes | None = None
+    crc: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """Returns the kind of the message, and what it says."""
+        if self.record is not None:
+            return _RECORD + zlib.compress(self.record, 1)
+        return b"" if self.crc is None else b"%s%d" % (_CHECKSUM, self.crc)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote, up to RECORD_LIMIT_BYTES."""
+        if data.startswith(_RECORD):
+            body = data[len(_RECORD) :]
+            return cls(zlib.decompressobj().decompress(body, RECORD_LIMIT_BYTES))
+        return cls(crc=int(data[len(_CHECKSUM) :])) if data else cls()
 
 
 def read_record_together(
     storage: Storage, step_dir: str, group: Group, name: str, *, timeout_s: float
 ) -> Record:
-    """Returns a step's record on every process of a group, which all call it alike; `name` is that
-    of its message. Blocks.
+    """Returns a step's record on every process of a group, which all call it alike. Blocks.
 
-    The primary reads it and sends it on, compressed. Where that is more than MESSAGE_BYTES, each
-    reads it from the store, and raises StepGone if it is no longer the same. Where the primary
-    cannot read it, each finds out for itself. Raises as `read_record` does, and BarrierTimeout or
-    ProcessLost where the primary does not answer within `timeout_s`.
+    The primary reads it and sends it on, compressed, by a message of that `name`. Where that is
+    more than MESSAGE_BYTES, each reads it from the store, and raises StepGone if it is no longer
+    the same. Where the primary cannot read it, each finds out for itself. Raises as `read_record`
+    does, and BarrierTimeout or ProcessLost where the primary does not answer within `timeout_s`.
     """
     if group.count == 1:
         return read_record(storage, step_dir)
     if group.index == 0:
         return _read_and_send(storage, step_dir, group, name, timeout_s)
-    path = join(storage.root, step_dir, RECORD_NAME)
-    kind, _, body = group.broadcast(name, None, timeout_s=timeout_s).partition(b":")
-    if kind == _RECORD:
-        data = zlib.decompressobj().decompress(body, RECORD_LIMIT_BYTES)
-    else:
+    message = RecordMessage.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
+    data = message.record
+    if data is None:
         data = fetch_record(storage, step_dir)
-        if kind == _CHECKSUM and crc32c(data) != int(body):
+        if message.crc is not None and crc32c(data) != message.crc:
+            path = join(storage.root, step_dir, RECORD_NAME)
             raise StepGone(
                 f"{path}: the step was overwritten while it was being read; restore it again",
                 path=path,
@@ -58,16 +80,13 @@ def read_record_together(
 def _read_and_send(
     storage: Storage, step_dir: str, group: Group, name: str, timeout_s: float
 ) -> Record:
-    message = _NOTHING
+    message = b""
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
-        packed = zlib.compress(data, 1)
-        message = (
-            _RECORD + b":" + packed
-            if len(packed) <= MESSAGE_BYTES
-            else b"%s:%d" % (_CHECKSUM, crc32c(data))
-        )
+        message = RecordMessage(data).to_bytes()
+        if len(message) > MESSAGE_BYTES:
+            message = RecordMessage(crc=crc32c(data)).to_bytes()
         return record
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

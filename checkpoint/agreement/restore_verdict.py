@@ -9,27 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self, TypeVar
 
-from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
-from ..errors import (
-    CheckpointError,
-    Corrupt,
-    HostileCheckpoint,
-    StepGone,
-    StepNotFound,
-    TreeMismatch,
-    error_to_message,
-    naming_path,
-)
+from ..errors import CheckpointError, StepNotFound, TreeMismatch, naming_path
+from .exchange import AgreedError, SentError, exchange, first_failed, to_json_bytes
 
 T = TypeVar("T")
-_KINDS = {
-    kind.__name__: kind
-    for kind in (CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound, TreeMismatch)
-}
 
 
 def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -52,17 +40,46 @@ def name_items(wanted: Mapping[str, Any]) -> str:
     return f"the item {names[0]}" if len(names) == 1 else f"the items {', '.join(names)}"
 
 
-class RestoreReport(NamedTuple):
-    """What one process reports: what it restores, of which save, up to where, and its error, if it
-    has one, as a message.
+@dataclass(frozen=True)
+class RestoreReport:
+    """What one process reports: what it restores, of which save, up to where, and its error.
 
     `is_mistake`: the caller is mistaken, and no other step would do better.
     """
 
+    process: int
     call: str
     save_id: str
-    error: list[Any] | None = None
+    error: SentError | None = None
     is_mistake: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name."""
+        return to_json_bytes(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(data)
+        return cls(**body | {"error": SentError.from_json(body["error"])})
+
+
+@dataclass(frozen=True)
+class RestoreAnswer:
+    """What the primary makes of all reports: the error that all raise, or that all is well."""
+
+    agreed: AgreedError | None = None
+    is_mistake: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name."""
+        return to_json_bytes(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(data)
+        return cls(AgreedError.from_json(body["agreed"]), body["is_mistake"])
 
 
 class Verdict(NamedTuple):
@@ -113,24 +130,24 @@ class RestoreAgreement:
         """Raises, on every process, if one of them has failed: nobody enters a collective that
         another does not.
         """
-        verdict = self._settle("before a collective", None)
+        verdict = self._agree("before a collective", None)
         if verdict.error is not None:
             self._verdict = verdict
             raise verdict.error
 
     def _end(self, error: Exception | None) -> Verdict:
-        return self._verdict or self._settle("at its end", error)
+        return self._verdict or self._agree("at its end", error)
 
-    def _settle(self, place: str, error: Exception | None) -> Verdict:
+    def _agree(self, place: str, error: Exception | None) -> Verdict:
         is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
-        if self._group.count == 1:
+        group = self._group
+        if group.count == 1:
             return Verdict(error, is_mistake)
         call = f"{self._call}, {place}"
-        report = RestoreReport(
-            call, self._save_id, None if error is None else _to_message(error), is_mistake
-        )
+        sent = None if error is None else SentError.of(error)
+        report = RestoreReport(group.index, call, self._save_id, sent, is_mistake=is_mistake)
         try:
-            found = self._exchange(report)
+            told = exchange(group, self._name, report.to_bytes(), _answer, self._timeout_s)
         except Exception as failed:
             if error is None:
                 failed.add_note(f"it came up while all processes were to agree on {call}")
@@ -139,79 +156,43 @@ class RestoreAgreement:
                     f"besides, it could not be agreed on with the other processes: {failed}"
                 )
             return Verdict(error or failed, is_mistake=True)
-        if found is None:
+        answer = RestoreAnswer.from_bytes(told)
+        if answer.agreed is None:
             return Verdict()
-        process, message, is_mistake = found
-        return Verdict(_error_here(process, message, error, self._group.index), is_mistake)
-
-    def _exchange(self, report: RestoreReport) -> tuple[int, list[Any], bool] | None:
-        gathered = self._group.gather(
-            f"{self._name}/report", json.dumps(report).encode(), timeout_s=self._timeout_s
-        )
-        found = None
-        if gathered is not None:
-            found = json.dumps(
-                judge([RestoreReport(*json.loads(data)) for data in gathered])
-            ).encode()
-        verdict: tuple[int, list[Any], bool] | None
-        verdict = json.loads(
-            self._group.broadcast(f"{self._name}/verdict", found, timeout_s=self._timeout_s)
-        )
-        return verdict
+        return Verdict(answer.agreed.here(group.index, error), answer.is_mistake)
 
 
-def judge(reports: Sequence[RestoreReport]) -> tuple[int, list[Any], bool] | None:
-    """Returns the process that failed, its error as a message and whether it is a mistake; None
-    where all is well.
+def _answer(reports: Sequence[bytes]) -> bytes:
+    return judge([RestoreReport.from_bytes(data) for data in reports]).to_bytes()
+
+
+def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
+    """Returns the error that all raise, if there is one.
 
     A mistaken caller comes before damage, the lower process before the higher.
     """
-    failed = [
-        (not report.is_mistake, process, report)
-        for process, report in enumerate(reports)
-        if report.error is not None
-    ]
-    if failed:
-        _, process, report = min(failed, key=lambda each: each[:2])
-        assert report.error is not None
-        return process, report.error, report.is_mistake
+    failed = first_failed(reports, lambda report: not report.is_mistake)
+    if failed is not None:
+        assert failed.error is not None
+        return RestoreAnswer(AgreedError(failed.process, failed.error), failed.is_mistake)
     first = reports[0]
-    for process, report in enumerate(reports):
+    for report in reports:
         if report.call != first.call:
             message = (
                 f"it restores {report.call}, and the primary {first.call}; every process has to"
                 " restore the same item of the same step, in the same order and by the same"
                 " arguments"
             )
-            return process, ["CheckpointError", message, {}], True
-    for process, report in enumerate(reports):
+            error = SentError("CheckpointError", message)
+            return RestoreAnswer(AgreedError(report.process, error), is_mistake=True)
+    for report in reports:
         if report.save_id != first.save_id:
             message = (
                 f"it has read another save than the primary ({first.call}): the step was"
                 " overwritten meanwhile; restore it again"
             )
-            return process, ["StepGone", message, {}], False
-    return None
-
-
-def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: float) -> Any:
-    """Returns what `answer` returns at the primary, in JSON types, on every process; raises on all
-    what it raises there. Blocks.
-    """
-    if group.index:
-        message = json.loads(group.broadcast(name, None, timeout_s=timeout_s))
-        if "error" in message:
-            raise _error_here(0, message["error"], None, group.index)
-        return message["answer"]
-    try:
-        found = answer()
-    except Exception as error:
-        group.broadcast(
-            name, json.dumps({"error": _to_message(error)}).encode(), timeout_s=timeout_s
-        )
-        raise
-    group.broadcast(name, json.dumps({"answer": found}).encode(), timeout_s=timeout_s)
-    return found
+            return RestoreAnswer(AgreedError(report.process, SentError("StepGone", message)))
+    return RestoreAnswer()
 
 
 def _is_mistake(error: Exception, *, is_open: bool) -> bool:
@@ -223,33 +204,3 @@ def _is_mistake(error: Exception, *, is_open: bool) -> bool:
         or not isinstance(error, CheckpointError)
         or (isinstance(error, StepNotFound) and is_open)
     )
-
-
-def _to_message(error: Exception) -> list[Any]:
-    return (
-        error_to_message(error)
-        if isinstance(error, HoldfastError)
-        else [type(error).__name__, str(error), {}]
-    )
-
-
-def _error_here(process: int, message: list[Any], own: Exception | None, index: int) -> Exception:
-    """Returns what this process raises: its own error where it is of the kind that all raise, else
-    that of `process`, which it names.
-    """
-    kind, text, facts = message
-    if own is not None and (process == index or type(own).__name__ == kind):
-        if isinstance(own, CheckpointError):
-            own.process = index
-        return own
-    made = _KINDS.get(kind, CheckpointError)
-    sentence = (
-        f"process {process}: {text}" if kind in _KINDS else f"process {process}: {kind}: {text}"
-    )
-    error = made(
-        sentence,
-        **{name: value for name, value in facts.items() if hasattr(made, name)}
-        | {"process": process},
-    )
-    error.__cause__ = own
-    return error

@@ -1,19 +1,22 @@
 """The one agreement of a save, without I/O, threads or clocks: its messages, and what primary and
 followers do, step by step.
 
-`lead` and `follow` are generators. Each yields an effect and is sent the event that answers it;
-what it returns is how the save ended. `drive` runs one with a function that carries effects out. A
-manager's save, a one-shot save and a conversion all run these, and so does the simulator.
+`lead`, `follow` and `save_locally` are generators. Each yields an effect and is sent the event that
+answers it; what it returns is how the save ended. `drive` runs one with a function that carries
+effects out. A manager's save, a one-shot save and a conversion run the first two, a save onto the
+hosts the third, and the simulator all of them.
 
-    primary   Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
-    is unclear) > DecideSuperfluous > Tell follower  Prepare > Gather > Hear (> ReadRecord, when
-    nothing was heard)
+    primary     Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
+                is unclear) > DecideSuperfluous > Tell
+    follower    Prepare > Gather > Hear (> ReadRecord, when nothing was heard)
+    local       Prepare > Gather > BuildRecord > ParseRecord > EndCancelling > Tell, at the primary
+                Prepare > Gather > Hear, elsewhere
 
 The rules:
 - A report means durable: a process that dies after it does not stop the commit. Every process
   reports in every save, its error if it has one, so that the saves of all stay in step; the first
   process that failed is named to all.
-- Every message names its save. One of another save is not believed.
+- Every message names its save. A message of another save is not believed.
 - Only the primary commits, once, and only a record that parses.
 - An answer that did not come is neither yes nor no. An unclear commit is settled by reading the
   record: this save's, and durable, is a commit; all else is CommitUnknown. A record that cannot be
@@ -22,104 +25,110 @@ The rules:
   was never tried, or was refused for certain. All other packs are a sweep's, once the claim is
   fenced: a late commit may still land, even where another's record was read meanwhile, since that
   may be deleted first.
-- Whoever reported that it failed knows without another word that nothing is committed: the commit
-  needs its share.
+- A process that reported its failure knows without another word that nothing is committed: the
+  commit needs its share.
 - A save is called off by a failure: in the report of a process with a share, or at the primary in
   place of the commit. After its report, or once it has begun to commit, a process cannot call it
   off any more.
+
+The rules of a local save:
+- Every process is a writer, and there is no record to read: the parts alone show that the step is
+  there.
+- Only an outcome that was told makes a part deletable. A process that did not hear the outcome,
+  and a primary that could not tell it, do not know it. Such a process is unsure: it deletes
+  nothing, not even the older local step, until the next survey.
+- The report of an unsure process says so. The primary then has all survey after this save.
+- A process whose peer gave its part up has failed too (PartGivenUp). The peer's own error is the
+  cause, and comes before it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeGuard
+from dataclasses import asdict, dataclass, field, replace
+from typing import Self, TypeAlias, TypeGuard, TypeVar
 
-from holdfast.coordination import Fenced, HoldfastError
+from holdfast.coordination import HoldfastError
 
-from ..errors import (
-    CommitUnknown,
-    SaveCancelled,
-    SaveFailed,
-    StepExists,
-    error_from_message,
-    error_text,
-    error_to_message,
-    failure_of,
-)
+from ..errors import CheckpointError, CommitUnknown, SaveFailed, failure_of
 from ..format.item_report import ItemReport
+from .exchange import SentError, first_failed, to_json_bytes
 
 READ_TRIES = 3  # of a record that settles what is not known
 
 
+# What all processes raise as the process raised it that failed. All else is a SaveFailed.
+_RAISED_ALIKE = ("StepExists", "Fenced", "SaveCancelled")
+
+
+class TierTooLarge(CheckpointError):
+    """Says that a local save would take more than `max_bytes`; it ends the tier."""
+
+
+class PartGivenUp(CheckpointError):
+    """Says that a peer could not save its own part; why it could not, it reports itself."""
+
+
 @dataclass(frozen=True)
 class SaveKey:
-    """Names one save of one writer: `save_id` is the writer's id and the counter, which is the same
-    on all processes.
+    """Names one save of one writer.
+
+    `save_id` is the writer's id and the counter, which is the same on all processes.
     """
 
     save_id: str
     counter: int
     step: int
 
-    def to_json(self) -> list[Any]:
-        return [self.save_id, self.counter, self.step]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> SaveKey:
-        return cls(*data)
-
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What one process reports to the primary of its share in a save: items with their files, or
-    its error.
+    """What one process reports to the primary of its share in a save: its items, or its error.
 
     `steps` is the CRC of the steps that it knows: where one differs from the primary's, all are
-    told the list.
+    told the list. `is_unsure`: it does not know how an earlier local save ended.
     """
 
     process: int
     key: SaveKey
     items: Mapping[str, ItemReport] = field(default_factory=dict)
     steps: int = 0
-    error: str = ""
-    kind: str = ""
-
-    @classmethod
-    def of_error(cls, process: int, key: SaveKey, error: Exception) -> SaveReport:
-        """Returns the report of a process that cannot save; where it has no share in what is wrong,
-        the message says it all.
-        """
-        text = (
-            error.message
-            if isinstance(error, StepExists | Fenced | SaveCancelled)
-            else error_text(error)
-        )
-        return cls(process, key, error=text, kind=type(error).__name__)
+    error: SentError | None = None
+    is_unsure: bool = False
 
     def to_bytes(self) -> bytes:
-        """Returns compact JSON."""
-        items = {name: report.to_json() for name, report in self.items.items()}
-        body = [self.process, self.key.to_json(), items, self.steps, self.error, self.kind]
-        return json.dumps(body, separators=(",", ":")).encode()
+        """Returns JSON by name."""
+        body = {
+            "process": self.process,
+            "key": asdict(self.key),
+            "items": {name: report.to_json() for name, report in self.items.items()},
+            "steps": self.steps,
+            "error": None if self.error is None else asdict(self.error),
+            "is_unsure": self.is_unsure,
+        }
+        return to_json_bytes(body)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> SaveReport:
+    def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
-        process, key, items, steps, error, kind = json.loads(data)
-        reports = {name: ItemReport.from_json(report) for name, report in items.items()}
-        return cls(process, SaveKey.from_json(key), reports, steps, error, kind)
+        body = json.loads(data)
+        body["key"] = SaveKey(**body["key"])
+        body["items"] = {
+            name: ItemReport.from_json(report) for name, report in body["items"].items()
+        }
+        body["error"] = SentError.from_json(body["error"])
+        return cls(**body)
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """How a save ended, alike on all processes: committed, with the steps that it makes
-    superfluous, or the error.
+    """How a save ended, alike on all processes: committed, or the error.
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
-    wrote. `steps` are those that the primary knows, before this save; None where all know the same.
+    wrote. `superfluous` are the steps that go after a commit; `steps` those that the primary knows,
+    before this save; None where all know the same. Of a local save, `survey` asks all processes to
+    find out together what there is, and `lane_off` is why no more local saves are made.
     """
 
     key: SaveKey
@@ -127,26 +136,32 @@ class SaveResult:
     deletable: bool = False
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
+    survey: bool = False
+    lane_off: str = ""
 
     def to_bytes(self) -> bytes:
-        """Returns compact JSON."""
-        error = None if self.error is None else error_to_message(self.error)
-        return json.dumps(
-            [self.key.to_json(), error, self.deletable, self.superfluous, self.steps]
-        ).encode()
+        """Returns JSON by name."""
+        body = {
+            "key": asdict(self.key),
+            "error": None if self.error is None else asdict(SentError.of(self.error)),
+            "deletable": self.deletable,
+            "superfluous": self.superfluous,
+            "steps": self.steps,
+            "survey": self.survey,
+            "lane_off": self.lane_off,
+        }
+        return to_json_bytes(body)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> SaveResult:
+    def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
-        key, error, deletable, superfluous, steps = json.loads(data)
-        known = None if steps is None else tuple(steps)
-        return cls(
-            SaveKey.from_json(key),
-            None if error is None else error_from_message(*error),
-            deletable,
-            tuple(superfluous),
-            known,
-        )
+        body = json.loads(data)
+        error = SentError.from_json(body["error"])
+        body["key"] = SaveKey(**body["key"])
+        body["error"] = None if error is None else error.rebuilt(unknown=SaveFailed)
+        body["superfluous"] = tuple(body["superfluous"])
+        body["steps"] = None if body["steps"] is None else tuple(body["steps"])
+        return cls(**body)
 
 
 # --- what a process asks of its surroundings; each says which event answers it
@@ -186,6 +201,11 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class EndCancelling:
+    """Let no later cancel of a local save come in time: Closed or Failed."""
+
+
+@dataclass(frozen=True)
 class ReadRecord:
     """Look who has committed: RecordFound, RecordAbsent, RecordUnreadable."""
 
@@ -201,7 +221,7 @@ class DecideSuperfluous:
 
 @dataclass(frozen=True)
 class Tell:
-    """Send the result to all: any event; who hears nothing reads the record."""
+    """Send the result to all: any event, but Failed where it could not be sent."""
 
     result: SaveResult
 
@@ -217,6 +237,7 @@ Effect: TypeAlias = (
     | BuildRecord
     | ParseRecord
     | Commit
+    | EndCancelling
     | ReadRecord
     | DecideSuperfluous
     | Tell
@@ -278,6 +299,11 @@ class Unclear:
 
 
 @dataclass(frozen=True)
+class Closed:
+    """Says that no cancel came in time, and none will."""
+
+
+@dataclass(frozen=True)
 class RecordFound:
     """Says whose record is there, and whether it is known to outlive a power cut."""
 
@@ -312,8 +338,9 @@ class Heard:
 
 @dataclass(frozen=True)
 class Failed:
-    """Says that it could not be done, or that the save is called off (a cancel is a failure that
-    comes before the commit).
+    """Says that it could not be done, or that the save is called off.
+
+    A cancel is a failure that comes before the commit.
     """
 
     error: Exception
@@ -329,6 +356,7 @@ Event: TypeAlias = (
     | Committed
     | Refused
     | Unclear
+    | Closed
     | Found
     | Superfluous
     | Heard
@@ -359,14 +387,14 @@ def lead(key: SaveKey, writers: Collection[int]) -> Saving:
     """Does the primary's part (rank 0). `writers` are the ranks whose shares the record needs."""
     own = yield from _report(key, 0)
     gathered = yield Gather(own)
-    reports = gathered.reports if isinstance(gathered, Gathered) else []
-    result = (
-        (yield from _commit(key, reports, writers))
-        if isinstance(gathered, Gathered)
-        else _not_committed(key, _error(gathered))
-    )
-    if result.error is None:
-        decided = yield DecideSuperfluous(any(report.steps != own.steps for report in reports))
+    if not isinstance(gathered, Gathered):
+        result = _not_committed(key, _error(gathered))
+    else:
+        result = yield from _commit(key, gathered.reports, writers)
+    if isinstance(gathered, Gathered) and result.error is None:
+        # A process that missed an earlier outcome knows other steps: all are told the list then.
+        differs = any(report.steps != own.steps for report in gathered.reports)
+        decided = yield DecideSuperfluous(differs)
         if isinstance(decided, Superfluous):
             result = replace(result, superfluous=decided.superfluous, steps=decided.steps)
     yield Tell(result)
@@ -374,23 +402,32 @@ def lead(key: SaveKey, writers: Collection[int]) -> Saving:
 
 
 def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    try:
-        check_save_reports(reports, key, writers)
-    except HoldfastError as error:
-        return _not_committed(key, error)
-    built = yield BuildRecord(reports)
-    if not isinstance(built, Built):
-        return _not_committed(key, _error(built))
-    parsed = yield ParseRecord(built.record)
-    if not isinstance(parsed, Parsed):
-        return _not_committed(key, _error(parsed))
-    answer = yield Commit(built.record)
+    record = yield from _checked_record(key, reports, writers)
+    if isinstance(record, Exception):
+        return _not_committed(key, record)
+    answer = yield Commit(record)
     if isinstance(answer, Committed):
         return SaveResult(key)
     if isinstance(answer, Refused):
         return _not_committed(key, answer.error)
     assert isinstance(answer, Unclear)
     return settle(key, answer, (yield from _read()))
+
+
+def _checked_record(
+    key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]
+) -> Generator[Effect, Event, bytes | Exception]:
+    """Returns the record of the reports, which readers take, or why there is none."""
+    try:
+        check_save_reports(reports, key, writers)
+    except HoldfastError as error:
+        return error
+    built = yield BuildRecord(reports)
+    if not isinstance(built, Built):
+        return _error(built)
+    # A record that a reader refuses is a step that nobody restores: it is found out before.
+    parsed = yield ParseRecord(built.record)
+    return built.record if isinstance(parsed, Parsed) else _error(parsed)
 
 
 def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
@@ -417,19 +454,11 @@ def check_save_reports(
     """
     for report in reports:
         if not fits(report.key, key):
-            other = report.key
-            raise SaveFailed(
-                f"step {key.step} was not saved: process {report.process} is at its save"
-                f" {other.counter} of step {other.step}, the primary at its save {key.counter} of"
-                f" step {key.step}; every process has to save the same steps in the same order"
-                + (f". It failed: {report.error}" if report.error else ""),
-                step=key.step,
-                process=report.process,
-            )
+            raise _out_of_step(report, key)
     shares = [report for report in reports if report.process in writers]
-    for report in shares:
-        if report.error:
-            raise reported_error(report)
+    failed = first_failed(shares, is_consequence)
+    if failed is not None:
+        raise reported_error(failed)
     missing = sorted(set(writers) - {report.process for report in shares})
     if missing:
         message = (
@@ -448,21 +477,33 @@ def check_save_reports(
             )
 
 
-def reported_error(report: SaveReport) -> HoldfastError:
-    """Returns what all processes raise of the one whose report has an error."""
-    step = report.key.step
-    process = report.process
-    match report.kind:
-        case "StepExists":
-            return StepExists(report.error, step=step)
-        case "Fenced":
-            return Fenced(report.error)
-        case "SaveCancelled":
-            return SaveCancelled(report.error, step=step, process=process)
+def is_consequence(report: SaveReport) -> bool:
+    """Says whether a process failed since another one did, which reports the cause itself."""
+    return report.error is not None and report.error.kind == PartGivenUp.__name__
+
+
+def _out_of_step(report: SaveReport, key: SaveKey) -> SaveFailed:
+    other = report.key
+    why = "" if report.error is None else f". It failed: {report.error.text}"
     return SaveFailed(
-        f"step {step} was not saved: process {process} failed: {report.error}",
+        f"step {key.step} was not saved: process {report.process} is at its save"
+        f" {other.counter} of step {other.step}, the primary at its save {key.counter} of"
+        f" step {key.step}; every process has to save the same steps in the same order{why}",
+        step=key.step,
+        process=report.process,
+    )
+
+
+def reported_error(report: SaveReport) -> HoldfastError:
+    """Returns what all processes raise of a report that has an error."""
+    assert report.error is not None
+    step = report.key.step
+    if report.error.kind in _RAISED_ALIKE:
+        return report.error.rebuilt(step=step)
+    return SaveFailed(
+        f"step {step} was not saved: process {report.process} failed: {report.error.text}",
         step=step,
-        process=process,
+        process=report.process,
     )
 
 
@@ -487,7 +528,7 @@ def follow(key: SaveKey, process: int, writers: Collection[int]) -> Saving:
 
 def knows_failure(report: SaveReport, writers: Collection[int]) -> bool:
     """Says whether a process knows by its own report that nothing is committed."""
-    return bool(report.error) and report.process in writers
+    return report.error is not None and report.process in writers
 
 
 def unheard(key: SaveKey, found: Found, why: str) -> SaveResult:
@@ -495,7 +536,92 @@ def unheard(key: SaveKey, found: Found, why: str) -> SaveResult:
     return SaveResult(key) if is_ours(found, key) and found.durable else _unknown(key, why)
 
 
-# --- what both do
+# --- onto the hosts
+
+
+def save_locally(
+    key: SaveKey, process: int, writers: Collection[int], *, is_unsure: bool
+) -> Saving:
+    """Does the part of any process in a local save. `is_unsure`: see `SaveReport`."""
+    prepared = yield from _report(key, process)
+    report = replace(prepared, is_unsure=is_unsure)
+    gathered = yield Gather(report)
+    if process == 0:
+        return (yield from _judge_locally(key, gathered, writers))
+    heard = yield Hear()
+    if isinstance(heard, Heard) and fits(heard.result.key, key):
+        return heard.result
+    why = heard.error if isinstance(heard, Failed) else "what came was of another save"
+    return unheard_locally(key, f"process {process} was not told how it ended: {why}")
+
+
+def _judge_locally(key: SaveKey, gathered: Event, writers: Collection[int]) -> Saving:
+    if not isinstance(gathered, Gathered):
+        result = _not_committed(key, _error(gathered))
+    else:
+        reports = gathered.reports
+        result = yield from _outcome(key, reports, writers)
+        result = replace(
+            result,
+            survey=any(report.is_unsure for report in reports),
+            lane_off=next(filter(None, map(_why_off, reports)), ""),
+        )
+    told = yield Tell(result)
+    # Some may have heard it, some not: the primary knows no more than a process that heard nothing,
+    # and deletes as little.
+    if isinstance(told, Failed):
+        return unheard_locally(key, f"the primary could not tell how it ended: {told.error}")
+    return result
+
+
+def _outcome(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
+    record = yield from _checked_record(key, reports, writers)
+    if isinstance(record, Exception):
+        return _not_committed(key, record)
+    closed = yield EndCancelling()
+    return SaveResult(key) if isinstance(closed, Closed) else _not_committed(key, _error(closed))
+
+
+def _why_off(report: SaveReport) -> str:
+    is_too_large = report.error is not None and report.error.kind == TierTooLarge.__name__
+    return report.error.text if is_too_large and report.error is not None else ""
+
+
+def unheard_locally(key: SaveKey, why: str) -> SaveResult:
+    """Returns what a process knows of a local save whose outcome it did not hear: nothing."""
+    message = (
+        f"whether local step {key.step} is whole is not known: {why}. Its parts, and those of the"
+        " local step before, stay until the next survey"
+    )
+    return SaveResult(key, CommitUnknown(message, step=key.step))
+
+
+K = TypeVar("K")
+
+
+def local_saves_to_delete(
+    own: K,
+    result: SaveResult,
+    *,
+    known: Sequence[K],
+    written: Sequence[K],
+    keep: int,
+    is_unsure: bool,
+) -> list[K]:
+    """Returns which of the local saves that a process has written it deletes once `own` has ended.
+
+    `known` are the local saves that may come back, newest first. Pure.
+    """
+    if result.error is not None:
+        return [own] if result.deletable else []
+    # What an unsure process has may be a part of the newest save that is whole.
+    if is_unsure:
+        return []
+    stay = [own, *(each for each in known if each != own)][:keep]
+    return [each for each in written if each not in stay]
+
+
+# --- what all do
 
 
 def fits(found: SaveKey, key: SaveKey) -> bool:
@@ -512,7 +638,7 @@ def _report(key: SaveKey, process: int) -> Generator[Effect, Event, SaveReport]:
     prepared = yield Prepare()
     if isinstance(prepared, Prepared):
         return SaveReport(process, key, prepared.items, prepared.steps)
-    return SaveReport.of_error(process, key, _error(prepared))
+    return SaveReport(process, key, error=SentError.of(_error(prepared)))
 
 
 def _read() -> Generator[Effect, Event, Found]:

@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,8 +30,14 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address, tls_files
 
-from ..agreement.restore_verdict import ask_primary
-from ..agreement.save_protocol import SaveReport, SaveResult, check_save_reports
+from ..agreement.exchange import SentError, ask_primary
+from ..agreement.save_protocol import (
+    PartGivenUp,
+    SaveReport,
+    SaveResult,
+    TierTooLarge,
+    check_save_reports,
+)
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -43,19 +49,18 @@ from ..errors import (
     naming_path,
 )
 from ..format.item_report import FileReport
-from ..format.limits import RECORD_LIMIT_BYTES
+from ..format.limits import RECORD_LIMIT_BYTES, check_step
 from ..format.record import Record, parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
-from ..saving.stager import SaveRequest, SaveStager
-from ..steps.lineage import Branch, Lineage, read_branches, run_of
+from ..saving.stager import SaveOrder, SaveRequest, SaveStager
+from ..steps.lineage import Branch, Lineage, NoLineage, read_branches, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.local import make_folders, sync_folder, write_all
@@ -73,14 +78,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OLD_MARK_S = 3600.0
 MOST_FOUND = 16  # local steps that are told to all
 T = TypeVar("T")
-
-
-class TierTooLarge(CheckpointError):
-    """Says that a local save would take more than `max_bytes`; it ends the tier."""
-
-
-class PartGivenUp(CheckpointError):
-    """Says that a peer could not save its own part; why it could not, it reports itself."""
 
 
 class _Peer(NamedTuple):
@@ -113,7 +110,7 @@ class LocalTier:
         group: Group,
         options: Options,
         writer_id: str,
-        lineage: Lineage | None,
+        lineage: Lineage | NoLineage,
     ) -> None:
         local_path = os.path.abspath(os.fspath(local.path))
         self._local, self.storage, self._group, self._lineage = (
@@ -429,14 +426,7 @@ class LocalTier:
         if self._scheduler is not None:
             self._scheduler.started(step)
 
-    def save(
-        self,
-        step: int,
-        items: Mapping[str, Any],
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        dtype: SaveDtype = None,
-    ) -> SaveHandle:
+    def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises
         as staging does.
         """
@@ -445,10 +435,10 @@ class LocalTier:
         save_id = (  # the durable lane counts from 1
             f"{self._writer_id}{1 << 31 | self._counter:08x}"
         )
-        request = SaveRequest(self._counter, step, save_id)
-        self.started(step)
+        request = SaveRequest(self._counter, check_step(order.step), save_id)
+        self.started(order.step)
         with self._saver.preparing(request, self._group):
-            request = self._stager.stage(request, items, metrics, metadata, dtype)
+            request = self._stager.stage(request, order)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         return handle
@@ -507,7 +497,7 @@ class LocalTier:
                     ) from error
             report = SaveReport(group.index, request.key, part.items)
         except Exception as error:
-            report = SaveReport.of_error(group.index, request.key, error)
+            report = SaveReport(group.index, request.key, error=SentError.of(error))
             if self._server is not None:
                 self._server.give_up(key, group.index)
         result = self._settle(report, work, target, request)
@@ -520,7 +510,6 @@ class LocalTier:
 
     def _begin(self) -> list[Any]:
         """Returns the branch of this save, at the primary, once it is durable."""
-        assert self._lineage is not None
         branch = self._lineage.current()
         assert branch is not None
         return [branch.run, branch.number, branch.writer, branch.base]
@@ -637,7 +626,7 @@ class LocalTier:
             try:
                 request.cancellation.close(request.step, self._group.index)
             except SaveCancelled as error:
-                report = SaveReport.of_error(self._group.index, request.key, error)
+                report = SaveReport(self._group.index, request.key, error=SentError.of(error))
         gathered = self._group.gather(
             f"{target.messages}/report", report.to_bytes(), timeout_s=timeout_s
         )
@@ -645,7 +634,12 @@ class LocalTier:
         if gathered is not None:
             reports = [SaveReport.from_bytes(data) for data in gathered]
             self._off = next(
-                (each.error for each in reports if each.kind == TierTooLarge.__name__), self._off
+                (
+                    each.error.text
+                    for each in reports
+                    if each.error is not None and each.error.kind == TierTooLarge.__name__
+                ),
+                self._off,
             )
             told = json.dumps(
                 [self._off, self._judge(work, reports, request).to_bytes().decode()]
@@ -660,8 +654,7 @@ class LocalTier:
     ) -> SaveResult:
         """Returns the result, at the primary: the reports have to fit together as at a commit."""
         try:
-            causes_first = sorted(reports, key=lambda report: report.kind == PartGivenUp.__name__)
-            check_save_reports(causes_first, request.key, range(self._group.count))
+            check_save_reports(reports, request.key, range(self._group.count))
             work.check(work.build(reports))
             request.cancellation.close(request.step, 0)
         except Exception as error:
@@ -811,10 +804,6 @@ class LocalTier:
             newest = self._found[0] if self._found else None
         survives = 0 if newest is None else newest.survives([peer.host for peer in self._peers])
         return counts | {"local_survives": survives, "local_off": self._off}
-
-    def is_busy(self) -> bool:
-        """Says whether a local save is in flight on this process."""
-        return self._saver.busy()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the local save in flight. Raises TimeoutError after `timeout_s`."""

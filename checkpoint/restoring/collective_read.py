@@ -1,5 +1,6 @@
-"""Reads each byte once in the whole job and spreads it over the interconnect: the only device
-collectives in this room.
+"""Reads each byte once in the whole job and spreads it over the interconnect.
+
+These are the only device collectives in this room.
 
 Small replicated leaves travel in bundles: each process reads some of them into rows of bytes, and
 one collective gathers the rows. Every other leaf has a route: it is read divided over more mesh
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of
-from .devices import DevicePlacement, Region
+from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
 from .memory_pool import ALIGN_BYTES
 from .reader import Allocate, ArrayReader, ReadRequest
@@ -41,62 +42,68 @@ def read_once(
     allocate: Allocate,
     before_collective: Callable[[], None],
 ) -> list[Any]:
-    """Returns the values of the requests; every process of the job calls it alike. `read` is a
-    restore without collectives.
+    """Returns the values of the requests; every process of the job calls it alike.
 
-    All that may fail for one process alone, above all the reading, comes before
-    `before_collective`, which is called once.
+    `read` is a restore without collectives. All that may fail for one process alone, above all the
+    reading, comes before `before_collective`, which is called once: a process that fails in between
+    would leave the others waiting in a collective.
     """
     bundles = list(_bundles(requests))
-    bundled = [
-        _read_bundle(reader, [requests[index] for index in bundle], allocate) for bundle in bundles
-    ]
-    found_in = {index for bundle in bundles for index in bundle}
-    rest = [index for index in range(len(requests)) if index not in found_in]
-    routed = [requests[index] for index in rest]
-    load: dict[
-        tuple[Any, ...], Ints
-    ] = {}  # of the rows, on each mesh and set of axes: the work is shared evenly
+    rows = [_read_bundle(reader, bundle.of(requests), allocate) for bundle in bundles]
+    bundled = {index for bundle in bundles for index in bundle.indices}
+    rest = _Selected(index for index in range(len(requests)) if index not in bundled)
+    routed = rest.of(requests)
+    # How much the rows of each mesh and set of axes have to read: the work is shared evenly.
+    load: dict[tuple[Any, ...], Ints] = {}
     routes = [_route(request, load) for request in routed]
-    found = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
+    read_values = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
     before_collective()
     values: dict[int, Any] = {}
-    for bundle, rows in zip(bundles, bundled, strict=True):
-        values.update(
-            zip(bundle, _spread(rows, [requests[index] for index in bundle]), strict=True)
-        )
-    values.update(zip(rest, _move_all(found, routes, routed), strict=True))
+    for bundle, bundle_rows in zip(bundles, rows, strict=True):
+        values.update(bundle.numbered(_spread(bundle_rows, bundle.of(requests))))
+    values.update(rest.numbered(_move_all(read_values, routes, routed)))
     return [values[index] for index in range(len(requests))]
 
 
-def _bundles(requests: Sequence[LeafRequest]) -> Iterator[list[int]]:
-    """Yields the indices of requests that travel together: small leaves, replicated over one
-    mesh.
-    """
-    found: dict[tuple[Any, ...], list[list[int]]] = {}
+class _Selected:
+    """Some of the requests, by their indices."""
+
+    def __init__(self, indices: Iterable[int] = ()) -> None:
+        self.indices = list(indices)
+
+    def of(self, requests: Sequence[LeafRequest]) -> list[LeafRequest]:
+        return [requests[index] for index in self.indices]
+
+    def numbered(self, values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        return zip(self.indices, values, strict=True)
+
+
+def _bundles(requests: Sequence[LeafRequest]) -> Iterator[_Selected]:
+    """Yields the requests that travel together: small leaves, replicated over one mesh."""
+    bundles: dict[tuple[Any, ...], list[_Selected]] = {}
     held: dict[tuple[Any, ...], int] = {}
     for index, (leaf, _, _, sharding) in enumerate(requests):
-        if (
-            leaf.kind != "array"
-            or not isinstance(sharding, NamedSharding)
-            or not sharding.is_fully_replicated
-        ):
+        if leaf.kind != "array" or not isinstance(sharding, NamedSharding):
             continue
-        if sharding.is_fully_addressable or not 0 < leaf.nbytes <= BUNDLED_BYTES:
+        if sharding.is_fully_addressable or not sharding.is_fully_replicated:
+            continue
+        if not 0 < leaf.nbytes <= BUNDLED_BYTES:
             continue
         devices = tuple(sharding.mesh.devices.flat)
-        if devices not in found or held[devices] > BUNDLE_BYTES:
-            found.setdefault(devices, []).append([])
+        if devices not in bundles or held[devices] > BUNDLE_BYTES:
+            bundles.setdefault(devices, []).append(_Selected())
             held[devices] = 0
-        found[devices][-1].append(index)
+        bundles[devices][-1].indices.append(index)
         held[devices] += leaf.nbytes
-    for group in found.values():
-        yield from group
+    for of_mesh in bundles.values():
+        yield from of_mesh
 
 
 class _Rows(NamedTuple):
-    """A bundle as rows of bytes, one for each device of its mesh: `memory` has those of this
-    process, None if it has no device there.
+    """A bundle as rows of bytes, one for each device of its mesh.
+
+    `memory` has the rows of this process, and is None if it has no device there. `rows` and
+    `starts` say in which row each leaf lies, and where.
     """
 
     devices: list[Any]
@@ -111,29 +118,28 @@ def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate:
     sharding = requests[0].sharding
     assert isinstance(sharding, NamedSharding)
     devices = list(sharding.mesh.devices.flat)
-    sizes = np.array(
-        [-(-request.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for request in requests], np.int64
-    )
-    rows, starts, width = _share_bytes(sizes, len(devices))
-    mine = [
-        row for row, device in enumerate(devices) if device.process_index == jax.process_index()
-    ]
+    aligned = [-(-request.leaf.nbytes // ALIGN_BYTES) * ALIGN_BYTES for request in requests]
+    rows, starts, width = _share_bytes(np.array(aligned, np.int64), len(devices))
+    process = jax.process_index()
+    mine = [row for row, device in enumerate(devices) if device.process_index == process]
     if not mine:
-        return _Rows(devices, rows, starts, width, None)
+        return _Rows(devices, rows, starts, width, memory=None)
     memory = {row: allocate(width) for row in mine}
     reads = {
-        index: ReadRequest(
-            requests[index].leaf, tuple((0, size) for size in requests[index].leaf.shape)
-        )
+        index: _whole(requests[index].leaf)
         for index in np.flatnonzero(np.isin(rows, mine)).tolist()
     }
     reader.fill(list(reads.values()), allocate)
     for index, read in reads.items():
         data: Any = read.array
-        memory[int(rows[index])][starts[index] : starts[index] + data.nbytes] = data.reshape(
-            -1
-        ).view(np.uint8)
-    return _Rows(devices, rows, starts, width, memory)
+        start = starts[index]
+        raw = data.reshape(-1).view(np.uint8)
+        memory[int(rows[index])][start : start + data.nbytes] = raw
+    return _Rows(devices, rows, starts, width, memory=memory)
+
+
+def _whole(leaf: LeafRecord) -> ReadRequest:
+    return ReadRequest(leaf, tuple((0, size) for size in leaf.shape))
 
 
 def _spread(bundle: _Rows, requests: Sequence[LeafRequest]) -> list[jax.Array]:
@@ -142,18 +148,17 @@ def _spread(bundle: _Rows, requests: Sequence[LeafRequest]) -> list[jax.Array]:
     if memory is None:
         return _put_all(requests, [np.zeros(0)] * len(requests))
     everywhere = np.asarray(_gather(devices, width, memory).addressable_data(0))
-    return _put_all(
-        requests,
-        [
-            everywhere[row, start : start + request.leaf.nbytes]
-            for request, row, start in zip(requests, rows, starts, strict=True)
-        ],
-    )
+    data = [
+        everywhere[row, start : start + request.leaf.nbytes]
+        for request, row, start in zip(requests, rows, starts, strict=True)
+    ]
+    return _put_all(requests, data)
 
 
 def _share_bytes(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
-    """Shares leaves among rows of about equal size; returns the row of each, where in it the leaf
-    starts, and the longest row's size.
+    """Shares leaves among rows of about equal size.
+
+    Returns the row of each, where in it the leaf starts, and the longest row's size.
     """
     ends = np.cumsum(sizes)
     rows: Ints = np.minimum((ends - sizes // 2) * count // ends[-1], count - 1)
@@ -164,17 +169,15 @@ def _share_bytes(sizes: Ints, count: int) -> tuple[Ints, Ints, int]:
 
 def _gather(devices: list[Any], width: int, memory: dict[int, np.ndarray[Any, Any]]) -> jax.Array:
     mesh = Mesh(np.array(devices), "all")
-    divided, whole = PartitionSpec("all"), PartitionSpec()  # type: ignore[no-untyped-call]
+    divided = NamedSharding(mesh, PartitionSpec("all"))  # type: ignore[no-untyped-call]
+    whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
 
     def row_of(index: Any) -> Any:
         return memory[index[0].start or 0][None]
 
-    array = jax.make_array_from_callback(
-        (len(devices), width), NamedSharding(mesh, divided), row_of, dtype=np.uint8
-    )
-    gathered: jax.Array = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, whole))(
-        array
-    )
+    shape = (len(devices), width)
+    array = jax.make_array_from_callback(shape, divided, row_of, dtype=np.uint8)
+    gathered: jax.Array = jax.jit(lambda array: array, out_shardings=whole)(array)
     return gathered
 
 
@@ -183,7 +186,8 @@ def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.A
     arrays = []
     for request, raw in zip(requests, data, strict=True):
         assert request.sharding is not None
-        leaf, dtype = request.leaf, request.dtype or request.leaf.numpy_dtype
+        leaf = request.leaf
+        dtype = request.dtype or leaf.numpy_dtype
         key = request.sharding, leaf.shape, dtype
         if key not in placements:
             placements[key] = DevicePlacement(*key)
@@ -197,8 +201,9 @@ def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.A
 
 
 class _Route(NamedTuple):
-    """How one leaf gets to its sharding: `request` is read first. Where that is a stack of
-    replicas, `rows` says which has each chunk.
+    """How one leaf gets to its sharding: `request` is read first.
+
+    Where that is a stack of replicas, `rows` says which of them has each chunk.
     """
 
     request: LeafRequest
@@ -216,40 +221,48 @@ def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
     ):
         return _Route(request)
     sizes = dict(zip(sharding.mesh.axis_names, sharding.mesh.devices.shape, strict=True))
-    spec = [list(axes_of(entry)) for entry in sharding.spec] + [
-        [] for _ in range(len(leaf.shape) - len(sharding.spec))
-    ]
-    sharded_over = {name for axes in spec for name in axes}
-    stacked_over: list[str] = []
-    for name in sorted(_crossing(sharding.mesh) - sharded_over):
-        divided = next(
-            (axis for axis in range(len(spec)) if _divides(leaf, axis, spec[axis], name, sizes)),
-            None,
-        )
-        (stacked_over if divided is None else spec[divided]).append(name)
+    spec = [list(axes_of(entry)) for entry in sharding.spec]
+    spec += [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
+    stacked_over = _divide_further(leaf, sharding.mesh, sizes, spec)
     if not stacked_over:
         return _Route(request._replace(sharding=_sharding(sharding, spec)))
     count = math.prod(sizes[name] for name in stacked_over)
-    stacked = replace(
-        leaf,
-        shape=(count, *leaf.shape),
-        grid=Grid((count, *leaf.shape), (1, *leaf.shape), (1, *leaf.shape)),
-    )
-    rows = _share_chunks(
-        leaf, load.setdefault((sharding.mesh, *stacked_over), np.zeros(count, np.int64))
-    )
-    return _Route(
-        LeafRequest(
-            stacked, request.form, request.dtype, _sharding(sharding, [stacked_over, *spec])
-        ),
-        rows,
-    )
+    load_of_rows = load.setdefault((sharding.mesh, *stacked_over), np.zeros(count, np.int64))
+    rows = _share_chunks(leaf, load_of_rows)
+    spec_of_stack = _sharding(sharding, [stacked_over, *spec])
+    return _Route(request._replace(leaf=_stack(leaf, count), sharding=spec_of_stack), rows)
+
+
+def _divide_further(
+    leaf: LeafRecord, mesh: Any, sizes: dict[str, int], spec: list[list[str]]
+) -> list[str]:
+    """Adds to the spec the mesh axes along which a leaf can be divided between processes.
+
+    Returns those along which it cannot.
+    """
+    sharded_over = {name for axes in spec for name in axes}
+    left: list[str] = []
+    for name in sorted(_crossing(mesh) - sharded_over):
+        dividing = [
+            axes for axis, axes in enumerate(spec) if _divides(leaf, axis, axes, name, sizes)
+        ]
+        chosen = dividing[0] if dividing else left
+        chosen.append(name)
+    return left
+
+
+def _stack(leaf: LeafRecord, count: int) -> LeafRecord:
+    """Returns the leaf that is so many replicas of a leaf, one behind the other."""
+    shape = (count, *leaf.shape)
+    replica = (1, *leaf.shape)
+    return replace(leaf, shape=shape, grid=Grid(shape, replica, replica))
 
 
 @functools.lru_cache(maxsize=64)
 def _crossing(mesh: Mesh) -> frozenset[str]:
-    """Returns the axes of a mesh along which the process changes: a process reads for its own
-    devices once anyway.
+    """Returns the axes of a mesh along which the process changes.
+
+    Along the others a process reads for its own devices once anyway.
     """
     processes = np.vectorize(lambda device: device.process_index, otypes=[np.int64])(mesh.devices)
     return frozenset(
@@ -258,11 +271,10 @@ def _crossing(mesh: Mesh) -> frozenset[str]:
 
 
 def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
-    """Returns the row of each chunk of a leaf, from the least loaded one on, and adds them to
-    `load`.
-    """
+    """Returns the row of each chunk, from the least loaded one on, and adds them to `load`."""
     assert leaf.grid is not None
-    sizes, count = leaf.grid.sizes, len(load)
+    sizes = leaf.grid.sizes
+    count = len(load)
     rows: Ints = (np.argmin(load) + np.arange(len(sizes)) * max(1, count // len(sizes))) % count
     load += np.bincount(rows, weights=sizes, minlength=count).astype(np.int64)
     return rows
@@ -271,14 +283,13 @@ def _share_chunks(leaf: LeafRecord, load: Ints) -> Ints:
 def _divides(
     leaf: LeafRecord, axis: int, axes: Sequence[str], name: str, sizes: dict[str, int]
 ) -> bool:
-    """Returns whether an axis of a leaf may be divided by one more mesh axis without cutting a
-    chunk.
-    """
+    """Says whether one more mesh axis may divide an axis of a leaf, and cut no chunk."""
     count = math.prod(sizes[other] for other in axes) * sizes[name]
     assert leaf.grid is not None
-    return leaf.shape[axis] % count == 0 and bool(
-        np.isin(np.arange(count) * (leaf.shape[axis] // count), leaf.grid.starts(axis)).all()
-    )
+    if leaf.shape[axis] % count:
+        return False
+    cuts = np.arange(count) * (leaf.shape[axis] // count)
+    return bool(np.isin(cuts, leaf.grid.starts(axis)).all())
 
 
 def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedSharding:
@@ -287,8 +298,9 @@ def _sharding(like: NamedSharding, spec: Sequence[Sequence[str]]) -> NamedShardi
 
 
 class _RouteReader:
-    """Reads leaves by their routes. Of a stack of replicas each row has its own chunks, and zeros
-    elsewhere.
+    """Reads leaves by their routes.
+
+    Of a stack of replicas each row has its own chunks, and zeros elsewhere.
     """
 
     def __init__(
@@ -308,32 +320,26 @@ class _RouteReader:
         for read in reads:
             if id(read.leaf) in self._stacked:
                 leaf, rows = self._stacked[id(read.leaf)]
-                stacked.append(
-                    (
-                        read,
-                        _chunks_within(
-                            leaf, np.flatnonzero(rows == read.region[0][0]), read.region[1:]
-                        ),
-                    )
-                )
-                inner += stacked[-1][1]
+                own = np.flatnonzero(rows == read.region[0][0])
+                chunks = _chunks_within(leaf, own, read.region[1:])
+                stacked.append((read, chunks))
+                inner += chunks
             else:
                 inner.append(read)
         self._reader.fill(inner, allocate)
         for read, chunks in stacked:
-            read.array = _row_of(read, chunks, allocate)
+            read.take(_row_of(read, chunks, allocate))
 
 
 def _chunks_within(leaf: LeafRecord, chunks: Ints, region: Region) -> list[ReadRequest]:
     """Returns requests for what some chunks of a leaf have of a region."""
-    found = []
+    requests = []
     for index in chunks.tolist():
         assert leaf.grid is not None
-        bounds = zip(region, leaf.grid.region(index), strict=True)
-        common = tuple((max(ours[0], its[0]), min(ours[1], its[1])) for ours, its in bounds)
+        common = overlap(region, leaf.grid.region(index))
         if all(start < stop for start, stop in common):
-            found.append(ReadRequest(leaf, common))
-    return found
+            requests.append(ReadRequest(leaf, common))
+    return requests
 
 
 def _row_of(
@@ -346,12 +352,7 @@ def _row_of(
     memory[:] = 0
     row = memory.view(read.leaf.numpy_dtype).reshape(read.shape)
     for chunk in chunks:
-        bounds = zip(chunk.region, read.region[1:], strict=True)
-        index: Any = (
-            0,
-            *(slice(start - first, stop - first) for (start, stop), (first, _) in bounds),
-        )
-        row[index] = chunk.array
+        row[0][slices_in(chunk.region, read.region[1:])] = chunk.array
     return row
 
 
@@ -367,10 +368,9 @@ def _move_all(
             groups.setdefault(tuple(request.sharding.mesh.devices.flat), []).append(index)
     for moved in groups.values():
         stacked = [routes[index].rows is not None for index in moved]
-        arrays = _move(
-            [values[index] for index in moved], stacked, [requests[index] for index in moved]
-        )
-        for index, array in zip(moved, arrays, strict=True):
+        arrays = [values[index] for index in moved]
+        shifted = _move(arrays, stacked, [requests[index] for index in moved])
+        for index, array in zip(moved, shifted, strict=True):
             result[index] = array
     return result
 
@@ -390,29 +390,30 @@ def _move(
     )
     moved: list[jax.Array] = move(list(arrays))
     for array in moved:
-        # collectives of meshes that share devices run one after the other
+        # Collectives of meshes that share devices would wait for each other for ever, if two ran
+        # at once: they run one after the other.
         array.block_until_ready()
     return moved
 
 
 def _moved(array: Any, stacked: bool, sharding: Any) -> Any:
-    """Moves an array's bits: collectives of small floats go through larger ones, which makes other
-    NaNs of signalling ones (seen).
+    """Moves an array's bits, not its numbers.
 
-    The barriers keep the compiler from seeing through the disguise.
+    Collectives of small floats go through larger ones, which makes other NaNs of signalling ones
+    (seen). The barriers keep the compiler from seeing through the disguise.
     """
     lax: Any = jax.lax
     raw = lax.optimization_barrier(_to_bits(array))
     if stacked:
         raw = jnp.sum(raw, 0, dtype=raw.dtype)
-    return _from_bits(
-        lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding)), array.dtype
-    )
+    moved = lax.optimization_barrier(lax.with_sharding_constraint(raw, sharding))
+    return _from_bits(moved, array.dtype)
 
 
 def _to_bits(array: Any) -> Any:
-    """Returns an array's bits as whole numbers of at least a byte; a complex one has a last axis of
-    2.
+    """Returns an array's bits as whole numbers of at least a byte.
+
+    A complex array has a last axis of 2.
     """
     lax: Any = jax.lax
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -430,9 +431,8 @@ def _from_bits(array: Any, dtype: Any) -> Any:
     lax: Any = jax.lax
     if jnp.issubdtype(dtype, jnp.complexfloating):
         component = np.finfo(dtype).dtype
-        return lax.complex(
-            _from_bits(array[..., 0], component), _from_bits(array[..., 1], component)
-        )
+        real = _from_bits(array[..., 0], component)
+        return lax.complex(real, _from_bits(array[..., 1], component))
     if jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(array.astype(f"uint{_float_bits(dtype)}"), dtype)
     return array.astype(dtype)

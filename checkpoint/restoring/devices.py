@@ -1,5 +1,6 @@
-"""Puts arrays of the host on this process's devices: one call a leaf, no copy where the host's
-memory is the device's.
+"""Puts arrays of the host on this process's devices, in one call a leaf.
+
+Nothing is copied where the host's memory is the device's.
 """
 
 from __future__ import annotations
@@ -22,11 +23,22 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
     )
 
 
-class DevicePlacement:
-    """The region that each of this process's devices needs of arrays of one shape, dtype and
-    sharding; made once for all of them.
+def overlap(one: Region, other: Region) -> Region:
+    """Returns what two regions of one array have in common; an axis may have nothing."""
+    pairs = zip(one, other, strict=True)
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
 
-    Raises ValueError where the sharding cannot divide the shape.
+
+def slices_in(region: Region, whole: Region) -> tuple[slice, ...]:
+    """Returns the index of a region in an array of a whole that holds it."""
+    pairs = zip(region, whole, strict=True)
+    return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)
+
+
+class DevicePlacement:
+    """The regions of arrays of one shape, dtype and sharding that this process's devices need.
+
+    Made once for all these arrays. Raises ValueError where the sharding cannot divide the shape.
     """
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -52,8 +64,9 @@ class DevicePlacement:
 def _batched_put(
     sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any], devices: list[Any]
 ) -> Callable[[list[Any]], jax.Array] | None:
-    """Returns the call that `make_array_from_callback` ends in, without its checks of each array;
-    None where this jax has no such call.
+    """Returns the call that `make_array_from_callback` ends in, without its checks of each array.
+
+    Returns None where this jax has no such call.
     """
     try:
         from jax._src import core

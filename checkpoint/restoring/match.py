@@ -33,8 +33,9 @@ class HostShapeDtypeStruct(jax.ShapeDtypeStruct):
 
 
 class LeafRequest(NamedTuple):
-    """A request for one leaf: as "numpy", "scalar", "jax" (with a sharding, or where jax puts it)
-    or a Python "value".
+    """A request for one leaf, as "numpy", "scalar", "jax" or a Python "value".
+
+    "jax" is with a sharding, or None: where jax puts it.
     """
 
     leaf: LeafRecord
@@ -44,10 +45,12 @@ class LeafRequest(NamedTuple):
 
 
 def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> None:
-    """Raises TreeMismatch listing the wanted leaves that were not saved and, if strict, the saved
-    ones that are not wanted.
+    """Raises TreeMismatch, which lists the wanted leaves that were not saved.
+
+    If strict, it lists the saved ones that are not wanted, too.
     """
-    saved, asked = {leaf.path for leaf in item.leaves}, set(wanted)
+    saved = {leaf.path for leaf in item.leaves}
+    asked = set(wanted)
     if saved == asked or (not strict and asked <= saved):
         return
     missing = [path for path in wanted if path not in saved]
@@ -60,28 +63,23 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
             f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)}"
             " (partial=True leaves them out)"
         )
-    expected, found = ("a leaf", "none") if missing else ("none", "a leaf")
     raise TreeMismatch(
         f"item {item.name!r}: " + "; ".join(lines),
         leaf=(missing or unexpected)[0],
-        expected=expected,
-        found=found,
+        expected="a leaf" if missing else "none",
+        found="none" if missing else "a leaf",
     )
 
 
-def check_leaf_types(found: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Raises TreeMismatch where a leaf of `like` is of a class that was a leaf type to whoever
-    saved, and is not registered here.
-    """
+def check_leaf_types(item: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    """Raises TreeMismatch where a leaf of `like` was of a leaf type that is not registered here."""
     for leaf, path in zip(leaves, paths, strict=True):
-        if (
-            type(leaf) in VALUE_TYPES
-            or hasattr(leaf, "dtype")
-            or not any(saved.path.startswith(f"{path}.") for saved in found.leaves)
-        ):
+        if type(leaf) in VALUE_TYPES or hasattr(leaf, "dtype"):
+            continue
+        if not any(saved.path.startswith(f"{path}.") for saved in item.leaves):
             continue
         message = (
-            f"item {found.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and"
+            f"item {item.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and"
             " saved as a tree; register its class as it was registered when it was saved:"
             " register_leaf_type(cls, to_fields, from_fields)"
         )
@@ -93,9 +91,8 @@ def _count(paths: Sequence[str]) -> str:
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(map(repr, paths[:LISTED])) + (
-        f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
-    )
+    listed = ", ".join(map(repr, paths[:LISTED]))
+    return f"{listed} and {len(paths) - LISTED} more" if len(paths) > LISTED else listed
 
 
 def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
@@ -129,8 +126,9 @@ def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
 
 
 def saved_sharding(leaf: LeafRecord) -> Sharding | None:
-    """Returns a leaf's saved sharding on the devices of this job; raises TreeMismatch where they do
-    not fit.
+    """Returns a leaf's saved sharding on the devices of this job.
+
+    Raises TreeMismatch where they do not fit.
     """
     description = leaf.sharding
     if description is None:
@@ -139,13 +137,13 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     try:
         if "device" in description:
             return SingleDeviceSharding(devices[description["device"]])
-        chosen = np.array([devices[number] for number in description["devices"]], object).reshape(
-            description["sizes"]
-        )
+        flat = np.array([devices[number] for number in description["devices"]], object)
+        chosen = flat.reshape(description["sizes"])
         spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
         return NamedSharding(Mesh(chosen, description["axes"]), spec)
     except (KeyError, TypeError, ValueError) as error:
-        shown, found = show_sharding(description), f"{len(devices)} devices"
+        shown = show_sharding(description)
+        found = f"{len(devices)} devices"
         message = (
             f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a"
             " `like` with shardings"
@@ -154,13 +152,15 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
 
 
 def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
-    """Returns the request for a saved leaf that is to be like `like`; raises TreeMismatch naming
-    path, both shapes and both dtypes.
+    """Returns the request for a saved leaf that is to be like `like`.
+
+    Raises TreeMismatch, which names the path, both shapes and both dtypes.
     """
     _check_is_there(leaf)
     if type(like) in VALUE_TYPES:
         return _match_value(leaf, like)
-    shape, dtype = getattr(like, "shape", None), getattr(like, "dtype", None)
+    shape = getattr(like, "shape", None)
+    dtype = getattr(like, "dtype", None)
     if shape is None or dtype is None:
         refuse(leaf, f"a {type(like).__name__}")
     if leaf.per_process and not getattr(_sharding_of(like), "is_fully_addressable", True):
@@ -170,20 +170,13 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     dtype = np.dtype(dtype)
     name = name_of(dtype)
     if leaf.grid is None:
-        if (
-            shape
-            or leaf.kind not in ("bool", "int", "float", "complex")
-            or not np.can_cast(type(leaf.value), dtype, "same_kind")
-        ):
-            refuse(leaf, f"{name}{list(shape)}")
+        _check_value(leaf, shape, dtype)
     elif (
         leaf.kind == "key"
         or shape != leaf.shape
         or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype)))
     ):
         refuse(leaf, f"{name}{list(shape)}")
-    if leaf.grid is None and not _holds(dtype, leaf.value):
-        refuse(leaf, f"{name}[], which cannot hold it")
     changed = None if leaf.dtype == name else dtype
     if isinstance(like, HostShapeDtypeStruct):
         return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy", changed)
@@ -193,6 +186,16 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
         return LeafRequest(leaf, "scalar", changed)
     _check_width(leaf, dtype)
     return LeafRequest(leaf, "jax", changed, _sharding_of(like))
+
+
+def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raises TreeMismatch unless a saved Python value may come back as an array."""
+    name = name_of(dtype)
+    is_number = leaf.kind in ("bool", "int", "float", "complex")
+    if shape or not is_number or not np.can_cast(type(leaf.value), dtype, "same_kind"):
+        refuse(leaf, f"{name}{list(shape)}")
+    if not _holds(dtype, leaf.value):
+        refuse(leaf, f"{name}[], which cannot hold it")
 
 
 def _holds(dtype: np.dtype[Any], value: Any) -> bool:
@@ -233,11 +236,8 @@ def _match_key(leaf: LeafRecord, like: Any) -> LeafRequest:
     impl = str(jax.random.key_impl(like)) if isinstance(like, jax.Array) else like.dtype._impl.name
     if leaf.kind != "key" or leaf.impl != impl or leaf.shape[:-1] != tuple(like.shape):
         refuse(leaf, f"key<{impl}>{list(like.shape)}")
-    return LeafRequest(
-        leaf,
-        "jax",
-        sharding=_sharding_of(jax.random.key_data(like) if isinstance(like, jax.Array) else like),
-    )
+    data = jax.random.key_data(like) if isinstance(like, jax.Array) else like
+    return LeafRequest(leaf, "jax", sharding=_sharding_of(data))
 
 
 def _sharding_of(like: Any) -> Sharding | None:
@@ -249,8 +249,9 @@ def _sharding_of(like: Any) -> Sharding | None:
 
 
 def spans_processes(like: Any) -> bool:
-    """Says whether a `like` has arrays of several processes, by their shardings; SAVED has them in
-    a job of several.
+    """Says whether a `like` has arrays of several processes, by their shardings.
+
+    SAVED has them in a job of several.
     """
     if like is SAVED:
         return bool(jax.process_count() > 1)
@@ -262,8 +263,6 @@ def show_leaf(leaf: LeafRecord) -> str:
     """Returns dtype and shape, or the type of a value, for people."""
     if leaf.grid is None:
         return f"a Python {leaf.kind}"
-    return (
-        f"key<{leaf.impl}>{list(leaf.shape[:-1])}"
-        if leaf.kind == "key"
-        else f"{leaf.dtype}{list(leaf.shape)}"
-    )
+    if leaf.kind == "key":
+        return f"key<{leaf.impl}>{list(leaf.shape[:-1])}"
+    return f"{leaf.dtype}{list(leaf.shape)}"

@@ -21,8 +21,9 @@ _HUGE_BYTES = 2 << 20
 
 
 class _Block:
-    """Owns one mapping for as long as any array uses it; numpy and jax keep it alive, and its death
-    returns the mapping.
+    """Owns one mapping for as long as any array uses it.
+
+    numpy and jax keep the block alive, and its death returns the mapping.
     """
 
     def __init__(self, pool: MemoryPool, mapping: mmap.mmap) -> None:
@@ -41,9 +42,7 @@ class _Block:
 
 
 class MemoryPool:
-    """Hands out memory and takes it back. Safe for use from several threads and from finalizers: it
-    has no lock.
-    """
+    """Hands out memory and takes it back. Thread-safe without a lock, for finalizers use it too."""
 
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
         self._idle_bytes = idle_bytes
@@ -72,9 +71,7 @@ class MemoryPool:
         self._free.setdefault(size, collections.deque()).append(mapping)
 
     def close(self) -> None:
-        """Keeps nothing from now on: what the last arrays of an interpreter leave behind goes back
-        to the system.
-        """
+        """Keeps nothing from now on: what the last arrays of an interpreter leave is unmapped."""
         self._idle_bytes = -1
         self._free.clear()
 

@@ -1,9 +1,8 @@
-"""Leaves that every process keeps for itself: saved once for each, and given back to each on the
-same number of processes.
+"""Leaves that every process keeps for itself.
 
-Such an array is stored whole for all processes, [processes, ...], each process having written its
-row; a Python value is a tuple of all. Here a leaf of the record becomes the leaf that one process
-sees.
+They are saved once for each process, and given back to each on the same number of processes. Such
+an array is stored whole for all processes, [processes, ...]: each process wrote its row. A Python
+value is a tuple of all. Here a leaf of the record becomes the leaf that one process sees.
 """
 
 from __future__ import annotations
@@ -25,26 +24,24 @@ class PerProcessSelection(NamedTuple):
 
 
 def leaves_of_process(item: ItemRecord, selection: PerProcessSelection) -> ItemRecord:
-    """Returns an item as one process sees it; a leaf that it has no copy of says so when it is
-    wanted.
+    """Returns an item as one process sees it.
+
+    A leaf that the process has no copy of says so when it is wanted.
     """
-    return replace(
-        item,
-        leaves=tuple(
-            _leaf_of_process(leaf, selection) if leaf.per_process else leaf for leaf in item.leaves
-        ),
-    )
+    leaves = [
+        _leaf_of_process(leaf, selection) if leaf.per_process else leaf for leaf in item.leaves
+    ]
+    return replace(item, leaves=tuple(leaves))
 
 
 def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRecord:
-    count, shape = len(leaf.value) if leaf.grid is None else leaf.shape[0], leaf.shape[1:]
+    count = len(leaf.value) if leaf.grid is None else leaf.shape[0]
+    shape = leaf.shape[1:]
     refusal = ""
     if selection.process >= count or selection.processes not in (None, count):
-        wanted = (
-            f"of process {selection.process}"
-            if selection.processes is None
-            else f"for each of {selection.processes} processes"
-        )
+        wanted = f"for each of {selection.processes} processes"
+        if selection.processes is None:
+            wanted = f"of process {selection.process}"
         refusal = (
             f"the leaf {leaf.path!r} was kept per process and is there for {count} processes, not"
             f" {wanted}; to take the copy of one of them, pass process=0 to {count - 1}; to leave"
@@ -52,19 +49,7 @@ def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRe
         )
     value = None if leaf.grid is not None or refusal else leaf.value[selection.process]
     grid = None if leaf.grid is None else Grid(shape, shape, shape, leaf.grid.itemsize)
-    return LeafRecord(
-        leaf.path,
-        leaf.kind,
-        leaf.dtype,
-        shape,
-        leaf.impl,
-        leaf.sharding,
-        grid,
-        None,
-        value,
-        True,
-        refusal,
-    )
+    return replace(leaf, shape=shape, grid=grid, files=None, value=value, refusal=refusal)
 
 
 class PerProcessReader:
@@ -88,6 +73,6 @@ class PerProcessReader:
         self._reader.fill([rows.get(id(read), read) for read in reads], allocate)
         for read in reads:
             if id(read) in rows:
-                found = rows[id(read)].array
-                assert found is not None
-                read.array = found[0]
+                row_array = rows[id(read)].array
+                assert row_array is not None
+                read.take(row_array[0])

@@ -1,8 +1,7 @@
 """Reads chunks of one item, verified: coalesced ranges, side by side, into aligned memory.
 
-Small chunks are read whole, several at a time. Of a large one, the rows that are needed are read,
-and what lies between them and the nearest ends of the prefixes that have a checksum (see
-pack_header).
+Small chunks are read whole, several at a time. Of a large chunk the needed rows are read, with
+the bytes up to the nearest ends of prefixes that have a checksum (see pack_header).
 """
 
 from __future__ import annotations
@@ -27,16 +26,15 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
-from .devices import Region
+from .devices import Region, overlap, slices_in
 
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
 STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
 
 
-Allocate: TypeAlias = Callable[
-    [int], np.ndarray[Any, Any]
-]  # makes 64-aligned memory of so many bytes
+# Makes 64-aligned memory of so many bytes.
+Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
 
 
 @dataclass(eq=False, slots=True)
@@ -55,13 +53,22 @@ class ReadRequest:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.leaf.numpy_dtype.itemsize
 
+    def take(self, array: np.ndarray[Any, Any]) -> None:
+        """Takes the array whose bytes are there, or will be."""
+        self.array = array
+
+    def lie_in(self, memory: np.ndarray[Any, Any]) -> None:
+        """Makes the array of this memory, which has exactly its bytes."""
+        self.array = memory.view(self.leaf.numpy_dtype).reshape(self.shape)
+
 
 class ArrayReader(Protocol):
     """What a restore asks of any layout."""
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array; raises Corrupt naming file and leaf, HostileCheckpoint, or
-        StepGone.
+        """Gives every request its array.
+
+        Raises Corrupt, which names file and leaf, HostileCheckpoint or StepGone.
         """
 
 
@@ -80,9 +87,8 @@ class ChunkRead:
 
     @property
     def nbytes(self) -> int:
-        return (
-            math.prod(stop - start for start, stop in self.region) * self.leaf.numpy_dtype.itemsize
-        )
+        count = math.prod(stop - start for start, stop in self.region)
+        return count * self.leaf.numpy_dtype.itemsize
 
     @property
     def is_whole(self) -> bool:
@@ -112,21 +118,19 @@ class ItemReader:
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         chunks = self._chunks_of(reads)
+        # A small chunk that is all of a request is read where the array then stays.
         brought = {
             id(chunk.reads[0])
-            for found in chunks.values()
-            for chunk in found
+            for chunks_of_file in chunks.values()
+            for chunk in chunks_of_file
             if chunk.is_whole and chunk.is_small
         }
         for read in reads:
             if id(read) not in brought:
-                read.array = _as_array(read, self._allocate(read, allocate))
-        groups = [
-            (file, group) for file, found in sorted(chunks.items()) for group in _groups(found)
-        ]
+                read.lie_in(self._allocate(read, allocate))
         work = [
             (file, group, allocate(_span(group)) if group[0].is_small else None)
-            for file, group in groups
+            for file, group in _grouped(chunks)
         ]
         run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
 
@@ -152,135 +156,109 @@ class ItemReader:
         wanted = [read for read in reads if read.nbytes]
         self.load_headers({file for read in wanted for file in _files_of(read)})
         needed: dict[tuple[int, int], ChunkRead] = {}
-        found: dict[int, list[ChunkRead]] = {}
+        by_file: dict[int, list[ChunkRead]] = {}
         for read in wanted:
             assert read.leaf.files is not None
             for index in _chunk_indices(read).tolist():
                 chunk = needed.get((id(read.leaf), index))
                 if chunk is None:
                     file = int(read.leaf.files[index])
-                    chunk = needed[id(read.leaf), index] = self.chunk_read(
-                        read.leaf, index, file, []
-                    )
-                    found.setdefault(file, []).append(chunk)
+                    chunk = self.chunk_read(read.leaf, index, file)
+                    needed[id(read.leaf), index] = chunk
+                    by_file.setdefault(file, []).append(chunk)
                 chunk.reads.append(read)
         return {
             file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position)
-            for file, chunks in found.items()
+            for file, chunks in by_file.items()
         }
 
-    def chunk_read(
-        self, leaf: LeafRecord, index: int, file: int, reads: list[ReadRequest]
-    ) -> ChunkRead:
+    def chunk_read(self, leaf: LeafRecord, index: int, file: int) -> ChunkRead:
         """Returns one chunk, having checked that the pack describes it as the record does."""
         shape = self._shape(leaf, index)
         entry = self._headers[file].get(leaf.path + shape.suffix)
-        if entry is None or (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
-            path, name = self._path(self._item.files[file]), leaf.path + shape.suffix
-            if entry is None:
-                raise Corrupt(
-                    f"{path}: the chunk {name!r} is not in this pack",
-                    path=path,
-                    file=path,
-                    leaf=leaf.path,
-                )
+        if entry is None:
+            name = leaf.path + shape.suffix
+            report = self._item.files[file]
+            raise self._corrupt(report, f"the chunk {name!r} is not in this pack", leaf.path)
+        if (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
+            name = leaf.path + shape.suffix
             dtype, sizes, _ = shape.expected
-            message = (
-                f"{path}: the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says"
-                f" {dtype}{list(sizes)}"
+            raise self._hostile(
+                self._item.files[file],
+                f"the chunk {name!r} is {entry.dtype}{list(entry.shape)}, the record says"
+                f" {dtype}{list(sizes)}",
             )
-            raise HostileCheckpoint(message, path=path, file=path)
-        return ChunkRead(leaf, shape.region, entry, reads)
+        return ChunkRead(leaf, shape.region, entry)
 
     def _shape(self, leaf: LeafRecord, index: int) -> _ChunkShape:
         """Returns what chunks of one index have in common in all leaves of one dtype and grid."""
         key = (leaf.dtype, id(leaf.grid), index)
-        found = self._shapes.get(key)
-        if found is None:
-            assert leaf.grid is not None
-            region, dtype = leaf.grid.region(index), leaf.numpy_dtype
-            shape = tuple(stop - start for start, stop in region)
-            expected = (*stored_as(dtype, shape), math.prod(shape) * dtype.itemsize)
-            found = self._shapes[key] = _ChunkShape(
-                region, chunk_name("", region, leaf.shape), expected
-            )
-        return found
+        known = self._shapes.get(key)
+        if known is not None:
+            return known
+        assert leaf.grid is not None
+        region = leaf.grid.region(index)
+        sizes = tuple(stop - start for start, stop in region)
+        nbytes = math.prod(sizes) * leaf.numpy_dtype.itemsize
+        expected = (*stored_as(leaf.numpy_dtype, sizes), nbytes)
+        shape = _ChunkShape(region, chunk_name("", region, leaf.shape), expected)
+        self._shapes[key] = shape
+        return shape
 
     def check_all(self) -> None:
-        """Reads every chunk of every leaf, several at a time, and keeps none. Chunks that no leaf
-        names are nothing of this step.
+        """Reads every chunk of every leaf, several at a time, and keeps none.
+
+        Chunks that no leaf names are nothing of this step.
         """
         self.load_headers(range(len(self._item.files)))
         chunks: dict[int, list[ChunkRead]] = {}
         for leaf in self._item.leaves:
             for index, file in enumerate(leaf.files if leaf.files is not None else ()):
-                chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file), []))
-        for found in chunks.values():
-            found.sort(key=_position)
-        groups = [
-            (file, group) for file, found in sorted(chunks.items()) for group in _groups(found)
-        ]
-        scratch = (
-            threading.local()
-        )  # one buffer a thread, used again: fresh memory costs more than the checksum
+                chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file)))
+        for chunks_of_file in chunks.values():
+            chunks_of_file.sort(key=_position)
+        scratch = _Scratch()
         run_side_by_side(
-            lambda group: self._check_group(group[0], group[1], scratch),
-            groups,
+            lambda work: self._check_group(work[0], work[1], scratch.memory),
+            list(_grouped(chunks)),
             self._storage.max_concurrency,
         )
 
-    def _check_group(self, file: int, group: Sequence[ChunkRead], scratch: threading.local) -> None:
+    def _check_group(self, file: int, group: Sequence[ChunkRead], memory: memoryview) -> None:
         report = self._item.files[file]
         chunk = group[0]
-        if not hasattr(scratch, "memory"):
-            scratch.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
-        memory: memoryview = scratch.memory
         if not chunk.is_small:
-            self._read_steps(
-                report, chunk, 0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]]
+            _Steps(self, report, chunk).check(
+                0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]]
             )
             return
         first = chunk.entry.start
         self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
         for each in group:
-            self._check(
-                report,
-                each,
-                crc32c(memory[each.entry.start - first : _end(each) - first]),
-                each.entry.checksum.crc,
-            )
+            crc = crc32c(memory[each.entry.start - first : _end(each) - first])
+            self.check(report, each, crc, each.entry.checksum.crc)
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
         missing = [file for file in sorted(files) if file not in self._headers]
-        self._headers.update(
-            zip(
-                missing,
-                run_side_by_side(self._header, missing, self._storage.max_concurrency),
-                strict=True,
-            )
-        )
+        read = run_side_by_side(self._header, missing, self._storage.max_concurrency)
+        self._headers.update(zip(missing, read, strict=True))
         return self._headers
 
     def _header(self, index: int) -> dict[str, ChunkEntry]:
         file = self._item.files[index]
-        path = self._path(file)
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
-            raise HostileCheckpoint(
-                f"{path}: a header of {file.head} bytes is not one that holdfast writes",
-                path=path,
-                file=path,
-            )
+            text = f"a header of {file.head} bytes is not one that holdfast writes"
+            raise self._hostile(file, text)
         data = self.read_checked(file, file.head)
         if int.from_bytes(data[:8], "little") != file.head - 8:
-            raise HostileCheckpoint(
-                f"{path}: the header's length is not what the record says", path=path, file=path
-            )
-        return parse_header(data, file.size, path)
+            raise self._hostile(file, "the header's length is not what the record says")
+        return parse_header(data, file.size, self._path(file))
 
     def read_checked(self, file: FileReport, size: int) -> bytes:
-        """Returns the first bytes of a file, whose checksum is in the record, having checked that
-        the file has its size, too.
+        """Returns the first bytes of a file, whose checksum is in the record.
+
+        Checks them, and that the file has its size.
         """
         data = bytearray(size)
         self.read_range(file, 0, [memoryview(data)])
@@ -293,10 +271,12 @@ class ItemReader:
             pass
 
     def pieces(self, file: FileReport) -> Iterator[memoryview]:
-        """Yields a file that has no header, in pieces that hold until the next; raises Corrupt
-        after the last where they do not fit.
+        """Yields a file that has no header, in pieces that hold until the next.
+
+        Raises Corrupt after the last piece where the checksum does not fit.
         """
-        crc, memory = 0, memoryview(bytearray(min(STEP_BYTES, file.size)))
+        crc = 0
+        memory = memoryview(bytearray(min(STEP_BYTES, file.size)))
         for start in range(0, file.size, STEP_BYTES):
             step = memory[: file.size - start]
             self.read_range(file, start, [step])
@@ -305,40 +285,27 @@ class ItemReader:
         self._check_file(file, crc)
 
     def _check_file(self, file: FileReport, crc: int) -> None:
-        """Raises Corrupt where the checksum of what the record has one for is another, or the file
-        has another size.
-        """
-        path = self._path(file)
+        """Raises Corrupt where the file has another checksum than the record says, or size."""
         if crc != file.crc:
             what = "header" if file.head else "file"
-            raise Corrupt(
-                f"{path}: the checksum of the {what} does not fit; its bytes are not what was"
-                " written",
-                path=path,
-                file=path,
+            raise self._corrupt(
+                file, f"the checksum of the {what} does not fit; its bytes are not what was written"
             )
-        if self._try_read(file, file.size, [memoryview(bytearray(1))]):
-            raise Corrupt(
-                f"{path}: the file is longer than the {file.size} bytes that were written",
-                path=path,
-                file=path,
-            )
-        if file.size and not self._try_read(file, file.size - 1, [memoryview(bytearray(1))]):
-            raise Corrupt(
-                f"{path}: the file is shorter than the {file.size} bytes that were written",
-                path=path,
-                file=path,
-            )
+        if self._has_byte(file, file.size):
+            text = f"the file is longer than the {file.size} bytes that were written"
+            raise self._corrupt(file, text)
+        if file.size and not self._has_byte(file, file.size - 1):
+            text = f"the file is shorter than the {file.size} bytes that were written"
+            raise self._corrupt(file, text)
+
+    def _has_byte(self, file: FileReport, offset: int) -> bool:
+        return self._try_read(file, offset, [memoryview(bytearray(1))]) == 1
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
         if file.size > HEADER_LIMIT_BYTES:
-            path = self._path(file)
-            raise HostileCheckpoint(
-                f"{path}: a file of {file.size} bytes is not read whole, at most 100,000,000 are",
-                path=path,
-                file=path,
-            )
+            text = f"a file of {file.size} bytes is not read whole, at most 100,000,000 are"
+            raise self._hostile(file, text)
         return self.read_checked(file, file.size)
 
     def read_range(
@@ -348,42 +315,45 @@ class ItemReader:
         wanted = sum(buffer.nbytes for buffer in buffers)
         got = self._try_read(file, offset, buffers)
         if got != wanted:
-            path = self._path(file)
-            message = f"{path}: the file ends at {offset + got} of {file.size} bytes" + (
-                f", within the leaf {leaf!r}" if leaf else ""
-            )
-            raise Corrupt(message, path=path, file=path, leaf=leaf)
+            where = f", within the leaf {leaf!r}" if leaf else ""
+            text = f"the file ends at {offset + got} of {file.size} bytes{where}"
+            raise self._corrupt(file, text, leaf)
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         try:
             return self._storage.read(join(self._step_dir, file.name), offset, buffers)
         except FileNotFoundError as error:
-            path = self._path(file)
-            try:
-                record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
-            except FileNotFoundError:
-                raise StepGone(
-                    f"{path}: the step was deleted while it was being read", path=path
-                ) from error
-            if f'"{file.name}"'.encode() not in record:
-                raise StepGone(
-                    f"{path}: the step was overwritten while it was being read; restore it again",
-                    path=path,
-                ) from error
-            raise Corrupt(
-                f"{path}: the file is missing, and the record names it", path=path, file=path
-            ) from error
+            raise self._why_missing(file) from error
         except (IsADirectoryError, NotADirectoryError) as error:
-            path = self._path(file)
-            raise Corrupt(
-                f"{path}: this is not a file: {error.strerror}", path=path, file=path
-            ) from error
+            raise self._corrupt(file, f"this is not a file: {error.strerror}") from error
         except OSError as error:
             error.filename = error.filename or self._path(file)
             raise
 
+    def _why_missing(self, file: FileReport) -> CheckpointError:
+        """Returns the error of a file that is not there, by what the record says now."""
+        path = self._path(file)
+        try:
+            record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
+        except FileNotFoundError:
+            return StepGone(f"{path}: the step was deleted while it was being read", path=path)
+        if f'"{file.name}"'.encode() in record:
+            return self._corrupt(file, "the file is missing, and the record names it")
+        return StepGone(
+            f"{path}: the step was overwritten while it was being read; restore it again",
+            path=path,
+        )
+
     def _path(self, file: FileReport) -> str:
         return join(self._storage.root, self._step_dir, file.name)
+
+    def _corrupt(self, file: FileReport, text: str, leaf: str = "") -> Corrupt:
+        path = self._path(file)
+        return Corrupt(f"{path}: {text}", path=path, file=path, leaf=leaf)
+
+    def _hostile(self, file: FileReport, text: str) -> HostileCheckpoint:
+        path = self._path(file)
+        return HostileCheckpoint(f"{path}: {text}", path=path, file=path)
 
     def _read(
         self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None
@@ -394,38 +364,17 @@ class ItemReader:
             self._read_large(self._item.files[file], group[0])
 
     def _read_large(self, report: FileReport, chunk: ChunkRead) -> None:
-        """Reads what is needed of a large chunk, straight to where it goes if that is one
-        stretch.
-        """
+        """Reads what is needed of a large chunk, if it is one stretch straight to where it goes."""
         straight = _straight(chunk)
         data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
         start, stop = _checked_range(chunk)
-        lead, tail = bytearray(chunk.first - start), bytearray(stop - chunk.first - data.nbytes)
+        lead = bytearray(chunk.first - start)
+        tail = bytearray(stop - chunk.first - data.nbytes)
         buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
-        self._read_steps(
-            report, chunk, start, stop, lambda begin, end: buffers.range(begin - start, end - start)
+        _Steps(self, report, chunk).check(
+            start, stop, lambda begin, end: buffers.range(begin - start, end - start)
         )
         _deliver(chunk, data, skip_straight=straight is not None)
-
-    def _read_steps(
-        self,
-        file: FileReport,
-        chunk: ChunkRead,
-        start: int,
-        stop: int,
-        buffers_of: Callable[[int, int], Sequence[memoryview]],
-    ) -> None:
-        """Reads a range of a chunk in steps, each checked at once where its end has a checksum."""
-        crc = chunk.entry.crc_until(start)
-        assert crc is not None
-        for begin in range(start, stop, STEP_BYTES):
-            end = min(begin + STEP_BYTES, stop)
-            buffers = buffers_of(begin, end)
-            self.read_range(file, chunk.entry.start + begin, buffers, chunk.leaf.path)
-            for buffer in buffers:
-                crc = crc32c(buffer, crc)
-            if (expected := chunk.entry.crc_until(end)) is not None:
-                self._check(file, chunk, crc, expected)
 
     def _read_small(self, report: FileReport, group: Sequence[ChunkRead], memory: Any) -> None:
         first = group[0].entry.start
@@ -434,34 +383,67 @@ class ItemReader:
         for chunk in group:
             start = lead + chunk.entry.start - first
             data = memory[start : start + chunk.entry.nbytes]
-            self._check(report, chunk, crc32c(data), chunk.entry.checksum.crc)
+            self.check(report, chunk, crc32c(data), chunk.entry.checksum.crc)
             if chunk.is_whole and chunk.reads[0].array is None:
-                chunk.reads[0].array = _as_array(chunk.reads[0], data)
+                chunk.reads[0].lie_in(data)
             else:
                 _deliver(chunk, data)
 
-    def _check(self, file: FileReport, chunk: ChunkRead, crc: int, expected: int) -> None:
+    def check(self, file: FileReport, chunk: ChunkRead, crc: int, expected: int) -> None:
+        """Raises Corrupt, which names the leaf, where a chunk has another checksum."""
         if crc != expected:
-            path, leaf = self._path(file), chunk.leaf.path
+            leaf = chunk.leaf.path
             name = chunk_name(leaf, chunk.region, chunk.leaf.shape)
-            message = (
-                f"{path}: the checksum of {name!r} does not fit: its bytes are not what was written"
+            text = (
+                f"the checksum of {name!r} does not fit: its bytes are not what was written"
                 f" (leaf {leaf!r})"
             )
-            raise Corrupt(message, path=path, file=path, leaf=leaf)
+            raise self._corrupt(file, text, leaf)
+
+
+class _Scratch(threading.local):
+    """One buffer a thread, used again: fresh memory costs more than the checksum."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
+
+
+class _Steps(NamedTuple):
+    """A large chunk, read in steps that are each checked at once."""
+
+    reader: ItemReader
+    file: FileReport
+    chunk: ChunkRead
+
+    def check(
+        self, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
+    ) -> None:
+        """Reads a range into the buffers, and checks each step whose end has a checksum."""
+        entry = self.chunk.entry
+        crc = entry.crc_until(start)
+        assert crc is not None
+        for begin in range(start, stop, STEP_BYTES):
+            end = min(begin + STEP_BYTES, stop)
+            buffers = buffers_of(begin, end)
+            self.reader.read_range(self.file, entry.start + begin, buffers, self.chunk.leaf.path)
+            for buffer in buffers:
+                crc = crc32c(buffer, crc)
+            expected = entry.crc_until(end)
+            if expected is not None:
+                self.reader.check(self.file, self.chunk, crc, expected)
 
 
 _ONLY: Ints = np.zeros(1, np.int64)
 
 
 def _files_of(read: ReadRequest) -> list[int]:
-    """Returns the files in which what a request touches lies."""
+    """Returns the files in which the chunks lie that a request touches."""
     files = read.leaf.files
     assert files is not None
-    found: list[int] = (
-        [int(files[0])] if len(files) == 1 else np.unique(files[_chunk_indices(read)]).tolist()
-    )
-    return found
+    if len(files) == 1:
+        return [int(files[0])]
+    touched: list[int] = np.unique(files[_chunk_indices(read)]).tolist()
+    return touched
 
 
 def _chunk_indices(read: ReadRequest) -> Ints:
@@ -473,16 +455,16 @@ def _chunk_indices(read: ReadRequest) -> Ints:
     indices = _ONLY
     for axis, (start, stop) in enumerate(read.region):
         starts = grid.starts(axis)
-        along = np.arange(
-            np.searchsorted(starts, start, "right") - 1, np.searchsorted(starts, stop, "left")
-        )
+        first = np.searchsorted(starts, start, "right") - 1
+        along = np.arange(first, np.searchsorted(starts, stop, "left"))
         indices = (indices[:, None] * grid.counts[axis] + along).reshape(-1)
     return indices
 
 
 def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
-    """Yields what must be read of a chunk: the rows that are needed where the header can check them
-    alone, else the whole.
+    """Yields what must be read of a chunk.
+
+    That is the rows that are needed where the header can check them alone, else the whole.
     """
     if not chunk.entry.checksum.prefixes:
         yield chunk
@@ -497,10 +479,10 @@ def _parts(chunk: ChunkRead) -> Iterable[ChunkRead]:
 def _rows_of(
     region: Region, reads: Sequence[ReadRequest], itemsize: int
 ) -> Iterable[tuple[Region, list[ReadRequest]]]:
-    """Yields stretches of a region that are needed, along its first axis of several rows (within a
-    single row, along the next one).
+    """Yields the stretches of a region that are needed, along its first axis of several rows.
 
-    Those between which less than two prefixes end are one, so that no byte is read twice.
+    Within a single row they lie along the next axis. Stretches between which less than two prefixes
+    end are one, so that no byte is read twice.
     """
     axis = next((axis for axis, (start, stop) in enumerate(region) if stop - start > 1), None)
     if axis is None:
@@ -510,7 +492,8 @@ def _rows_of(
     first, last = region[axis]
     stretches: list[tuple[int, int, list[ReadRequest]]] = []
     for read in sorted(reads, key=lambda read: read.region[axis]):
-        start, stop = max(first, read.region[axis][0]), min(last, read.region[axis][1])
+        start = max(first, read.region[axis][0])
+        stop = min(last, read.region[axis][1])
         if stretches and (start - stretches[-1][1]) * row_bytes < 2 * PREFIX_BYTES:
             before = stretches.pop()
             stretches.append((before[0], max(before[1], stop), [*before[2], read]))
@@ -525,15 +508,12 @@ def _rows_of(
 
 
 def _checked_range(chunk: ChunkRead) -> tuple[int, int]:
-    """Returns the bytes of a chunk, around those that are needed, of which the header has
-    checksums.
-    """
+    """Returns the range of a chunk's bytes, around the needed ones, that has checksums."""
     if not chunk.entry.checksum.prefixes:
         return 0, chunk.entry.nbytes
     start = chunk.first // PREFIX_BYTES * PREFIX_BYTES
-    return start, min(
-        -(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES, chunk.entry.nbytes
-    )
+    stop = -(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES
+    return start, min(stop, chunk.entry.nbytes)
 
 
 class _Joined:
@@ -544,13 +524,21 @@ class _Joined:
 
     def range(self, start: int, stop: int) -> list[memoryview]:
         """Returns the pieces of the buffers that make up a range."""
-        found = []
+        pieces = []
         at = 0
         for buffer in self._buffers:
             piece = buffer[max(0, start - at) : max(0, stop - at)]
-            found += [piece] if piece.nbytes else []
+            if piece.nbytes:
+                pieces.append(piece)
             at += buffer.nbytes
-        return found
+        return pieces
+
+
+def _grouped(chunks: dict[int, list[ChunkRead]]) -> Iterator[tuple[int, list[ChunkRead]]]:
+    """Yields the groups of chunks that are read together, with the number of their file."""
+    for file in sorted(chunks):
+        for group in _groups(chunks[file]):
+            yield file, group
 
 
 def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
@@ -572,9 +560,7 @@ def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
 
 
 def _position(chunk: ChunkRead) -> tuple[int, int]:
-    """The key to sort by position in the file; of two chunks that begin alike the first is
-    empty.
-    """
+    """The key to sort by position in the file: of two that begin alike the first is empty."""
     return chunk.entry.start + chunk.first, chunk.entry.nbytes
 
 
@@ -583,8 +569,9 @@ def _end(chunk: ChunkRead) -> int:
 
 
 def _span(group: Sequence[ChunkRead]) -> int:
-    """Returns the bytes of memory for small chunks, which begin as far behind a multiple of 64 as
-    in the file.
+    """Returns the bytes of memory for small chunks.
+
+    They begin as far behind a multiple of 64 as in the file.
     """
     return group[0].entry.start % 64 + _end(group[-1]) - group[0].entry.start
 
@@ -614,27 +601,12 @@ def _offset_in(region: Region, whole: Region) -> int | None:
 
 def _deliver(chunk: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
     """Copies what each request needs of a chunk."""
-    array = data.view(chunk.leaf.numpy_dtype).reshape(
-        [stop - start for start, stop in chunk.region]
-    )
+    sizes = [stop - start for start, stop in chunk.region]
+    array = data.view(chunk.leaf.numpy_dtype).reshape(sizes)
     for read in chunk.reads:
         if skip_straight and _offset_in(chunk.region, read.region) is not None:
             skip_straight = False
             continue
         assert read.array is not None
-        bounds = [
-            (max(a, c), min(b, d)) for (a, b), (c, d) in zip(chunk.region, read.region, strict=True)
-        ]
-        into = tuple(
-            slice(start - first, stop - first)
-            for (start, stop), (first, _) in zip(bounds, read.region, strict=True)
-        )
-        of = tuple(
-            slice(start - first, stop - first)
-            for (start, stop), (first, _) in zip(bounds, chunk.region, strict=True)
-        )
-        read.array[into] = array[of]
-
-
-def _as_array(read: ReadRequest, memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return memory.view(read.leaf.numpy_dtype).reshape(read.shape)
+        common = overlap(chunk.region, read.region)
+        read.array[slices_in(common, read.region)] = array[slices_in(common, chunk.region)]

@@ -1,6 +1,4 @@
-"""Leaves under other names: an item whose leaves go by the paths that the caller has for them, and
-the reader that still finds them.
-"""
+"""Leaves under the caller's names, and the reader that still finds them."""
 
 from __future__ import annotations
 
@@ -26,13 +24,12 @@ class RenamedReader:
         inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
         self._reader.fill(inner, allocate)
         for read, filled in zip(reads, inner, strict=True):
-            read.array = filled.array
+            assert filled.array is not None
+            read.take(filled.array)
 
 
 def renamed(item: ItemRecord, names: Names) -> ItemRecord:
-    """Returns the item with other paths, its leaves in the same order; its tree becomes a flat dict
-    of them.
-    """
+    """Returns the item with other paths. Its leaves keep their order, its tree is a flat dict."""
     new = rename_all(names, [leaf.path for leaf in item.leaves])
     leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
     tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}

@@ -1,10 +1,12 @@
-"""Restores items onto any topology: a reader fetches what this process's devices need, and jax gets
-it in batches.
+"""Restores items onto any topology.
+
+A reader fetches what this process's devices need, and jax gets it in batches.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from ..format.tree import FlatTree, paused_gc, rebuild
 from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
-from .devices import DevicePlacement, Region
+from .devices import DevicePlacement
 from .match import (
     SAVED,
     LeafRequest,
@@ -46,15 +48,15 @@ _Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one 
 class RestoreOptions:
     """The options of a restore, besides the `like`.
 
-    `partial=True` ignores saved leaves that `like` lacks; a predicate on leaf paths says which
-    leaves to read, and without a `like` the others come back as None, with one as they are in it.
-    `cast=True` allows another dtype. `types` are classes that may be rebuilt without a `like`; with
-    `plain` all others become dicts and lists. `rename` turns the path of a stored leaf into the one
-    that it has in `like`: a mapping, rules of (pattern, replacement), or a function.
-    `read_once=True` reads replicated arrays once in the whole job and spreads them by a device
-    collective: every process calls it alike; `before_collective` is called once it has read all
-    that it reads, and may raise. `per_process` says whose copies of leaves that were kept per
-    process come back (None: those of all, along a first axis).
+    `partial=True` ignores saved leaves that `like` lacks. A predicate on leaf paths says which
+    leaves to read: the others come back as None, or as they are in a `like`. `cast=True` allows
+    another dtype. `types` are classes that may be rebuilt without a `like`; with `plain` all others
+    become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in
+    `like`: a mapping, rules of (pattern, replacement), or a function. `read_once=True` reads
+    replicated arrays once in the whole job and spreads them by a device collective: every process
+    calls it alike. `before_collective` is called when this process has read all that it reads, and
+    may raise. `per_process` says whose copies of leaves that were kept per process come back (None:
+    those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -95,86 +97,86 @@ def restore_item(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one tree item (a JSON item comes back as rank 0's value, one of files as
-    `restore_files` has it).
+    """Restores one tree item.
 
-    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED.
-    Blocks; raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    A JSON item comes back as rank 0's value, one of files as `restore_files` has it. `like` is a
+    tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks.
+    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
-    found = find_item(record, item)
-    if found.kind == "json":
+    saved = find_item(record, item)
+    if saved.kind == "json":
         return read_json(storage, step_dir, record, item)
-    if found.kind == "files":
-        return restore_files(
-            storage, step_dir, record, item, like, None if options is None else options.per_process
-        )
-    return restore_tree(ItemReader(storage, step_dir, found), found, like, options)
+    if saved.kind == "files":
+        selection = None if options is None else options.per_process
+        return restore_files(storage, step_dir, record, item, like=like, selection=selection)
+    return restore_tree(ItemReader(storage, step_dir, saved), saved, like, options)
 
 
 def allocate(nbytes: int) -> np.ndarray[Any, Any]:
-    """Returns 64-aligned memory, which jax on CPU takes without a copy; it is used again when its
-    arrays have died.
+    """Returns 64-aligned memory, which jax on CPU takes without a copy.
+
+    It is used again when its arrays have died.
     """
     return POOL.take(nbytes)
 
 
 def restore_tree(
-    reader: ArrayReader, found: ItemRecord, like: Any = None, options: RestoreOptions | None = None
+    reader: ArrayReader, item: ItemRecord, like: Any = None, options: RestoreOptions | None = None
 ) -> Any:
     """Restores a tree item through any reader; the arguments are those of `restore_item`."""
     options = options or RestoreOptions()
     options.check_like(like)
-    partial = options.partial
     if options.rename is not None:
-        original, found = found, renamed(found, options.rename)
-        reader = RenamedReader(reader, found, original)
-    if options.per_process is not None and any(leaf.per_process for leaf in found.leaves):
-        reader, found = (
-            PerProcessReader(reader, found, options.per_process),
-            leaves_of_process(found, options.per_process),
-        )
-    gc.collect(
-        0
-        # jax lets go of memory that dead arrays were made of when the collector runs: it is used
-        # again here
-    )
+        original = item
+        item = renamed(original, options.rename)
+        reader = RenamedReader(reader, item, original)
+    if options.per_process is not None and any(leaf.per_process for leaf in item.leaves):
+        reader = PerProcessReader(reader, item, options.per_process)
+        item = leaves_of_process(item, options.per_process)
+    # jax lets go of the memory of dead arrays when the collector runs: that memory is used again
+    # here.
+    gc.collect(0)
     with paused_gc():
         if like is None or like is SAVED:
-            chosen = [not callable(partial) or partial(leaf.path) for leaf in found.leaves]
-            requests = [
-                request_as_saved(leaf, on_devices=like is SAVED)
-                for leaf, read in zip(found.leaves, chosen, strict=True)
-                if read
-            ]
-            values = iter(_read_all(reader, requests, options))
-            leaves = [next(values) if read else None for read in chosen]
-            return rebuild(
-                found.tree, leaves, options.types, plain=options.plain, makers=leaf_makers()
-            )
-        like = encode_leaf_types(FlatTree.of(like))
-        leaves = like.leaves
-        paths = like.paths
-        chosen = [not callable(partial) or partial(path) for path in paths]
-        try:
-            check_paths(
-                found,
-                [path for path, read in zip(paths, chosen, strict=True) if read],
-                strict=partial is False,
-            )
-        except TreeMismatch:
-            check_leaf_types(found, leaves, paths)
-            raise
-        saved = {leaf.path: leaf for leaf in found.leaves}
-        requests = [
-            match_leaf(saved[path], leaf, options.cast)
-            for path, leaf, read in zip(paths, leaves, chosen, strict=True)
-            if read
-        ]
-        values = iter(_read_all(reader, requests, options))
-        restored = [
-            next(values) if read else leaf for leaf, read in zip(leaves, chosen, strict=True)
-        ]
-        return decode_leaf_types(like.treedef.unflatten(restored))
+            return _restore_as_saved(reader, item, options, on_devices=like is SAVED)
+        return _restore_like(reader, item, like, options)
+
+
+def _restore_as_saved(
+    reader: ArrayReader, item: ItemRecord, options: RestoreOptions, *, on_devices: bool
+) -> Any:
+    partial = options.partial
+    chosen = [not callable(partial) or partial(leaf.path) for leaf in item.leaves]
+    requests = [
+        request_as_saved(leaf, on_devices=on_devices)
+        for leaf in itertools.compress(item.leaves, chosen)
+    ]
+    values = iter(_read_all(reader, requests, options))
+    leaves = [next(values) if is_read else None for is_read in chosen]
+    makers = leaf_makers()
+    return rebuild(item.tree, leaves, options.types, plain=options.plain, makers=makers)
+
+
+def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: RestoreOptions) -> Any:
+    partial = options.partial
+    flat = encode_leaf_types(FlatTree.of(like))
+    chosen = [not callable(partial) or partial(path) for path in flat.paths]
+    wanted = list(itertools.compress(flat.paths, chosen))
+    try:
+        check_paths(item, wanted, strict=partial is False)
+    except TreeMismatch:
+        check_leaf_types(item, flat.leaves, flat.paths)
+        raise
+    saved = {leaf.path: leaf for leaf in item.leaves}
+    requests = [
+        match_leaf(saved[path], leaf, options.cast)
+        for path, leaf in zip(wanted, itertools.compress(flat.leaves, chosen), strict=True)
+    ]
+    values = iter(_read_all(reader, requests, options))
+    restored = [
+        next(values) if is_read else leaf for leaf, is_read in zip(flat.leaves, chosen, strict=True)
+    ]
+    return decode_leaf_types(flat.treedef.unflatten(restored))
 
 
 def _read_all(
@@ -183,18 +185,19 @@ def _read_all(
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, requests, options.host_memory_bytes)
 
-    return (
-        read_once(reader, requests, read, allocate, options.before_collective)
-        if options.read_once
-        else read(reader, requests)
-    )
+    if not options.read_once:
+        return read(reader, requests)
+    before_collective = options.before_collective
+    return read_once(reader, requests, read, allocate, before_collective=before_collective)
 
 
 def _read(
     reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None
 ) -> list[Any]:
-    """Returns the values. Where devices have memory of their own they are read in waves, the next
-    one while one is put.
+    """Returns the values.
+
+    Where devices have memory of their own they are read in waves: one is read while the wave before
+    is put.
     """
     placements: dict[Any, DevicePlacement] = {}
     placed = [(request, _placement_of(request, placements)) for request in requests]
@@ -218,8 +221,9 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
 
 
 def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed]]:
-    """Yields the requests in turns of at most so many bytes that this process reads (one that has
-    more comes alone).
+    """Yields the requests in turns of at most so many bytes that this process reads.
+
+    A request that has more comes alone.
     """
     wave: list[_Placed] = []
     held = 0
@@ -236,7 +240,7 @@ def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed
 
 def _read_wave(reader: ArrayReader, placed: Sequence[_Placed]) -> list[Any]:
     reads = [_reads_of(request, placement) for request, placement in placed]
-    reader.fill([read for found in reads for read in found], allocate)
+    reader.fill(list(itertools.chain.from_iterable(reads)), allocate)
     return _assemble(placed, reads)
 
 
@@ -247,41 +251,36 @@ def _placement_of(
         return None
     leaf = request.leaf
     key = (request.sharding, leaf.shape, leaf.dtype if request.dtype is None else request.dtype)
-    placement = placements.get(key)
-    if placement is None:
+    if key not in placements:
+        dtype = request.dtype or leaf.numpy_dtype
         try:
-            placement = placements[key] = DevicePlacement(
-                request.sharding, leaf.shape, request.dtype or leaf.numpy_dtype
-            )
+            placements[key] = DevicePlacement(request.sharding, leaf.shape, dtype)
         except ValueError as error:
             refuse(leaf, f"an array that {request.sharding} can divide ({error})")
-    return placement
+    return placements[key]
 
 
 def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[ReadRequest]:
     leaf = request.leaf
     if leaf.grid is None:
         return []
-    regions: list[Region] = (
-        [tuple((0, size) for size in leaf.shape)] if placement is None else placement.regions
-    )
-    return [ReadRequest(leaf, region) for region in regions]
+    if placement is None:
+        return [ReadRequest(leaf, tuple((0, size) for size in leaf.shape))]
+    return [ReadRequest(leaf, region) for region in placement.regions]
 
 
 def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
     values: list[Any] = [None] * len(placed)
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
-    for index, ((request, placement), found) in enumerate(zip(placed, reads, strict=True)):
+    for index, ((request, placement), parts) in enumerate(zip(placed, reads, strict=True)):
         if placement is not None:
-            values[index] = placement.put({read.region: _cast(read, request) for read in found})
-        elif request.form == "jax":
-            anywhere[index] = (
-                _cast(found[0], request) if found else np.asarray(request.leaf.value, request.dtype)
-            )
+            values[index] = placement.put({read.region: _cast(read, request) for read in parts})
+            continue
+        value = _cast(parts[0], request) if parts else request.leaf.value
+        if request.form == "jax":
+            anywhere[index] = value if parts else np.asarray(value, request.dtype)
         else:
-            values[index] = _on_host(
-                request, _cast(found[0], request) if found else request.leaf.value
-            )
+            values[index] = _on_host(request, value)
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
         values[index] = array
     for index, (request, _) in enumerate(placed):
@@ -303,14 +302,15 @@ def _on_host(request: LeafRequest, value: Any) -> Any:
 
 
 def read_json(storage: Storage, step_dir: str, record: Record, item: str, process: int = 0) -> Any:
-    """Returns the value that a process wrote for a JSON item, or the one that is all processes';
-    StepNotFound where there is none.
+    """Returns the value that a process wrote for a JSON item, or the one of all processes.
+
+    Raises StepNotFound where there is none.
     """
-    found = find_item(record, item)
-    reader = ItemReader(storage, step_dir, found)
-    is_shared = len(found.files) == 1 < record.processes
-    for file in found.files:
-        if found.kind == "json" and (is_shared or file.name.startswith(f"{item}/{process:05d}-j-")):
+    saved = find_item(record, item)
+    reader = ItemReader(storage, step_dir, saved)
+    is_shared = len(saved.files) == 1 < record.processes
+    for file in saved.files:
+        if saved.kind == "json" and (is_shared or file.name.startswith(f"{item}/{process:05d}-j-")):
             data = reader.read_whole(file)
             try:
                 return json.loads(data)
@@ -333,24 +333,23 @@ def restore_files(
     like: Any = None,
     selection: PerProcessSelection | None = None,
 ) -> Any:
-    """Restores an item of files: by the `read` of a `like` that is Files, else as a dict of the
-    files by their own names; each is checked.
+    """Restores an item of files by the `read` of a `like` that is Files, else as a dict by name.
 
-    Of files that each process has kept for itself those of `selection` come back. Raises
-    TreeMismatch where it is of another kind, or of another number of processes.
+    Each file is checked. Of files that each process has kept for itself those of `selection` come
+    back. Raises TreeMismatch where the item is of another kind, or of another number of processes.
     """
     check_files_like(record.path, item, find_item(record, item).kind, like)
-    return give_files(like, open_files(storage, step_dir, record, item, selection), record.path)
+    files = open_files(storage, step_dir, record, item, selection=selection)
+    return give_files(like, files, record.path)
 
 
 def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
     """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
     if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
-        found = (
+        message = (
             f"{path}: the item {item!r} is of kind {kind!r}, and its `like` is a"
-            f" {type(like).__name__}"
+            f" {type(like).__name__}; an item of files takes Files(read=...), or no `like`"
         )
-        message = f"{found}; an item of files takes Files(read=...), or no `like`"
         raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
 
 
@@ -361,65 +360,63 @@ def open_files(
     item: str,
     selection: PerProcessSelection | None,
 ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-    """Yields the files of an item of files: each one's own name, and its bytes in pieces, which are
-    checked after the last.
+    """Yields the own name of each file of an item of files, and its bytes in pieces.
+
+    The bytes are checked after the last piece.
     """
-    found = find_item(record, item)
-    reader, owner = ItemReader(storage, step_dir, found), ""
-    if found.per_process:
+    saved = find_item(record, item)
+    reader = ItemReader(storage, step_dir, saved)
+    owner = ""
+    if saved.per_process:
         owner = f"{_state_owner(record, item, selection):05d}/"
-    for name, file in zip(found.names, found.files, strict=True):
+    for name, file in zip(saved.names, saved.files, strict=True):
         if name.startswith(owner):
             yield name.removeprefix(owner), reader.pieces(file)
 
 
 def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
-    """Reads every byte of every file that the record names and checks it; raises Corrupt,
-    HostileCheckpoint or StepGone.
+    """Reads every byte of every file that the record names, and checks it.
+
+    Raises Corrupt, HostileCheckpoint or StepGone.
     """
     leaves = total = 0
     for item in record.items.values():
         reader = ItemReader(storage, step_dir, item)
-        if item.kind != "tree":
-            for file in item.files:
-                reader.read_whole(file) if item.kind == "json" else reader.check_file(file)
-        else:
+        if item.kind == "tree":
             leaves += len(item.leaves)
             reader.check_all()
+        else:
+            check = reader.read_whole if item.kind == "json" else reader.check_file
+            for file in item.files:
+                check(file)
         total += sum(file.size for file in item.files)
-    return VerifyReport(
-        join(storage.root, step_dir), record.step, len(record.file_names()), leaves, total
-    )
+    files = len(record.file_names())
+    return VerifyReport(join(storage.root, step_dir), record.step, files, leaves, bytes=total)
 
 
 def restore_any(
     storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions
 ) -> Any:
-    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator, which `like`
-    takes back and is returned.
+    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator.
+
+    The iterator is the `like`, which takes its state back and is returned.
     """
+    own = options.per_process
     if isinstance(like, Files):
-        return restore_files(storage, step_dir, record, item, like, options.per_process)
+        return restore_files(storage, step_dir, record, item, like=like, selection=own)
     if is_iterator(like):
-        return give_state(
-            like,
-            read_json(
-                storage, step_dir, record, item, _state_owner(record, item, options.per_process)
-            ),
-        )
+        owner = _state_owner(record, item, own)
+        return give_state(like, read_json(storage, step_dir, record, item, process=owner))
     if item in record.items and record.items[item].kind == "json":
-        chosen = (
-            options.per_process.process
-            if options.per_process is not None and options.per_process.processes is None
-            else 0
-        )
-        return read_json(storage, step_dir, record, item, chosen)
-    return restore_item(storage, step_dir, record, item, like, options)
+        process = own.process if own is not None and own.processes is None else 0
+        return read_json(storage, step_dir, record, item, process=process)
+    return restore_item(storage, step_dir, record, item, like=like, options=options)
 
 
 def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
-    """Returns whose state an iterator takes; raises TreeMismatch on another number of processes
-    than saved, unless one is chosen.
+    """Returns whose state an iterator takes.
+
+    Raises TreeMismatch on another number of processes than saved, unless one is chosen.
     """
     if own is None or own.processes in (None, record.processes):
         return 0 if own is None else own.process

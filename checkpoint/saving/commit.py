@@ -1,8 +1,8 @@
-"""One save on one process: carries out what the protocol asks for. It takes the store, the group
-and the clock that the protocol lacks.
+"""One save on one process: carries out what the protocol asks for.
 
-A manager's save, a one-shot save and a conversion differ in the work alone: how packs are written,
-and what the record is made of.
+The protocol lacks the store, the group and the clock: they come in here. A manager's save, a
+one-shot save, a conversion and a local save differ in the work alone: how packs are written, and
+what the record is made of.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.coordination import BarrierTimeout, Fenced, ProcessLost
+from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 
 from ..agreement.save_protocol import (
     BuildRecord,
     Built,
+    Closed,
     Commit,
     Committed,
     DecideSuperfluous,
     Effect,
+    EndCancelling,
     Event,
     Failed,
     Found,
@@ -75,16 +77,17 @@ NAMED_LEAVES = 5  # of those that were lost
 
 
 class Cancellation:
-    """Calls a save off, until `close`. Thread-safe, without a lock that an interrupt could leave
-    held: the first call decides.
-    """
+    """Calls a save off, until `close`. Thread-safe: the first call decides."""
 
     def __init__(self) -> None:
+        # No lock: an interrupt (Ctrl-C) between its two ends would leave it held. `setdefault` of a
+        # dict is one step of the interpreter.
         self._first: dict[None, str] = {}
 
     def cancel(self) -> bool:
-        """Calls the save off; returns whether that came in time, so that nothing of it is or will
-        be committed.
+        """Calls the save off; returns whether that came in time.
+
+        In time means that nothing of the save is or will be committed.
         """
         return self._first.setdefault(None, "cancelled") == "cancelled"
 
@@ -97,8 +100,9 @@ class Cancellation:
             raise SaveCancelled(message, step=step, process=process)
 
     def close(self, step: int, process: int) -> None:
-        """Lets no later `cancel` come in time: from here on others may commit. Raises SaveCancelled
-        where the save was called off.
+        """Lets no later `cancel` come in time: from here on others may commit.
+
+        Raises SaveCancelled where the save was called off.
         """
         self._first.setdefault(None, "closed")
         self.check(step, process)
@@ -122,9 +126,9 @@ class SaveTarget:
     timeout_s: float
     overwrite: bool = False
     reports_step: bool = False  # to the launcher, once it is saved
-    worker: BackgroundWorker | None = (
-        None  # for files that cannot be deleted yet; without it they are left to a sweep
-    )
+    reports_stages: bool = True  # to the launcher, which waits for them before it ends a process
+    # for files that cannot be deleted yet; without it they are left to a sweep
+    worker: BackgroundWorker | None = None
     began: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
 
@@ -140,7 +144,8 @@ class SaveTarget:
 
     def report(self, stage: SaveStage, **progress: int | str) -> None:
         """Reports to the launcher where this process's part stands."""
-        self.group.report(save=self.key.counter, save_stage=stage, **progress)
+        if self.reports_stages:
+            self.group.report(save=self.key.counter, save_stage=stage, **progress)
 
 
 class SaveWork(Protocol):
@@ -150,9 +155,7 @@ class SaveWork(Protocol):
         """Writes this process's share, durably; reports it."""
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
-        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit
-        together.
-        """
+        """Returns the record, at the primary. Raises SaveFailed where reports do not fit."""
 
     def check(self, record: bytes) -> None:
         """Reads what `build` has built as every reader will. Raises HostileCheckpoint, Corrupt."""
@@ -178,67 +181,71 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
     """
     result: SaveResult | None = None
     try:
-        result = _run(_Part(target, work), target)
+        result = _run(EffectPerformer(target, work), target)
         return result
     finally:
         is_saved = target.reports_step and result is not None and result.error is None
-        saved: dict[str, int | str] = (
-            {"saved_step": target.key.step, "trouble": ""} if is_saved else {}
-        )
-        target.report(
-            SaveStage.SETTLED, **saved
-        )  # in one report: a launcher may end a process that is settled
+        saved: dict[str, int | str] = {}
+        if is_saved:
+            saved = {"saved_step": target.key.step, "trouble": ""}
+        # One report, not two: a launcher may end a process as soon as that process is settled.
+        target.report(SaveStage.SETTLED, **saved)
 
 
-def _run(performer: _Part, target: SaveTarget) -> SaveResult:
+def _run(performer: EffectPerformer, target: SaveTarget) -> SaveResult:
     group = target.group
     writers = range(group.count)
+    if group.index == 0:
+        saving = lead(target.key, writers)
+    else:
+        saving = follow(target.key, group.index, writers)
     try:
-        result = drive(
-            (
-                lead(target.key, writers)
-                if group.index == 0
-                else follow(target.key, group.index, writers)
-            ),
-            performer.perform,
-        )
+        result = drive(saving, performer.perform)
     except BaseException:
-        if not performer.reported:  # nobody can commit without it
+        # Before its report nobody can commit without this process. After it, the record may name
+        # what was written here.
+        if not performer.reported:
             performer.delete_own()
         raise
-    if result.error is not None:
-        if performer.own_error is not result.error:
-            result.error.__cause__ = performer.own_error or result.error.__cause__
-        if result.deletable:
-            performer.delete_own()
+    performer.add_cause(result.error)
+    if result.deletable:
+        performer.delete_own()
     return result
 
 
-class _Part:
+class EffectPerformer:
     """Carries out the effects of one process's part."""
 
     def __init__(self, target: SaveTarget, work: SaveWork) -> None:
         self._target = target
         self._work = work
-        self.own_error: Exception | None = None
-        self.reported = self._unclear = False
+        self._own_error: Exception | None = None
+        self._is_unclear = False
+        self.reported = False
+
+    def add_cause(self, error: HoldfastError | None) -> None:
+        """Notes this process's own error as the cause of the one that all raise."""
+        if error is not None and error is not self._own_error:
+            error.__cause__ = self._own_error or error.__cause__
 
     def perform(self, effect: Effect) -> Event:
-        """Answers an effect. Whatever goes wrong is an answer too; what ends the process (Ctrl-C in
-        a one-shot save) is raised.
+        """Answers an effect. Whatever goes wrong is an answer too.
+
+        What ends the process (Ctrl-C in a one-shot save) is raised.
         """
         try:
             return self._perform(effect)
         except Exception as error:
-            self.own_error = self.own_error or error
+            self._own_error = self._own_error or error
             if isinstance(effect, Commit):
-                self._unclear = True
+                # A store that says no may have said it after it did it, and a network may say no
+                # for a store that does it later.
+                self._is_unclear = True
                 return Unclear(error)
             if isinstance(effect, ReadRecord):
                 return RecordUnreadable()
-            if isinstance(
-                effect, Tell | DecideSuperfluous
-            ):  # the step is saved all the same, or not
+            if isinstance(effect, Tell | DecideSuperfluous):
+                # The step is saved all the same, or not.
                 _log.warning(
                     "after the save of %s: %s: %s", self._target.where, type(effect).__name__, error
                 )
@@ -258,30 +265,23 @@ class _Part:
                 return Parsed()
             case Commit(record):
                 return self._commit(record)
+            case EndCancelling():
+                self._target.cancellation.close(self._target.key.step, self._target.group.index)
+                return Closed()
             case ReadRecord():
                 return self._read()
             case DecideSuperfluous(list_steps):
                 return self._work.superfluous(list_steps=list_steps)
             case Tell(result):
-                self._target.group.broadcast(
-                    f"{self._target.messages}/outcome",
-                    result.to_bytes(),
-                    timeout_s=self._result_wait_s,
-                )
-                return None
+                return self._tell(result)
             case Hear():
-                return Heard(
-                    receive_result(
-                        self._target.group,
-                        self._target.messages,
-                        self._work.plans(),
-                        self._result_wait_s,
-                    )
-                )
+                return self._hear()
 
     def _prepare(self) -> Event:
-        target, items = self._target, self._work.write()
-        if target.group.index:  # the next it says is its report
+        target = self._target
+        items = self._work.write()
+        if target.group.index:
+            # The next that this process says is its report. With that others commit.
             target.cancellation.close(target.key.step, target.group.index)
         return Prepared(items, self._work.steps_crc())
 
@@ -289,65 +289,64 @@ class _Part:
     def _result_wait_s(self) -> float:
         return self._target.remaining_s + RESULT_WAIT_S
 
+    def _tell(self, result: SaveResult) -> Event:
+        name = f"{self._target.messages}/outcome"
+        self._target.group.broadcast(name, result.to_bytes(), timeout_s=self._result_wait_s)
+        return None
+
+    def _hear(self) -> Event:
+        target = self._target
+        plans = self._work.plans()
+        return Heard(receive_result(target.group, target.messages, plans, self._result_wait_s))
+
     def _gather(self, report: SaveReport) -> Event:
+        target = self._target
         self.reported = True
-        self._target.report(
-            SaveStage.REPORTED
-        )  # before it is: a launcher may end those that wait for one which has not
-        timeout_s = self._target.remaining_s or 0.001
+        # Before the report, not after it: a launcher may end those who wait for a process that has
+        # not reported.
+        target.report(SaveStage.REPORTED)
+        name = f"{target.messages}/report"
+        timeout_s = target.remaining_s or 0.001
         try:
-            gathered = self._target.group.gather(
-                f"{self._target.messages}/report", report.to_bytes(), timeout_s=timeout_s
-            )
+            gathered = target.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
         except (BarrierTimeout, ProcessLost) as error:
-            if self._target.group.index:  # the primary may have all reports nevertheless
+            if target.group.index:  # the primary may have all reports nevertheless
                 raise
             raise self._with_lost_leaves(error) from error
-        return (
-            Sent()
-            if gathered is None
-            else Gathered([SaveReport.from_bytes(data) for data in gathered])
-        )
+        if gathered is None:
+            return Sent()
+        return Gathered([SaveReport.from_bytes(data) for data in gathered])
 
     def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
-        """Returns the failure of the save, with the leaves that went with the processes that did
-        not report, for all to hear.
+        """Returns the failure of the save, for all to hear.
+
+        It names the leaves that went with the processes that did not report.
         """
-        group, failure = self._target.group, failure_of(error, self._target.key.step, 0)
+        group = self._target.group
+        step = self._target.key.step
+        failure = failure_of(error, step, 0)
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
+        plans = self._work.plans().values()
         lost = sorted(
-            {
-                path
-                for plan in self._work.plans().values()
-                for rank in ranks
-                for path in plan.held_only_by(rank)
-            }
+            {path for plan in plans for rank in ranks for path in plan.held_only_by(rank)}
         )
         if not lost:
             return failure
         more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
         message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
-        return SaveFailed(
-            message, step=self._target.key.step, process=getattr(failure, "process", None)
-        )
+        return SaveFailed(message, step=step, process=getattr(failure, "process", None))
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:
         try:
             return Built(self._work.build(reports))
         except PlansDiffer as error:
-            return Failed(
-                explain(
-                    self._target.group,
-                    self._target.messages,
-                    error,
-                    self._work.plans().get(error.item),
-                )
-            )
+            plan = self._work.plans().get(error.item)
+            return Failed(explain(self._target.group, self._target.messages, error, plan))
 
     def _commit(self, record: bytes) -> Event:
         """Makes the step exist, in one atomic operation."""
-        target, name = self._target, join(self._target.folder, RECORD_NAME)
+        target = self._target
         if not target.remaining_s:
             message = (
                 f"step {target.key.step} was not saved: it took longer than"
@@ -355,7 +354,9 @@ class _Part:
             )
             return Refused(SaveFailed(message, step=target.key.step))
         target.report(SaveStage.COMMITTING)
+        # Read before the commit: after it, nothing says what the old record named.
         replaced = set(_named_files(target)) if target.overwrite else set()
+        name = join(target.folder, RECORD_NAME)
         try:
             target.cancellation.close(target.key.step, target.group.index)
             target.storage.commit(name, record, target.claim, replace=target.overwrite)
@@ -368,6 +369,7 @@ class _Part:
         except (NotCommitted, Fenced, SaveCancelled) as error:
             return Refused(error)
         if replaced:
+            # An incremental save links files of the step that it replaces: those stay.
             self._delete_replaced(replaced - set(parse_record(record, target.where).file_names()))
         return Committed()
 
@@ -385,18 +387,17 @@ class _Part:
             return RecordAbsent()
         if found != target.key.save_id or target.storage.posix is None:
             return RecordFound(found)
-        # a disk that failed to make it durable once does not always fail again, and it is no more
-        # durable then
-        if self._unclear:
+        # A kernel tells of a page that it could not write once, and then drops the page: a second
+        # fsync that succeeds proves nothing.
+        if self._is_unclear:
             return RecordFound(found, durable=False)
         target.storage.posix.make_durable(target.folder)
         return RecordFound(found)
 
     def delete_own(self) -> None:
-        """Deletes what this process wrote; what cannot be deleted now is left to the background
-        worker.
-        """
-        target, names = self._target, self._work.own_files()
+        """Deletes what this process wrote, now or by the background worker."""
+        target = self._target
+        names = self._work.own_files()
 
         def delete() -> None:
             delete_files(target.storage, target.folder, names)
@@ -416,8 +417,9 @@ class _Part:
 
 
 def _named_files(target: SaveTarget) -> list[str]:
-    """Returns the files that the record in place names; none where it is damaged: what it named
-    stays until somebody looks.
+    """Returns the files that the record in place names; none where the record is damaged.
+
+    What a damaged record named stays until somebody looks.
     """
     try:
         return read_record(target.storage, target.folder).file_names()

@@ -5,56 +5,18 @@ become.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CommitUnknown, Corrupt, SaveFailed, StepExists
+from holdfast.checkpoint import CheckpointError, SaveFailed, StepExists
 from holdfast.checkpoint.errors import (
-    error_from_message,
     error_text,
-    error_to_message,
     failure_of,
     naming_path,
 )
-from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        CheckpointError("else", path="/x"),
-        CommitUnknown("who knows", step=100, path="/x"),
-        Fenced("fenced"),
-        SaveFailed("no", step=3, process=0, leaf="w"),
-        StepExists("there", step=0),
-    ],
-)
-def test_what_is_sent_is_what_is_raised(error: HoldfastError) -> None:
-    """Class, sentence and fields survive JSON; nothing else travels."""
-    error.__cause__ = OSError("mine")
-    found = error_from_message(*json.loads(json.dumps(error_to_message(error))))
-    assert (
-        type(found) is type(error)
-        and found.message == error.message
-        and vars(found) == vars(error)
-        and found.__cause__ is None
-    )
-
-
-def test_an_unknown_kind_is_a_failed_save() -> None:
-    """An error of a class that is not sent becomes SaveFailed, with the fields that it knows; those
-    of nobody are dropped.
-    """
-    sent = error_to_message(Corrupt("bad bytes", path="/x", file="a", leaf="w"))
-    found = error_from_message(*sent)
-    assert (
-        type(found) is SaveFailed
-        and (found.path, found.leaf) == ("/x", "w")
-        and not hasattr(found, "file")
-    )
+from holdfast.coordination import BarrierTimeout, ProcessLost
 
 
 @pytest.mark.parametrize(

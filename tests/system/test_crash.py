@@ -17,22 +17,14 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, KeepLast
 from tests.support.checkpointing import together
 from tests.support.killpoints import build, walk
+from tests.support.paths import program
 
 FAST_SEEDS = 3
 SEEDS = 20
 ROWS = 4
 COLUMNS = 3_250_000  # f32: 52 MB
 
-SAVES_FOR_EVER = """
-whole = np.arange(4 * 3_250_000, dtype=np.float32).reshape(4, 3_250_000)
-sharding = NamedSharding(mesh, P("x"))
-with CheckpointManager(root, keep_policy=KeepLast(2)) as manager:
-    for step in range(1, 1000):
-        w = jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i] + step)
-        manager.save(step, {"w": w, "step": step})
-        manager.wait_until_finished()
-        print("acknowledged", step, flush=True)
-"""
+SAVES_FOR_EVER = program("crash_saves_for_ever")
 
 
 def check(root: Path, acknowledged: int) -> None:
@@ -61,7 +53,7 @@ def check(root: Path, acknowledged: int) -> None:
         for seed in range(SEEDS)
     ],
 )
-def test_sigkill_of_the_whole_job_at_a_random_moment(tmp_path: Path, seed: int) -> None:
+def test_sigkill_of_all_at_a_random_moment(tmp_path: Path, seed: int) -> None:
     """The manager opens, latest_step() is the last acknowledged step or newer, and every listed
     step restores bit-exact.
     """
@@ -143,7 +135,7 @@ def test_sigkill_before_each_system_call_of_a_save(
     (2, 0, 0, 2),
     (2, 0, 1, 2),
 )
-def test_a_full_disk_or_a_broken_one_at_each_system_call(
+def test_a_full_or_broken_disk_at_each_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
     """ENOSPC and EIO at each call: one error of the tree, the same on every process, or none; old

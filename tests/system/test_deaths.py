@@ -25,43 +25,14 @@ from holdfast.coordination import (
 )
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
+from tests.support.paths import program
 from tests.support.proxy import Proxy
 
 HEARTBEAT_S = 100.0
 """Far above all that is waited for here: no silence decides anything."""
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
-# argv: index, count, address, the program that starts the processes ("task", or "" for nobody),
-# whose client, what the survivors wait for
-WAITING = f"""
-import json, os, sys, time
-index, count, address, starter, whose = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
-if starter and "HOLDFAST_COORDINATOR" not in os.environ:
-    os.execv({str(HOLDFAST)!r}, ["holdfast", "task", "--coordinator", address, "--", sys.executable, *sys.argv])
-last = count - 1
-say = lambda line: os.write(1, f"{{line}}\\n".encode())  # whole: jaxlib's log goes to the same place
-if whose == "ours":
-    from holdfast.coordination import CoordinationClient, JobIdentity
-    client = CoordinationClient(address, index, job=JobIdentity(num_processes=count), host=f"b{{index}}")
-else:
-    from jaxlib import _jax
-    client = _jax.get_distributed_runtime_client(address, index, init_timeout=60, shutdown_timeout=1, heartbeat_timeout=86400)
-client.connect()
-waits = [
-    lambda: client.wait_at_barrier("meet", 60_000),
-    lambda: client.blocking_key_value_get("value", 60_000, **({{"depends_on": [last]}} if whose == "ours" else {{}})),
-]
-if index == last:
-    say(f"pid {{os.getpid()}}")
-    client.blocking_key_value_get("never", 600_000)
-client.key_value_set(f"waits/{{index}}", "")
-say("waits")
-try:
-    waits[index % 2]()
-except Exception as error:
-    say("failed " + json.dumps([time.time(), type(error).__name__, str(error)]))
-os._exit(0)
-"""
+WAITING = program("deaths_waiting")
 
 
 @contextmanager
@@ -107,7 +78,7 @@ def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
 
 
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None:
+def test_a_launchers_word_ends_every_wait(whose: str) -> None:
     """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its
     name and why, a hundredth of the heartbeat timeout later, with our client and with jaxlib's own.
     """
@@ -125,9 +96,7 @@ def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None
 
 @pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_a_death_that_nobody_saw_is_known_after_the_grace(
-    whose: str, served: tuple[str, ...]
-) -> None:
+def test_an_unseen_death_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
     """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s
     later it is lost; jaxlib's agent too, which had a call under way. A blocking get of jaxlib's
     names nobody, and waits on.
@@ -165,17 +134,7 @@ def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
     assert max(waited) < HEARTBEAT_S / 5
 
 
-PATIENT = """
-import sys
-from holdfast.coordination import CoordinationClient
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if index == 1:
-    address = sys.argv[4]
-client = CoordinationClient(address, index)
-client.connect()
-client.wait_at_barrier("meet", 60_000)
-client.shutdown()
-"""
+PATIENT = program("deaths_patient")
 
 
 @pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])
@@ -209,7 +168,7 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
             assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(1)
 
 
-def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
+def test_a_coordinator_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
     """Killed and restarted on its port: each comes back on a new stream, later than the grace, and
     all meet.
     """

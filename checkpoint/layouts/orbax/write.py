@@ -23,18 +23,17 @@ import tensorstore as ts
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
+from ...agreement.exchange import raise_of_any
 from ...errors import (
     SaveFailed,
     StepExists,
     UnsupportedLeaf,
-    error_from_message,
     error_text,
-    error_to_message,
 )
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...storage.local import sync_folder
-from ...storage.path import StorePath
+from ...storage.path import StorePath, join
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
 from .encode import (
@@ -70,19 +69,17 @@ class OrbaxWriter:
     def __init__(
         self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600
     ) -> None:
-        self._final, self._group, self._timeout_s = folder, group or Solo(), timeout_s
-        self._local = "://" not in folder.storage.root
+        self._final = folder
+        self._group = group or Solo()
+        self._timeout_s = timeout_s
+        self._local = folder.storage.posix is not None
         parent, _, base = folder.name.rpartition("/")
         self._folder = folder
         if self._local:
-            self._folder = StorePath(
-                folder.storage,
-                f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}",
-            )
+            self._folder = StorePath(folder.storage, join(parent, f"{base}{orbax.TEMPORARY}"))
         self._started_ns = time.time_ns()
-        self._context = context_of(
-            folder, cache_pool={"total_bytes_limit": 0}
-        )  # what is written is not read again
+        # What is written is not read again.
+        self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
@@ -144,14 +141,7 @@ class OrbaxWriter:
         self._agreements += 1
         place = hashlib.sha256(str(self._final).encode()).hexdigest()[:16]
         name = f"orbax/{place}/{self._agreements}"
-        told = b"" if own is None else json.dumps(error_to_message(own)).encode()
-        gathered = self._group.gather(name, told, timeout_s=self._timeout_s)
-        first = None if gathered is None else next(filter(None, gathered), b"")
-        first = self._group.broadcast(name, first, timeout_s=self._timeout_s)
-        if own is not None:
-            raise own
-        if first:
-            raise error_from_message(*json.loads(first))
+        raise_of_any(self._group, name, own, self._timeout_s)
 
     def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
         """Adds a JSON item, under the names of both versions."""

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
 from holdfast.checkpoint.agreement import save_protocol as p
+from holdfast.checkpoint.agreement.exchange import SentError
 from holdfast.checkpoint.agreement.save_protocol import (
     Event,
     SaveKey,
@@ -29,15 +30,18 @@ KEY = SaveKey("0a0b0c0d00000003", 3, 100)
 ITEMS = {"state": ItemReport(0, "hash", (FileReport("00000-00000-0a.safetensors", 10, 8, 7),))}
 
 
-def report(process: int, key: SaveKey = KEY, **more: str) -> SaveReport:
-    return SaveReport(process, key, {} if more else ITEMS, **more)  # type: ignore[arg-type]
+def report(process: int, key: SaveKey = KEY, error: SentError | None = None) -> SaveReport:
+    return SaveReport(process, key, {} if error else ITEMS, error=error)
+
+
+FULL = SentError("OSError", "full")
 
 
 def test_reports_come_back_as_they_were() -> None:
     """A report of files and one of an error survive the wire."""
     for sent in (
         SaveReport(1, KEY, ITEMS, steps=5),
-        report(2, error="OSError: full", kind="OSError"),
+        report(2, error=FULL),
     ):
         assert SaveReport.from_bytes(sent.to_bytes()) == sent
 
@@ -53,19 +57,19 @@ def test_reports_come_back_as_they_were() -> None:
         ),
         (report(1, SaveKey("", 3, 90)), SaveFailed, "process 1 is at its save 3 of step 90", 1),
         (
-            report(1, SaveKey("", 3, 0), error="ValueError: 'x' is no step"),
+            report(1, SaveKey("", 3, 0), error=SentError("ValueError", "'x' is no step")),
             SaveFailed,
             "It failed: ValueError: 'x' is no step",
             1,
         ),
         (
-            report(1, error="OSError: full", kind="OSError"),
+            report(1, error=FULL),
             SaveFailed,
             "process 1 failed: OSError: full",
             1,
         ),
         (
-            report(1, error="step 100 is already in /x", kind="StepExists"),
+            report(1, error=SentError("StepExists", "step 100 is already in /x")),
             StepExists,
             "step 100 is already in /x",
             None,
@@ -90,7 +94,7 @@ def test_one_process_that_differs_fails_the_save(
 
 def test_only_those_who_write_are_needed() -> None:
     """A process that has no share may fail or be missing; one that has a share may not."""
-    check_save_reports([report(0), report(1, error="OSError: full", kind="OSError")], KEY, {0})
+    check_save_reports([report(0), report(1, error=FULL)], KEY, {0})
     check_save_reports([report(0)], KEY, {0})
     with pytest.raises(
         SaveFailed, match="there is no report of process 2, which has a share in it"
@@ -164,7 +168,7 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
     ("events", "kind", "deletable"),
     [
         ([*READY, p.Committed()], None, False),
-        ([FAILED, p.Gathered([report(0, error="x", kind="OSError"), report(1)])], SaveFailed, True),
+        ([FAILED, p.Gathered([report(0, error=FULL), report(1)])], SaveFailed, True),
         ([p.Prepared(ITEMS), FAILED], SaveFailed, True),
         ([p.Prepared(ITEMS), p.Gathered([report(0)])], SaveFailed, True),
         ([*GATHERED, FAILED], SaveFailed, True),
