@@ -224,7 +224,7 @@ class StacksCall:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """An Ask that has been sent to a process: the calls that wait for its answer, and until when."""
+    """An Ask that a process was sent: the calls that wait for its answer, and until when."""
 
     due: float
     askers: list[SessionCall | StacksCall] = field(default_factory=list)

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, Credentials
+from holdfast.coordination.client.answers import is_service_mismatch
 from holdfast.coordination.client.unary import Identity, TransportError, UnaryTransport
 from holdfast.coordination.deadline import Deadline
-from holdfast.coordination.names import is_service_mismatch
 from holdfast.proto import coordination_pb2 as pb
 from tests.support.in_process import INCARNATION, Served, serving
 
