@@ -55,8 +55,9 @@ class Admission:
     def admit(
         self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
     ) -> str:
-        """Returns the call's key, "" without one. Raises CallRefused unless the call holds the token
-        and its peer is within bounds.
+        """Returns the call's key, "" without one.
+
+        Raises CallRefused unless the call holds the token and its peer is within bounds.
         """
         key = ""
         if self._keys:
