@@ -263,6 +263,7 @@ class SessionStreams:
             self._end(stream, Code.INVALID_ARGUMENT, "the frame is not a ClientFrame")
             return
         kind = frame.WhichOneof("frame")
+        # No call comes before Open: who calls is known by the Session, not by what a request says.
         session = stream.session
         if session is None:
             if kind == "open":
@@ -289,6 +290,8 @@ class SessionStreams:
         if status is not None:
             stream.finish(status.code, status.message)
             return
+        # The client came back before its old connection was seen to break: only one may be read,
+        # or a late frame of the old one would count as a sign of life.
         older = self._sessions.pop(opening.process_id, None)
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
@@ -342,6 +345,7 @@ class SessionStreams:
             status = Status(Code.RESOURCE_EXHAUSTED, sentence)
             call.answer(self._machine, Completion(call, None, status))
             return
+        # Before it runs: an answer that comes at once takes it out again.
         session.calls[request.id] = call
         try:
             if rpc is not None:
@@ -390,6 +394,7 @@ class SessionStreams:
         call = session.calls.get(number)
         if call is not None:
             self._machine.drop(call)
+            # Past the machine: a call at a barrier has arrived there, and stays.
             status = Status(Code.CANCELLED, "the caller took the call back")
             call.answer(self._machine, Completion(call, None, status))
 
@@ -447,6 +452,7 @@ class SessionStreams:
                 self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
+        # At most ten deltas a second: where a thousand processes join, each delta holds many.
         if self._send_at == math.inf:
             self._send_at = max(now, self._sent_at + DELTA_INTERVAL_S)
 

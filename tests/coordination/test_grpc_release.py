@@ -23,7 +23,7 @@ def test_an_untested_grpcio_is_no_silent_switch(
     ]
 
 
-def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_installed_grpcio_is_a_tested_one(caplog: pytest.LogCaptureFixture) -> None:
     """The private module is used for it, and a later minor release has to be tested before it
     is.
     """

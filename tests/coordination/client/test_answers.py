@@ -24,7 +24,7 @@ def missing(*tasks: session_pb2.MissingTask) -> dict[str, bytes]:
     return {MISSING_TYPE: session_pb2.Missing(tasks=tasks).SerializeToString()}
 
 
-def test_a_session_takes_the_calls_of_profile_a_and_three_of_its_own() -> None:
+def test_a_session_has_three_calls_of_its_own() -> None:
     """Each method has the messages of its name."""
     assert SESSION_METHODS.keys() - METHODS.keys() == {"Report", "ReportError", "Stacks"}
     for name, method in SESSION_METHODS.items():
@@ -42,7 +42,7 @@ def test_codes_have_names() -> None:
     assert status_name(99) == "UNKNOWN"
 
 
-def test_a_barrier_whose_time_is_over_names_the_missing() -> None:
+def test_a_barrier_out_of_time_names_the_missing() -> None:
     """Also without a payload, as jaxlib's service answers; the gatherings have names of their
     own.
     """

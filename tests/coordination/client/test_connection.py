@@ -76,7 +76,7 @@ def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
         assert int(client.statistics()["breaks"]) >= 1
 
 
-def test_a_call_that_must_not_be_sent_twice_is_not(
+def test_an_increment_is_never_sent_twice(
     service: CoordinationService, proxy: Proxy, session: bool
 ) -> None:
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say
@@ -105,7 +105,7 @@ def test_a_call_that_must_not_be_sent_twice_is_not(
             call.result(0)
 
 
-def test_a_set_that_is_sent_again_counts_as_set(
+def test_a_set_sent_again_counts_as_set(
     service: CoordinationService, proxy: Proxy, session: bool
 ) -> None:
     """Its first sending may have arrived: the key then holds this very value, which is no
@@ -124,9 +124,7 @@ def test_a_set_that_is_sent_again_counts_as_set(
             client.key_value_set(f"set/{session}/0", "another")
 
 
-def test_an_outage_beyond_the_heartbeat_timeout_ends_all_calls(
-    impatient: Proxy, session: bool
-) -> None:
+def test_an_outage_beyond_the_timeout_ends_calls(impatient: Proxy, session: bool) -> None:
     """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and
     on_error is called once.
     """
@@ -171,7 +169,7 @@ def test_a_listener_that_raises_harms_nobody(impatient: Proxy) -> None:
 
 
 @pytest.mark.parametrize("session", [None, True, False])
-def test_no_coordinator_is_an_error_that_says_where_and_for_how_long(session: bool | None) -> None:
+def test_no_coordinator_is_an_error_that_says_where(session: bool | None) -> None:
     """CoordinatorLost with the address and the seconds tried, when nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -201,7 +199,7 @@ def test_a_session_that_breaks_is_opened_again() -> None:
             list(pool.map(lambda client: client.shutdown(), clients))
 
 
-def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None:
+def test_a_coordinator_without_memory_is_another(session: bool) -> None:
     """A coordinator restarted on the same port without a journal is told from the first: Fenced or
     lost, never joined by mistake.
     """
@@ -222,7 +220,7 @@ def test_a_coordinator_without_its_memory_is_not_the_same(session: bool) -> None
         client.close()
 
 
-def test_a_value_that_is_too_large_is_refused_at_once_and_harms_nobody(session: bool) -> None:
+def test_a_value_too_large_is_refused_at_once(session: bool) -> None:
     """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it
     goes on.
     """

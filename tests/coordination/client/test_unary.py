@@ -63,7 +63,7 @@ def test_an_answer_of_the_service_is_its_exception(transport: UnaryTransport) ->
     assert caught.value.code == "NOT_FOUND"
 
 
-def test_a_barrier_whose_time_is_over_is_a_barrier_timeout() -> None:
+def test_a_barrier_out_of_time_is_a_timeout() -> None:
     """With its name; the barrier's own time ends it, and the call waits a little longer for the
     answer.
     """
