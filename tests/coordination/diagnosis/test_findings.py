@@ -94,9 +94,9 @@ def test_the_odd_one_comes_first_with_its_line() -> None:
         " in psum at reduce, train.py:50"
     )
     parts = finding.as_json()
-    assert (parts["processes"], parts["hosts"], parts["function"], parts["file"], parts["line"]) == (
-        (2,), ("b2",), "load_batch", "/home/me/train.py", 26,
-    )  # fmt: skip
+    names = ("processes", "hosts", "function", "file", "line")
+    told = tuple(parts[name] for name in names)
+    assert told == ((2,), ("b2",), "load_batch", "/home/me/train.py", 26)
 
 
 def test_of_two_the_one_that_works_is_odd() -> None:
