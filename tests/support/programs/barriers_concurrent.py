@@ -13,7 +13,8 @@ import holdfast.multihost as multihost
 from holdfast.multihost import sync_global_processes
 
 rounds, path = int(sys.argv[5]), sys.argv[6]
-NAMES, THREADS = 50, 10
+NAMES = 50
+THREADS = 10
 with open(path, "r+b") as file:
     seen = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.int32).reshape(NAMES, count)
 

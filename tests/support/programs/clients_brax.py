@@ -27,7 +27,8 @@ params = (
     network.value_network.init(jax.random.key(2)),
 )
 
-root, others = sys.argv[1], sys.argv[2:]
+root = sys.argv[1]
+others = sys.argv[2:]
 for step in (10, 20):
     checkpoint.save(root, step, params, checkpoint.network_config(5, 2, True, make))
 found = {"steps": sorted(os.listdir(root)), "actions": [], "params": []}

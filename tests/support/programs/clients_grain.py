@@ -22,7 +22,8 @@ def read(root):
         return [batch.tolist() for batch in restored]
 
 
-root, others = sys.argv[1], sys.argv[2:]
+root = sys.argv[1]
+others = sys.argv[2:]
 data = batches()
 for _ in range(3):
     next(data)

@@ -34,7 +34,8 @@ def look(
     ]
 
 
-root, others = sys.argv[1], sys.argv[2:]
+root = sys.argv[1]
+others = sys.argv[2:]
 model = make()
 callback = keras.callbacks.OrbaxCheckpoint(root, max_to_keep=2)
 found = {"losses": model.fit(x, y, epochs=4, verbose=0, callbacks=[callback]).history["loss"]}

@@ -14,7 +14,8 @@ won = []
 with CheckpointManager(root, options=Options(incremental=bool(int(sys.argv[6])))) as manager:
     for step in range(first, last):
         print("ready", step, flush=True)
-        # Both begin each step at about the same moment: each waits for a byte that the test sends to both.
+        # Both begin each step at about the same moment: each waits for a byte that the test sends
+        # to both.
         with open(f"{root}.go{index}", "rb") as go:
             go.read(1)
         try:

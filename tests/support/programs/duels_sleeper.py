@@ -21,7 +21,8 @@ for step in range(steps):
     def paused(*args, **options):
         if verb == "write":
             do(*args, **options)
-        # To this very thread: sent to the process, another thread may take it while this one runs on.
+        # To this very thread: sent to the process, another thread may take it while this one runs
+        # on.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         if verb == "commit":
             do(*args, **options)

@@ -16,7 +16,8 @@ with CheckpointManager(root, group=group) as manager:
         group.calls.clear()
         manager.restore(1, shards(0), read_once=read_once)
         agreements = ["gather", "broadcast"] * (1 + read_once)
-        assert [name for name, _ in group.calls] == ["broadcast", *agreements], (
-            group.calls
-        )  # the record comes first
+        assert [name for name, _ in group.calls] == [
+            "broadcast",
+            *agreements,
+        ], group.calls  # the record comes first
         assert all(len(args[1] or b"") < 200 for _, args in group.calls[1:]), group.calls

@@ -19,7 +19,10 @@ def damage(step, process):
 
 class Counted:
     def __init__(self, group):
-        self.group, self.index, self.count, self.calls = group, group.index, group.count, []
+        self.group = group
+        self.index = group.index
+        self.count = group.count
+        self.calls = []
 
     def gather(self, *args, **options):
         self.calls.append(("gather", args))
@@ -34,5 +37,6 @@ class Counted:
 
 
 def shards(step):
-    # Only what is sharded over the processes: each reads what it wrote itself, and nothing of the others.
+    # Only what is sharded over the processes: each reads what it wrote itself, and nothing of the
+    # others.
     return {"w": state(step)["w"]}

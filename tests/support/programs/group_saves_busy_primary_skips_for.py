@@ -20,7 +20,9 @@ def progress(seen):
 
 options = Options(on_busy="skip", progress=None if index else progress)
 with CheckpointManager(root, options=options) as manager:
-    step, saved, skipped = 0, [], 0
+    step = 0
+    saved = []
+    skipped = 0
     while step < 20_000 and len(saved) < 3:
         if manager.save(step, state(step)):
             saved.append(step)

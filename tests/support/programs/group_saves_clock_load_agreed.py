@@ -16,7 +16,8 @@ policy, options = (
     else (EveryNSteps(3), Options(on_busy="skip"))
 )
 with CheckpointManager(root, save_policy=policy, options=options) as manager:
-    step, saved = 0, []
+    step = 0
+    saved = []
     while step < 2000 and len(saved) < 4:
         time.sleep(0.002 * (index + 1))
         if manager.save(step, state(step)):

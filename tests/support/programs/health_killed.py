@@ -13,7 +13,8 @@ from health_start import group, index, total
 from holdfast import multihost
 from holdfast.coordination import ProcessLost
 
-wait, folder = sys.argv[5], sys.argv[6]
+wait = sys.argv[5]
+folder = sys.argv[6]
 
 
 def save():

@@ -41,7 +41,10 @@ with CheckpointManager(f"{root}/many") as manager:
         "extra",
         "The leaf 'extra' is on process 1 and not on process 0",
     )
-    says = "float32[2, 1024] (array, (x) on x=2) on process 0 and float32[1024] (array, replicated on x=2) on process 1"
+    says = (
+        "float32[2, 1024] (array, (x) on x=2) on process 0 and float32[1024] (array, replicated on"
+        " x=2) on process 1"
+    )
     refused(both | {"r": both["r"] if index else both["w"]}, "r", says)
     zero, first = np.zeros(4, np.float32), NamedSharding(Mesh(jax.devices()[:1], "x"), P())
     one = jax.make_array_from_callback((4,), first, lambda i: zero, dtype=zero.dtype)

@@ -11,7 +11,9 @@ from holdfast import multihost
 assert not multihost.reached_preemption(-1)  # before jax.distributed: of this process alone
 jax.distributed.initialize(address, count, index)
 client = jax._src.distributed.global_state.client
-ours, theirs, step = None, None, 0
+ours = None
+theirs = None
+step = 0
 print("ready", flush=True)
 while ours is None or theirs is None:
     if ours is None and multihost.reached_preemption(step):

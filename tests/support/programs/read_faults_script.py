@@ -56,7 +56,8 @@ for at in range(1000):
     preloaded.readfault_arm((root + "/").encode(), ctypes.c_long(at), ctypes.c_long(times), number)
     try:
         how = "exact" if calls[which]() else "wrong"
-        kind, text = "", ""
+        kind = ""
+        text = ""
     except Exception as error:
         how, kind, text = (
             "typed" if isinstance(error, CheckpointError) else "raw",

@@ -8,7 +8,9 @@ import threading
 
 from jax._src.lib import _jax
 
-address, count, found = sys.argv[3], 3, {}
+address = sys.argv[3]
+count = 3
+found = {}
 if sys.argv[4] == "jaxlib":
     service = _jax.get_distributed_runtime_service(
         address, count, heartbeat_timeout=100, shutdown_timeout=5
