@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast.coordination import CoordinationError
 from holdfast.coordination.diagnosis.stacks import Frame, Thread
-from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
+from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
 
 from ..job import current_job
 from .watchdog import stacks

@@ -26,7 +26,7 @@ from holdfast.coordination import (
     Relay,
     Timeouts,
 )
-from holdfast.coordination.client.connection import keep_for_ever
+from holdfast.coordination.client.fork import keep_for_ever
 
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
-from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.coordination.process.local_look import look
+from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.multihost.job import current_job
 from holdfast.multihost.liveness.vitals import Vitals, note_step, start_vitals, stop_vitals
 
