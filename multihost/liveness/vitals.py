@@ -144,6 +144,6 @@ def stop_vitals() -> None:
 
 def note_step(step: int) -> None:
     """Notes the step that the program is at, for the reports. Takes less than a microsecond."""
-    vitals = current_job().part(Vitals)
+    vitals = current_job().get(Vitals)
     if vitals is not None:
         vitals.note_step(step)

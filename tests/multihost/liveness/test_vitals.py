@@ -77,11 +77,11 @@ def test_a_signal_that_the_program_uses_is_left_alone() -> None:
 def test_a_step_after_the_end_is_nobodys() -> None:
     """Outside a job a step is noted nowhere."""
     start_vitals(_Nobody(), 0, 1)
-    vitals = current_job().part(Vitals)
+    vitals = current_job().get(Vitals)
     stop_vitals()
     note_step(3)
     assert vitals is not None and vitals.statistics()["step"] is None
-    assert current_job().part(Vitals) is None
+    assert current_job().get(Vitals) is None
 
 
 class _Nobody:
