@@ -238,12 +238,11 @@ def _start(count: int, index: int, port: int) -> Callable[[str], None]:
     return sync_global_devices if count > 1 else lambda point: None
 
 
-def restore_fresh(
-    name: str, folder: Path, system: str, step: int, index: int, count: int, port: int
-) -> None:
+def restore_fresh(name: str, folder: Path, system: str, step: int, *job: int) -> None:
     """Is one process of a job that starts again: prints how long its first restore takes."""
     import jax
 
+    index, count, port = job
     together = _start(count, index, port)
     like = make_like(name)
     opened = _open(system, folder, index)
@@ -258,13 +257,14 @@ def restore_fresh(
         jax.distributed.shutdown()
 
 
-def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
+def work(name: str, folder: Path, repeats: int, *job: int) -> None:
     """Works as one process of one workload: prints a JSON object of times.
 
     It leaves a step for fresh restores.
     """
     import jax
 
+    index, count, port = job
     together = _start(count, index, port)
     like = make_like(name)
     state = make_state(like)

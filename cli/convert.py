@@ -75,6 +75,7 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 def convert(
     src: str,
     dst: str,
+    *,
     step: int | None,
     every: bool,
     single_writer: bool,

@@ -60,6 +60,7 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @json_option
 def show(  # each option is a parameter, as click has it
     path: str,
+    *,
     step: int | None,
     item: str | None,
     under: str,

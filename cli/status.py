@@ -73,6 +73,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 @credential_options
 def status(  # each option is a parameter, as click has it
     address: str | None,
+    *,
     as_json: bool,
     watch: bool,
     stacks: bool,

@@ -60,6 +60,7 @@ class SessionTransport:
         address: str,
         identity: Identity,
         credentials: Credentials,
+        *,
         on_delta: Callable[[spb.Delta], None],
         on_broken: Callable[[], None],
         on_fenced: Callable[[CoordinationError], None],

@@ -126,6 +126,7 @@ class Keys:
         task_id: int,
         key: str,
         now: float,
+        *,
         deadline: float,
         depends_on: frozenset[int] = frozenset(),
         timeout_status: Status | None = None,

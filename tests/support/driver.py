@@ -117,7 +117,12 @@ class Driver:
     ) -> int:
         return self.make(
             lambda call: self.machine.keys.get(
-                call, task_id, key, self.now, self.now + timeout_s, frozenset(depends_on)
+                call,
+                task_id,
+                key,
+                self.now,
+                deadline=self.now + timeout_s,
+                depends_on=frozenset(depends_on),
             )
         )
 

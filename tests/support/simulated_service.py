@@ -237,7 +237,7 @@ class SimulatedService:
             machine.keys.insert(call, *argument, False)
         elif request.method == "get":
             call.deadline = now + argument[1]
-            machine.keys.get(call, task_id, argument[0], now, call.deadline)
+            machine.keys.get(call, task_id, argument[0], now, deadline=call.deadline)
         elif request.method == "increment":
             self._truth.increments += 1
             machine.keys.increment(call, argument, 1)
