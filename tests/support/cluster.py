@@ -39,7 +39,7 @@ class Processes:
     """Runs `count` copies of a Python script, each with its own environment, and ends whatever is
     left on exit.
 
-    The script is a file, or source text (dedented); `argv[1]` is the process's index, `argv[2]` the
+    The script is a file, or source text (dedented). `argv[1]` is the process's index, `argv[2]` the
     count, `argv[3:]` are `arguments`. `env_of(index)` adds variables for one process. jax sees the
     CPU with `devices` devices.
     """

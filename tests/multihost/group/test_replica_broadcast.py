@@ -44,6 +44,6 @@ def test_the_memory_of_a_device() -> None:
             multihost.get_available_memory(tree, factor)
 
 
-def test_a_leaf_that_knows_of_the_replicas_is_refused() -> None:
+def test_a_leaf_over_the_replicas_is_refused() -> None:
     """Its sharding has to be over the axes of one replica."""
     run_processes(PROGRAM, 1, devices=4, arguments=[0, "refused"])

@@ -1,0 +1,33 @@
+"""The stand-ins in an interpreter that finds no Orbax."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+
+class Hidden:
+    """Hides Orbax from the import system."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        if name.split(".")[0] == "orbax":
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Hidden())
+
+from holdfast.compat import orbax as ocp  # noqa: E402
+from holdfast.compat.orbax import checkpoint_utils, v1  # noqa: E402, F401
+from holdfast.compat.orbax.checkpoint_managers import (  # type: ignore[import-not-found]  # noqa: E402
+    LatestN,  # noqa: F401
+)
+
+assert ocp.CheckpointManager
+assert ocp.experimental.v1 is v1
+assert v1.load
+assert ocp.args.StandardSave
+assert ocp.multihost.process_index
+sys.exit("orbax" in sys.modules)
