@@ -25,9 +25,7 @@ from holdfast.compat.orbax.checkpoint_managers import (  # type: ignore[import-n
     LatestN,  # noqa: F401
 )
 
-assert ocp.CheckpointManager
+found = [ocp.CheckpointManager, v1.load, ocp.args.StandardSave, ocp.multihost.process_index]
+assert all(found)
 assert ocp.experimental.v1 is v1
-assert v1.load
-assert ocp.args.StandardSave
-assert ocp.multihost.process_index
 sys.exit("orbax" in sys.modules)
