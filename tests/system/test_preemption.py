@@ -19,69 +19,20 @@ import pytest
 from holdfast.coordination import CoordinationService, ServiceTimeouts, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
+from tests.support.paths import program
 
-HEAD = """
-import os, random, signal, sys, threading, time
-import jax
-from holdfast import multihost
-from holdfast.multihost.preemption import preemption as notices
-
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-def begin(sources=None, service=False, **options):
-    jax.config.update("jax_enable_preemption_service", service)
-    jax.distributed.initialize(address, count, index)
-    client = jax._src.distributed.global_state.client
-    return client, notices.start(client, index, count, sources=sources, **options)
-
-def end():
-    notices.stop()
-    jax.distributed.shutdown()
-"""
+PROGRAM = program("preempted_job")
 
 
-LOOP = (
-    HEAD
-    + """
-service, source, path, seeds, strides = sys.argv[4], sys.argv[5], sys.argv[6], range(*eval(sys.argv[7])), eval(sys.argv[8])
-signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler ran", flush=True))
-if service == "ours":
-    multihost.initialize(address, count, index, preemption_sources=[])
-else:
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(address, count, index)
-client = multihost.current_client()
-for seed in seeds:
-    rng = random.Random(1000 * seed + index)
-    slurm_end = time.time() + 60 + 0.3 + rng.random() * 0.5 if index == seed % count else 2e9
-    sources = {
-        "signal": lambda: None,
-        "file": lambda: [multihost.WatchedFile(f"{path}/{seed}", every_s=0.02)],
-        "gce": lambda: [multihost.GceMetadata(host=f"{path}/{seed}", every_s=0.02)],
-        "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
-        "program": lambda: [],
-    }[source]()
-    notices.stop()
-    notices.start(client, index, count, sources=sources)
-    client.wait_at_barrier(f"begin {seed}", 60_000)
-    print(f"ready {seed}.", flush=True)
-    if source == "program" and index == seed % count:
-        threading.Timer(rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
-    stride = strides[seed % len(strides)]
-    step, longest_s = 0, rng.choice([0.002, 0.005, 0.02])
-    while not multihost.reached_preemption(step):
-        time.sleep(rng.random() * longest_s)
-        step += stride
-    print(f"seed {seed} stopped at {step}", flush=True)
-    assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
-    client.wait_at_barrier(f"end {seed}", 60_000)
-    notices.stop()
-if service == "ours":
-    multihost.shutdown()
-else:
-    jax.distributed.shutdown()
-"""
-)
+def run_case(case: str, count: int, *own: object) -> list[str]:
+    """Runs a case of the program without a coordinator of ours; returns what all have printed."""
+    return run_processes(PROGRAM, count, arguments=[f"127.0.0.1:{free_port()}", case, *own])
+
+
+def assert_one_stop(outputs: Sequence[str]) -> None:
+    """Asserts that all processes stopped at the same steps."""
+    stops = [stopped_at(output) for output in outputs]
+    assert stops[0] and stops == [stops[0]] * len(stops), outputs
 
 
 def stopped_at(output: str) -> list[int]:
@@ -123,8 +74,8 @@ def run_seeds(
         )
         address = spawned.address if spawned else f"127.0.0.1:{free_port()}"
         path = server.address if source == "gce" else folder
-        arguments = [address, service, source, path, f"({seeds.start}, {seeds.stop})", strides]
-        processes = stack.enter_context(Processes(LOOP, 4, arguments=arguments))
+        arguments = [address, "seeds", service, source, path, seeds.start, seeds.stop, *strides]
+        processes = stack.enter_context(Processes(PROGRAM, 4, arguments=arguments))
         for seed in seeds:
             for index in range(4):
                 processes.wait_for(index, f"ready {seed}.", timeout_s=100)
@@ -135,20 +86,20 @@ def run_seeds(
     return [f.output for f in finished]
 
 
-def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
+def test_sigterm_to_one_of_four_stops_all(tmp_path: Path) -> None:
     """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps;
     the user's handler still runs.
     """
     outputs = run_seeds("signal", range(4, 6), "ours", tmp_path, [1, 7])
     steps = [stopped_at(output) for output in outputs]
     assert steps == [steps[0]] * 4 and len(steps[0]) == 2 and steps[0][1] % 7 == 0
-    assert ["the user's handler ran" in output for output in outputs] == [True, True, False, False]
+    assert ["user's handler ran" in output for output in outputs] == [True, True, False, False]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["ours", "jaxlib's"])
 @pytest.mark.parametrize("source", ["signal", "file", "gce", "slurm", "program"])
-def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_path: Path) -> None:
+def test_seeds_of_each_source_stop_alike(source: str, service: str, tmp_path: Path) -> None:
     """50 of 50 seeds for each source (25 on each service), four processes with random delays, every
     step and every 7: one step for all.
     """
@@ -157,193 +108,73 @@ def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_pa
     steps = [stopped_at(output) for output in outputs]
     assert len(steps[0]) == 25 and steps == [steps[0]] * 4
     if source == "signal":
-        assert [output.count("the user's handler ran") for output in outputs] == [
+        assert [output.count("user's handler ran") for output in outputs] == [
             sum(n in signalled(seed) for seed in seeds) for n in range(4)
         ]
 
 
-def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
-    """With a device collective in every step, which blocks main threads, all still agree, and no
-    process passes the step.
+@pytest.mark.parametrize(
+    ("case", "count", "own"),
+    [
+        ("lockstep", 3, []),
+        ("jax_service", 2, ["ours"]),
+        ("jax_service", 2, ["theirs"]),
+        ("early_source", 2, []),
+        ("starting", 2, []),
+    ],
+)
+def test_all_stop_at_one_step(case: str, count: int, own: list[str]) -> None:
+    """With a device collective in every step, which blocks main threads. Where JAX's own service
+    was left on: a notice that its C handler never saw reaches it, and one that it alone got reaches
+    ours. With sources and questions from before initialize(), and a late question. With SIGTERM
+    twice while jax starts, once all have joined.
     """
-    script = (
-        HEAD
-        + """
-import jax.numpy as jnp
-from jax.experimental import multihost_utils
-begin()
-if index == 1:
-    threading.Timer(0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
-step = 0
-while not multihost.reached_preemption(step):
-    multihost_utils.broadcast_one_to_all(jnp.ones(4))
-    step += 1
-print(f"stopped at {step}")
-end()
-"""
-    )
-    assert (
-        len(
-            {
-                tuple(stopped_at(output))
-                for output in run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
-            }
-        )
-        == 1
-    )
+    assert_one_stop(run_case(case, count, *own))
 
 
-def test_a_notice_before_step_0_holds_at_step_0() -> None:
-    """Told before anybody asked, every process hears it at its first question."""
-    script = (
-        HEAD
-        + """
-client, preemption = begin([])
-if index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-while preemption._sync.latest != "raised":
-    time.sleep(0.01)
-assert multihost.reached_preemption(0)
-client.wait_at_barrier("asked", 60_000)
-end()
-"""
-    )
-    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
-
-
-def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
-    """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
-    answer False from one step on.
+@pytest.mark.parametrize("case", ["before_step_0", "withdrawn"])
+def test_a_notice_holds_while_it_stands(case: str) -> None:
+    """Told before anybody asked, every process hears it at its first question. Notices stand until
+    all are withdrawn, the earliest deadline is everybody's, and then all answer False from one step
+    on.
     """
-    script = (
-        HEAD
-        + """
-client, preemption = begin([])
-mine = multihost.Notice(f"from {index}", deadline_unix_s=1000.0 + index)
-def settle(value):
-    while preemption._sync.latest != value or preemption._news.is_set():
-        time.sleep(0.01)
-multihost.notify_preemption(mine)
-settle("raised")
-client.wait_at_barrier("notified", 60_000)
-assert multihost.reached_preemption(5) and multihost.preemption_notice() == multihost.Notice("from 0", 1000.0)
-client.wait_at_barrier("asked", 60_000)
-if index == 0:
-    multihost.notify_preemption(None)
-    while multihost.preemption_notice() != multihost.Notice("from 1", 1001.0):
-        time.sleep(0.01)
-client.wait_at_barrier("one left", 60_000)
-assert multihost.reached_preemption(6)
-client.wait_at_barrier("asked again", 60_000)
-if index == 1:
-    multihost.notify_preemption(None)
-settle("lowered")
-assert multihost.reached_preemption(6) and not multihost.reached_preemption(7)
-assert multihost.preemption_notice() is None
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
-    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    run_case(case, 2)
 
 
 @pytest.mark.slow
 def test_a_process_that_never_asks_is_named() -> None:
     """When one process has no sync point, the others' question ends with an error that names it."""
-    script = (
-        HEAD
-        + """
-jax.config.update("jax_enable_preemption_service", False)
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-if index != 2:
-    preemption = notices.start(client, index, count, sources=[], timeout_s=12)
-client.wait_at_barrier("started", 100_000)
-if index != 2:
-    multihost.notify_preemption(multihost.Notice("drained"))
-    try:
-        for step in range(10**6):
-            multihost.reached_preemption(step)
-            time.sleep(0.01)
-    except TimeoutError as error:
-        assert error.missing == (2,), error
-        assert "no answer from processes [2] of 3" in str(error), error
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
-    run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
+    outputs = run_case("never_asks", 3)
+    for output in outputs[:2]:
+        assert "missing (2,)" in output and "no answer from processes [2] of 3" in output, output
 
 
 @pytest.mark.slow
-def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
+def test_a_dead_announcer_is_taken_over() -> None:
     """A process that dies after announcing, before it sent any mail, does not hold the others up:
     they agree without it.
     """
-    script = (
-        HEAD
-        + """
-multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
-preemption = notices.current()
-client = multihost.current_client()
-multihost.reached_preemption(10 * index)
-client.wait_at_barrier("asked", 60_000)
-if index == 2:
-    client.key_value_set(f"{preemption._sync.folder}/0/change", "2 raised")
-    os.kill(os.getpid(), signal.SIGKILL)
-client.blocking_key_value_get(f"{preemption._sync.folder}/0/change", 60_000)
-if index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-step = 10 * index + 1
-while not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-"""
-    )
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
-            script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL]
+            PROGRAM,
+            3,
+            arguments=[service.address, "dead_announcer"],
+            codes=[0, 0, -signal.SIGKILL],
         )
-    assert stopped_at(outputs[0]) == stopped_at(outputs[1])
+    assert_one_stop(outputs[:2])
 
 
 @pytest.mark.slow
-def test_without_its_coordinator_a_process_still_answers() -> None:
+def test_without_coordinator_a_process_still_answers() -> None:
     """With the coordinator dead, questions are answered at once; a notice then is no reason to stop
     alone, and is logged.
     """
-    script = (
-        HEAD
-        + """
-import logging
-logged = []
-class Keep(logging.Handler):
-    def emit(self, record):
-        logged.append(record.getMessage())
-logging.getLogger("holdfast").addHandler(Keep())
-multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
-assert not multihost.reached_preemption(0)
-print("begun", flush=True)
-try:
-    multihost.sync_global_processes("gone", timeout=30)
-except Exception:
-    multihost.notify_preemption(multihost.Notice("drained"))
-step = 1
-while step < 100 or not any("the notice cannot be passed on" in line for line in logged):
-    assert not multihost.reached_preemption(step)
-    time.sleep(0.01)
-    step += 1
-print("answered", flush=True)
-os._exit(0)
-"""
-    )
     with CoordinationService.spawn(
         2, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
-        with Processes(script, 2, arguments=[service.address]) as processes:
+        with Processes(PROGRAM, 2, arguments=[service.address, "coordinator_dies"]) as processes:
             processes.wait_for(0, "begun")
             os.kill(service.pid, signal.SIGKILL)
             processes.kill(1)
@@ -351,169 +182,28 @@ os._exit(0)
     assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
 
 
-def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
-    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
-    only JAX got reaches ours.
-    """
-    script = (
-        HEAD
-        + """
-from jax.experimental.multihost_utils import reached_preemption_sync_point
-theirs = sys.argv[4] == "theirs"
-client, preemption = begin([], service=True)
-if index == 0 and theirs:
-    client.key_value_set("RECEIVED_PREEMPTION_NOTICE", "2026-01-01T00:00:00+00:00")
-elif index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-asked = multihost.reached_preemption if theirs else reached_preemption_sync_point
-step = 0
-while not asked(step):
-    client.wait_at_barrier(f"step {step}", 60_000)
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
-    for whose in ("ours", "theirs"):
-        assert (
-            len(
-                {
-                    tuple(stopped_at(output))
-                    for output in run_processes(
-                        script, 2, arguments=[f"127.0.0.1:{free_port()}", whose]
-                    )
-                }
-            )
-            == 1
-        )
-
-
-def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
+def test_under_plain_jax_sigterm_reaches_both() -> None:
     """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
     one step, and JAX's own is notified.
     """
-    script = (
-        HEAD
-        + """
-from jax.experimental.multihost_utils import reached_preemption_sync_point
-assert not multihost.reached_preemption(-1)  # before jax.distributed: of this process alone
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-ours, theirs, step = None, None, 0
-print("ready", flush=True)
-while ours is None or theirs is None:
-    if ours is None and multihost.reached_preemption(step):
-        ours = step
-    if reached_preemption_sync_point(step):
-        theirs = step
-    client.wait_at_barrier(f"step {step}", 60_000)
-    step += 1
-print(f"stopped at {ours}, stopped at {theirs}")
-"""
-    )
-    with Processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
+    with Processes(PROGRAM, 2, arguments=[f"127.0.0.1:{free_port()}", "plain_jax"]) as processes:
         for index in range(2):
             processes.wait_for(index, "ready")
         processes.kill(1, signal.SIGTERM)
         finished = processes.wait()
     assert [f.code for f in finished] == [0, 0], "\n".join(f.output for f in finished)
-    assert stopped_at(finished[0].output) == stopped_at(finished[1].output) != []
+    assert_one_stop([f.output for f in finished])
 
 
-def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
+def test_agree_on_step_spreads_the_primarys_decision() -> None:
     """Rank 0 proposes again and again; each proposal is reached once, at the same step in every
     process, ahead of all.
     """
-    script = (
-        HEAD
-        + """
-jax.config.update("jax_enable_preemption_service", False)
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-group = multihost.ClusterGroup(client, index, count)
-random.seed(index)
-steps = []
-with multihost.agree_on_step(group, "save") as sync:
-    for step in range(150):
-        if index == 0 and step % 30 == 10:
-            sync.propose()
-        if sync.reached(step):
-            steps.append(step)
-        time.sleep(random.random() * 0.01)
-    client.wait_at_barrier("asked", 60_000)
-assert 3 <= len(steps) <= 5 and sync.statistics()["rounds"] == 5, (steps, sync.statistics())
-print(f"steps {steps}")
-client.wait_at_barrier("done", 60_000)
-jax.distributed.shutdown()
-"""
-    )
-    assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1
-
-
-SOURCES = (
-    HEAD
-    + """
-class Held:
-    name = "held"
-    closed = False
-    def start(self, notify):
-        self.notify = notify
-    def close(self):
-        self.closed = True
-held = Held()
-multihost.add_preemption_source(held)
-assert not multihost.reached_preemption(-1)  # a question before the job
-before = notices.current()
-multihost.initialize(address, count, index, preemption_sources=[])
-assert notices.current() is before and not held.closed
-multihost.sync_global_processes("asked")
-if index == 0:
-    held.notify(multihost.Notice("drained"))
-step = 0
-while not multihost.reached_preemption(step):
-    time.sleep(0.005)
-    step += 1
-print(f"stopped at {step}")
-assert notices.current() is before and multihost.preemption_notice().reason == "drained"
-multihost.shutdown()
-assert held.closed and notices.current() is before and multihost.reached_preemption(step + 1)  # a late question
-"""
-)
-
-
-def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
-    """What was added or asked before initialize() counts in the job, a late question is answered,
-    and there is never a second one.
-    """
-    outputs = run_processes(SOURCES, 2, arguments=[f"127.0.0.1:{free_port()}"])
-    assert len({tuple(stopped_at(output)) for output in outputs}) == 1
-
-
-LEAVING = (
-    HEAD
-    + """
-multihost.initialize(address, count, index, timeout_s=60)
-assert not multihost.reached_preemption(10 if index == 0 else 0)
-if index == 0:
-    print("leaving", flush=True)
-    multihost.shutdown(timeout_s=float(sys.argv[4]))
-    print("left", flush=True)
-    raise SystemExit
-print("asking", flush=True)
-step = 1
-while step < 200 and not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}", flush=True)
-multihost.shutdown()
-"""
-)
+    assert len(set(run_case("proposals", 3))) == 1
 
 
 @pytest.mark.parametrize("notified", [0, 1])
-def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
+def test_a_notice_while_some_leave(notified: int) -> None:
     """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops
     both at one step; nobody dies of it.
     """
@@ -521,7 +211,7 @@ def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified:
     assert "left" in outputs[0]
 
 
-def test_a_notice_after_some_have_left_is_agreed_on_by_the_rest() -> None:
+def test_a_notice_after_some_have_left() -> None:
     """Process 0 did not wait for the others, and is gone: the agreement does not wait for it."""
     notify_while_leaving(1, ("left", "asking", "asking"), shutdown_s=0.1)
 
@@ -530,17 +220,16 @@ def notify_while_leaving(notified: int, marks: Sequence[str], shutdown_s: float)
     """Sends SIGTERM once each process has printed its mark, and returns what all have printed:
     those that ask stop at one step.
     """
-    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}", shutdown_s]) as processes:
+    arguments = [f"127.0.0.1:{free_port()}", "leaving", shutdown_s]
+    with Processes(PROGRAM, 3, arguments=arguments) as processes:
         for index, text in enumerate(marks):
             processes.wait_for(index, text)
         processes.kill(notified, signal.SIGTERM)
         finished = processes.wait()
     outputs = [each.output for each in finished]
     assert [each.code for each in finished] == [0, 0, 0], "\n".join(outputs)
-    assert (
-        stopped_at(outputs[1]) == stopped_at(outputs[2]) != []
-        and 10 < stopped_at(outputs[1])[0] < 200
-    ), outputs
+    assert_one_stop(outputs[1:])
+    assert 10 < stopped_at(outputs[1])[0] < 200, outputs
     return outputs
 
 
@@ -549,46 +238,15 @@ def status_of(service: CoordinationService) -> list[Any]:
         return list(client.status().tasks)
 
 
-STARTING = (
-    HEAD
-    + """
-from holdfast.multihost.start import start
-start_jax = start.start_jax
-def slowly(*arguments, **options):
-    if index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-    start_jax(*arguments, **options)
-start.start_jax = slowly
-multihost.initialize(address, count, index, timeout_s=60)
-step = 0
-while not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-multihost.shutdown()
-"""
-)
-
-
-def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
+def test_sigterm_before_all_have_joined_ends_it() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a
     preemption.
     """
-    script = (
-        HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
-    )
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        with Processes(script, 1, arguments=[service.address]) as processes:
+        with Processes(PROGRAM, 1, arguments=[service.address, "joining"]) as processes:
             processes.wait_for(0, "waiting")
             while not any(task.has_session for task in status_of(service)):
                 time.sleep(0.01)
             processes.kill(0, signal.SIGTERM)
             (finished,) = processes.wait()
     assert finished.code == -signal.SIGTERM, finished.output
-
-
-def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
-    """While jax starts, twice: the process lives, and all stop at one step."""
-    outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])
-    assert len({tuple(stopped_at(output)) for output in outputs}) == 1
