@@ -1,15 +1,15 @@
-"""The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of
-copying, peers, and Orbax's p2p.
+"""Times the local tier against what bounds it, in one run.
 
-python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm]
-[--disk DIR]
+    python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60]
+        [--memory /dev/shm] [--disk DIR]
 
-The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are
-those of both sides. Restores are timed with all cores shared, and with half of them for each side,
-as hosts have their own (it takes two cores at least). The columns take turns; medians. A durable
-save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing
-ahead, and needs a process for each replica: alone it saves into its local folder, which is what is
-timed here, where it runs.
+That is blocked time, bare overwriting, the CPU of copying, peers, and Orbax's p2p. The peer is a
+process of its own, and what goes over the network goes over loopback; CPU seconds are those of both
+sides. Restores are timed with all cores shared, and with half of them for each side, as hosts have
+their own (it takes two cores at least). The columns take turns; medians. A durable save is
+stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing ahead, and
+needs a process for each replica: alone it saves into its local folder, which is what is timed here,
+where it runs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[f
                 continue
             if step % 4 == 0:
                 found["blocked durable"].append(blocked)
-                manager._worker.wait(60)
+                manager._state.worker.wait(60)
             elif step % 4 == 3:
                 found["blocked local"].append(blocked)
                 found["local save"].append(time.perf_counter() - began)
@@ -134,7 +134,8 @@ def beside_a_durable_save(
         )
 
     found: dict[str, list[float]] = {"blocked beside": [], "blocked alone": []}
-    local, options = Local(memory / "beside", save_policy=EveryNSteps(1)), Options(progress=stretch)
+    local = Local(memory / "beside", save_policy=EveryNSteps(1))
+    options = Options(progress=stretch)
     with CheckpointManager(
         disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local
     ) as manager:
@@ -143,7 +144,8 @@ def beside_a_durable_save(
         began = time.monotonic()
         slow = manager.save(10**6, state)
         for name in found:
-            count, step = len(found["blocked beside"]), manager.local_steps()[-1]
+            count = len(found["blocked beside"])
+            step = manager.local_steps()[-1]
             while not slow.done() if name == "blocked beside" else len(found[name]) < count:
                 step += 1
                 at = time.perf_counter()
@@ -229,25 +231,25 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             return float(peer_cpu.recv())
 
         def restore(name: str) -> None:
-            folder, own = (
-                (owner, frozenset({0}))
-                if name.startswith("restore own")
-                else (empty, frozenset[int]())
-            )
-            storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
-            restored = restore_any(
-                storage,
+            is_own = name.startswith("restore own")
+            storage = PeerStorage(
+                (owner if is_own else empty).storage,
                 part.key.folder,
-                parse_record(record, "record"),
-                "state",
-                state,
-                RestoreOptions(),
+                record,
+                [[0]],
+                own=frozenset({0} if is_own else ()),
+                peers=connections,
+            )
+            parsed = parse_record(record, "record")
+            restored = restore_any(
+                storage, part.key.folder, parsed, "state", like=state, options=RestoreOptions()
             )
             jax.block_until_ready(restored)
 
         cores = sorted(os.sched_getaffinity(0))
         for turn in range(rounds + 1):
-            before, began = sent(), time.perf_counter()
+            before = sent()
+            began = time.perf_counter()
             receiving = cpu(copy)
             seconds = {
                 "copying, s/GB": (time.perf_counter() - began) / gigabytes,
@@ -262,7 +264,8 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             )
             keeper.storage.spare(part.files)
             for name in ("restore own", "restore peer"):
-                before, used = sent(), time.process_time()
+                before = sent()
+                used = time.process_time()
                 seconds[name] = timed(lambda name=name: restore(name))
                 seconds[f"{name}, CPU s/GB"] = (time.process_time() - used) / gigabytes
                 if name == "restore peer":
@@ -343,10 +346,8 @@ def main() -> None:
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)
     state = jax.block_until_ready(tree(chosen.mib))
-    memory, disk = (
-        Path(tempfile.mkdtemp(dir=chosen.memory)),
-        Path(tempfile.mkdtemp(dir=chosen.disk)),
-    )
+    memory = Path(tempfile.mkdtemp(dir=chosen.memory))
+    disk = Path(tempfile.mkdtemp(dir=chosen.disk))
     try:
         found = saves(state, chosen.rounds, memory, disk) | peers(state, chosen.rounds, memory)
         found |= beside_a_durable_save(state, chosen.throttle_s, memory, disk)

@@ -1,5 +1,4 @@
-"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns, in one run; and `verify`
-against plain reading.
+"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns; `verify` and plain reading.
 
     .venv/bin/python benchmarks/orbax_read.py [--folder DIR] [--rounds 5]
 
@@ -121,7 +120,8 @@ def main() -> None:
     parser.add_argument("--verify-gigabytes", type=float, default=4.0)
     arguments = parser.parse_args()
     mesh = jax.make_mesh((4,), ("d",))
-    sharded, replicated = jax.NamedSharding(mesh, jax.P("d")), jax.NamedSharding(mesh, jax.P())
+    sharded = jax.NamedSharding(mesh, jax.P("d"))
+    replicated = jax.NamedSharding(mesh, jax.P())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         folder = Path(scratch)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -1,5 +1,4 @@
-"""Plans and records at scale, without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096
-processes.
+"""Plans and records without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096 processes.
 
 python benchmarks/plan_scale.py
 """
@@ -61,7 +60,14 @@ def make_job(me: int) -> Plan:
     layouts = [ShardPlacement(parts, held, np.where(held == me, 0, -1)) for parts, held in spread]
     shapes = [(8192, 4096), (4096,), (8192, 1024), (8192, 8192)]
     leaves = [
-        Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 4], 2, layouts[i % 4])
+        Leaf(
+            f"layer{i}.w",
+            "array",
+            "bfloat16",
+            shapes[i % 4],
+            itemsize=2,
+            placement=layouts[i % 4],
+        )
         for i in range(1000)
     ]
     tree = {"kind": "dict", "keys": [leaf.path for leaf in leaves], "nodes": list(range(1000))}

@@ -1,29 +1,34 @@
-"""Measures what a death costs: the seconds from the SIGKILL of one process to the first step that
-had not been done before, in parts.
+"""Measures what a death costs: from the SIGKILL of a process to the first new step, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
-    [--kills 5] [--state-gb 0]
-        [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5] [--memory /dev/shm]
-        [--write] [-- OPTIONS]
+        [--kills 5] [--state-gb 0] [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5]
+        [--memory /dev/shm] [--write] [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes
 at least --step-s. In each attempt one process kills itself --after steps behind a durable save,
 which it has waited for. The launchers take turns, --rounds times --kills kills each:
 
-    run          `holdfast run` with the OPTIONS local        the same with a local tier besides:
-    each process a host of its own, with a folder in --memory, a save every --local-every
-                 steps and a copy on one other; what is in flight at the kill is lost
-    local-host   the same, and whoever was killed comes back on an empty host ray          `holdfast
-    run --ray` on a Ray cluster of this machine jax-trainer  Ray Train's JaxTrainer on such a
-    cluster, which calls jax.distributed.initialize itself, and Orbax's manager
+    run          `holdfast run` with the OPTIONS
+    local        the same with a local tier: each process is a host of its own, with a folder in
+                 --memory, a save every --local-every steps and a copy on one other host; what is
+                 in flight at the kill is lost
+    local-host   the same, and the process that was killed comes back on an empty host
+    ray          `holdfast run --ray` on a Ray cluster of this machine
+    jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
+                 itself, and Orbax's manager
 
-All times are CLOCK_MONOTONIC, of whoever saw it; each part ends when the last process is so far:
+All times are CLOCK_MONOTONIC, of the process that saw it. Each part ends when the last process is
+so far:
 
-    known       the launcher says that the process died ended       no process of the attempt is
-    left started     the processes of the next attempt have imported what they need (JaxTrainer's
-    have joined by then) joined      initialize() has returned restored    the state is there (with
-    the compilation of its initial value) compiled    the first step is done redone      the steps
-    since the save are done again new         the first step is done that had not been done before
+    known       the launcher says that the process died
+    ended       no process of the attempt is left
+    started     the processes of the next attempt have imported what they need (JaxTrainer's have
+                joined by then)
+    joined      initialize() has returned
+    restored    the state is there (with the compilation of its initial value)
+    compiled    the first step is done
+    redone      the steps since the save are done again
+    new         the first step is done that had not been done before
 
 --write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the
 figures.
@@ -92,7 +97,8 @@ class Holdfast:
         self._multihost.initialize()
 
     def open(self, folder: str, save_every: int) -> None:
-        policy, keep = self._checkpoint.EveryNSteps(save_every), self._checkpoint.KeepLast(2)
+        policy = self._checkpoint.EveryNSteps(save_every)
+        keep = self._checkpoint.KeepLast(2)
         self._manager = self._checkpoint.CheckpointManager(
             folder, save_policy=policy, keep_policy=keep, local=self._local()
         )
@@ -165,27 +171,20 @@ def train(
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     data = digits.load_digits()
-    images, labels = (data.data / 16).astype("float32"), data.target.astype("int32")
+    images = (data.data / 16).astype("float32")
+    labels = data.target.astype("int32")
 
     def fresh_state() -> Any:
-        params = digits.init(jax.random.key(0))
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        ballast = jnp.ones(
-            (jax.device_count(), max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count()))
-        )
-        return {
-            "params": params,
-            "mean": zeros,
-            "square": zeros,
-            "count": jnp.zeros((), jnp.int32),
-        }, ballast
+        width = max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())
+        return digits.fresh_state(), jnp.ones((jax.device_count(), width))
 
     shardings = jax.tree.map(
         lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state)
     )
     state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
-    dies_at, redo_to = kill_step(attempt, arguments), kill_step(attempt - 1, arguments)
+    dies_at = kill_step(attempt, arguments)
+    redo_to = kill_step(attempt - 1, arguments)
     manager.open(str(arguments.directory), arguments.save_every)
     last = manager.latest_step() or 0
     if last:
@@ -263,10 +262,8 @@ class Watch:
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
         assert launcher.stdout is not None
-        self._output, self._pids = (
-            launcher.stdout.fileno(),
-            dict[int, tuple[int, int]](),
-        )  # pidfd -> (pid, attempt)
+        self._output = launcher.stdout.fileno()
+        self._pids = dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
         self._rests = {self._output: b"", self._pipe: b""}
         self.marks: list[dict[str, Any]] = []
@@ -462,7 +459,8 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
         for part, previous in zip(PARTS, (None, *PARTS), strict=False):
             begin = statistics.median(each[previous] for each in found) if previous else 0.0
             end = max(begin, statistics.median(each[part] for each in found))
-            mark_at, width = round(begin * scale), round(end * scale) - round(begin * scale)
+            mark_at = round(begin * scale)
+            width = round(end * scale) - round(begin * scale)
             lines.append(f"  {part:9} {' ' * mark_at}{'█' * width or '▏'} {end - begin:.1f}")
     return "\n".join(lines)
 

@@ -1,11 +1,10 @@
-"""A restore of 1,000 leaves by 4,096 processes, without devices and without disks: what one process
-reads, and what the primary sends.
+"""Restores 1,000 leaves by 4,096 processes, without devices and disks: what one of them reads.
 
     python benchmarks/restore_scale.py
 
-The plan, the record, the reader and the waves are the real ones. The store is made of the plan: it
-gives the header of any pack, and zeros for its data, and counts what is asked of it. The group
-counts the bytes of messages.
+It tells what the primary sends, too. The plan, the record, the reader and the waves are the real
+ones. The store is made of the plan: it gives the header of any pack, and zeros for its data, and
+counts what is asked of it. The group counts the bytes of messages.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ SAVE_ID = "9f3a61c2"
 
 @functools.lru_cache(maxsize=64)
 def checksum_of_zeros(nbytes: int) -> ChunkChecksum:
-    crcs, data = [0], bytes(PREFIX_BYTES)
+    crcs = [0]
+    data = bytes(PREFIX_BYTES)
     for start in range(0, nbytes, PREFIX_BYTES):
         crcs.append(crc32c(data[: nbytes - start], crcs[-1]))
     return ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(nbytes)]))
@@ -56,7 +56,8 @@ class PlannedStore:
     max_concurrency = 4
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._packs = plan, dict[int, dict[int, PackPlan]]()
+        self._plan = plan
+        self._packs = dict[int, dict[int, PackPlan]]()
         self.bytes = self.reads = 0
         self.record = b""
 
@@ -104,10 +105,8 @@ class CountingGroup:
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         assert value is not None
-        self.messages, self.bytes = (
-            self.messages + self.count - 1,
-            self.bytes + len(value) * (self.count - 1),
-        )
+        self.messages = self.messages + self.count - 1
+        self.bytes = self.bytes + len(value) * (self.count - 1)
         return value
 
 
@@ -162,7 +161,8 @@ def restore(
     waves = list(_waves(placed, WAVE_BYTES // 2))
     whole = sum(request.leaf.nbytes for request, _ in placed)
     before = math.ceil(whole / (WAVE_BYTES // 2))
-    reader, pool = ItemReader(store, "1", item), MemoryPool()  # type: ignore[arg-type]
+    reader = ItemReader(store, "1", item)
+    pool = MemoryPool()  # type: ignore[arg-type]
     store.bytes = store.reads = needed = 0
     began = time.perf_counter()
     for wave in waves:
@@ -209,8 +209,9 @@ def many_of_few() -> None:
     rows = 8 * 64
     columns = 56_640  # chunks of 58 MB
     placement = ShardPlacement((8, 1), np.arange(8)[:, None], np.arange(8)[:, None])
+    shape = (rows, 2 * columns * 4)
     leaves = [
-        Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement)
+        Leaf(f"layer{i}.w", "array", "bfloat16", shape, itemsize=2, placement=placement)
         for i in range(4)
     ]
     tree = {

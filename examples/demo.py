@@ -42,28 +42,11 @@ def run(name, processes, directory, preempt_at=None):
     """
     log = FOLDER / f"{directory}.jsonl"
     report = FOLDER / f"{name}.json"
-    trainer = [
-        sys.executable,
-        HERE / "train_digits.py",
-        "--directory",
-        FOLDER / directory,
-        "--steps",
-        STEPS,
-        "--save-every",
-        SAVE_EVERY,
-    ]
-    options = ["-n", processes, "--log-dir", FOLDER / "logs" / name]
-    command = [
-        Path(sys.executable).parent / "holdfast",
-        "run",
-        *options,
-        "--",
-        *trainer,
-        "--log",
-        log,
-        "--report",
-        report,
-    ]
+    trainer = [sys.executable, HERE / "train_digits.py", "--directory", FOLDER / directory]
+    trainer += ["--steps", STEPS, "--save-every", SAVE_EVERY, "--log", log, "--report", report]
+    launcher = [Path(sys.executable).parent / "holdfast", "run"]
+    launcher += ["-n", processes, "--log-dir", FOLDER / "logs" / name]
+    command = [*map(str, [*launcher, "--", *trainer])]
     console.print(f"\n[bold]{name}[/bold]: {processes} processes", highlight=False)
     bar = Progress(
         TextColumn("steps"),
@@ -73,12 +56,16 @@ def run(name, processes, directory, preempt_at=None):
         console=console,
         disable=not console.is_terminal,
     )
-    pids, victim, ended = {}, random.randrange(processes), threading.Event()
+    pids = {}
+    victim = random.randrange(processes)
+    ended = threading.Event()
 
     def watch():
-        task, struck = bar.add_task("steps", total=STEPS), False
+        task = bar.add_task("steps", total=STEPS)
+        struck = False
         while not ended.wait(0.02):
-            bar.update(task, completed=(step := last_step(log)))
+            step = last_step(log)
+            bar.update(task, completed=step)
             if preempt_at and not struck and step >= preempt_at and victim in pids:
                 struck = True
                 console.print(
@@ -93,7 +80,7 @@ def run(name, processes, directory, preempt_at=None):
     with (
         bar,
         subprocess.Popen(
-            [*map(str, command)],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -105,7 +105,8 @@ def main() -> None:
     ]
     shown = snapshot(status, findings, samples, unix_s=NOW)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        kept, report = Path(folder) / "status.json", Path(folder) / "report.html"
+        kept = Path(folder) / "status.json"
+        report = Path(folder) / "report.html"
         kept.write_text(json.dumps({"unix_s": NOW, "outcome": "", "status": {}}))
         write_report(kept, report)
         browser = driver.chromium.launch(

@@ -86,6 +86,46 @@ UPWARD = {
         "import jax",
         "coordination starts without jax",
     ),
+    "past the doors of proto": (
+        "launch/view.py",
+        "from holdfast.proto import coordination_b_pb2",
+        "Other rooms come to proto by its doors",
+    ),
+    "past the doors of coordination": (
+        "multihost/spec.py",
+        "from holdfast.coordination.core.keys import Keys",
+        "Other rooms come to coordination by its doors",
+    ),
+    "past the doors of multihost": (
+        "launch/view.py",
+        "from holdfast.multihost.spec import ProcessSpec",
+        "Other rooms come to multihost by its doors",
+    ),
+    "past the doors of checkpoint": (
+        "cli/ls.py",
+        "def late():\n    from holdfast.checkpoint.saving import plan as plan\n",
+        "Other rooms come to checkpoint by its doors",
+    ),
+    "past the doors of a wing of checkpoint": (
+        "cli/ls.py",
+        "from holdfast.checkpoint.storage.local import LocalStorage",
+        "Other rooms come to checkpoint by its doors",
+    ),
+    "past the doors of launch": (
+        "cli/run.py",
+        "from holdfast.launch.engines.local import LocalEngine",
+        "Other rooms come to launch by its doors",
+    ),
+    "past the doors of compat": (
+        "cli/run.py",
+        "from holdfast.compat.orbax.args import PyTreeSave",
+        "Other rooms come to compat by its doors",
+    ),
+    "past the doors of web": (
+        "cli/web.py",
+        "from holdfast.web.snapshot import take",
+        "Other rooms come to web by its doors",
+    ),
     "a bare folder name": ("checkpoint/manager.py", "import multihost", "No bare folder names"),
     "a file that no floor names": (
         "multihost/news.py",

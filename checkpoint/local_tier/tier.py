@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -49,19 +49,18 @@ from ..errors import (
     naming_path,
 )
 from ..format.item_report import FileReport
-from ..format.limits import RECORD_LIMIT_BYTES
+from ..format.limits import RECORD_LIMIT_BYTES, check_step
 from ..format.record import Record, parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.cast import SaveDtype
 from ..saving.commit import SaveTarget
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.scheduler import SaveScheduler
-from ..saving.stager import SaveRequest, SaveStager
-from ..steps.lineage import Branch, Lineage, read_branches, run_of
+from ..saving.stager import SaveOrder, SaveRequest, SaveStager
+from ..steps.lineage import Branch, Lineage, NoLineage, read_branches, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.local import make_folders, sync_folder, write_all
@@ -111,7 +110,7 @@ class LocalTier:
         group: Group,
         options: Options,
         writer_id: str,
-        lineage: Lineage | None,
+        lineage: Lineage | NoLineage,
     ) -> None:
         local_path = os.path.abspath(os.fspath(local.path))
         self._local, self.storage, self._group, self._lineage = (
@@ -427,14 +426,7 @@ class LocalTier:
         if self._scheduler is not None:
             self._scheduler.started(step)
 
-    def save(
-        self,
-        step: int,
-        items: Mapping[str, Any],
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        dtype: SaveDtype = None,
-    ) -> SaveHandle:
+    def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises
         as staging does.
         """
@@ -443,10 +435,10 @@ class LocalTier:
         save_id = (  # the durable lane counts from 1
             f"{self._writer_id}{1 << 31 | self._counter:08x}"
         )
-        request = SaveRequest(self._counter, step, save_id)
-        self.started(step)
+        request = SaveRequest(self._counter, check_step(order.step), save_id)
+        self.started(order.step)
         with self._saver.preparing(request, self._group):
-            request = self._stager.stage(request, items, metrics, metadata, dtype)
+            request = self._stager.stage(request, order)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         return handle
@@ -518,7 +510,6 @@ class LocalTier:
 
     def _begin(self) -> list[Any]:
         """Returns the branch of this save, at the primary, once it is durable."""
-        assert self._lineage is not None
         branch = self._lineage.current()
         assert branch is not None
         return [branch.run, branch.number, branch.writer, branch.base]
@@ -813,10 +804,6 @@ class LocalTier:
             newest = self._found[0] if self._found else None
         survives = 0 if newest is None else newest.survives([peer.host for peer in self._peers])
         return counts | {"local_survives": survives, "local_off": self._off}
-
-    def is_busy(self) -> bool:
-        """Says whether a local save is in flight on this process."""
-        return self._saver.busy()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the local save in flight. Raises TimeoutError after `timeout_s`."""

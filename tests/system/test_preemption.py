@@ -21,18 +21,7 @@ from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
 from tests.support.paths import program
 
-PROGRAM = program("preempted_job")
-
-
-def run_case(case: str, count: int, *own: object) -> list[str]:
-    """Runs a case of the program without a coordinator of ours; returns what all have printed."""
-    return run_processes(PROGRAM, count, arguments=[f"127.0.0.1:{free_port()}", case, *own])
-
-
-def assert_one_stop(outputs: Sequence[str]) -> None:
-    """Asserts that all processes stopped at the same steps."""
-    stops = [stopped_at(output) for output in outputs]
-    assert stops[0] and stops == [stops[0]] * len(stops), outputs
+LOOP = program("preemption_loop")
 
 
 def stopped_at(output: str) -> list[int]:
@@ -74,8 +63,8 @@ def run_seeds(
         )
         address = spawned.address if spawned else f"127.0.0.1:{free_port()}"
         path = server.address if source == "gce" else folder
-        arguments = [address, "seeds", service, source, path, seeds.start, seeds.stop, *strides]
-        processes = stack.enter_context(Processes(PROGRAM, 4, arguments=arguments))
+        arguments = [address, service, source, path, f"({seeds.start}, {seeds.stop})", strides]
+        processes = stack.enter_context(Processes(LOOP, 4, arguments=arguments))
         for seed in seeds:
             for index in range(4):
                 processes.wait_for(index, f"ready {seed}.", timeout_s=100)
@@ -86,20 +75,20 @@ def run_seeds(
     return [f.output for f in finished]
 
 
-def test_sigterm_to_one_of_four_stops_all(tmp_path: Path) -> None:
+def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
     """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps;
     the user's handler still runs.
     """
     outputs = run_seeds("signal", range(4, 6), "ours", tmp_path, [1, 7])
     steps = [stopped_at(output) for output in outputs]
     assert steps == [steps[0]] * 4 and len(steps[0]) == 2 and steps[0][1] % 7 == 0
-    assert ["user's handler ran" in output for output in outputs] == [True, True, False, False]
+    assert ["the user's handler ran" in output for output in outputs] == [True, True, False, False]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["ours", "jaxlib's"])
 @pytest.mark.parametrize("source", ["signal", "file", "gce", "slurm", "program"])
-def test_seeds_of_each_source_stop_alike(source: str, service: str, tmp_path: Path) -> None:
+def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_path: Path) -> None:
     """50 of 50 seeds for each source (25 on each service), four processes with random delays, every
     step and every 7: one step for all.
     """
@@ -108,73 +97,73 @@ def test_seeds_of_each_source_stop_alike(source: str, service: str, tmp_path: Pa
     steps = [stopped_at(output) for output in outputs]
     assert len(steps[0]) == 25 and steps == [steps[0]] * 4
     if source == "signal":
-        assert [output.count("user's handler ran") for output in outputs] == [
+        assert [output.count("the user's handler ran") for output in outputs] == [
             sum(n in signalled(seed) for seed in seeds) for n in range(4)
         ]
 
 
-@pytest.mark.parametrize(
-    ("case", "count", "own"),
-    [
-        ("lockstep", 3, []),
-        ("jax_service", 2, ["ours"]),
-        ("jax_service", 2, ["theirs"]),
-        ("early_source", 2, []),
-        ("starting", 2, []),
-    ],
-)
-def test_all_stop_at_one_step(case: str, count: int, own: list[str]) -> None:
-    """With a device collective in every step, which blocks main threads. Where JAX's own service
-    was left on: a notice that its C handler never saw reaches it, and one that it alone got reaches
-    ours. With sources and questions from before initialize(), and a late question. With SIGTERM
-    twice while jax starts, once all have joined.
+def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
+    """With a device collective in every step, which blocks main threads, all still agree, and no
+    process passes the step.
     """
-    assert_one_stop(run_case(case, count, *own))
+    script = program("preemption_processes_lockstep_collectives_stop")
+    assert (
+        len(
+            {
+                tuple(stopped_at(output))
+                for output in run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
+            }
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize("case", ["before_step_0", "withdrawn"])
-def test_a_notice_holds_while_it_stands(case: str) -> None:
-    """Told before anybody asked, every process hears it at its first question. Notices stand until
-    all are withdrawn, the earliest deadline is everybody's, and then all answer False from one step
-    on.
+def test_a_notice_before_step_0_holds_at_step_0() -> None:
+    """Told before anybody asked, every process hears it at its first question."""
+    script = program("preemption_notice_before_step_0")
+    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
+
+
+def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
+    """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
+    answer False from one step on.
     """
-    run_case(case, 2)
+    script = program("preemption_withdrawn_notice_ends_at")
+    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 @pytest.mark.slow
 def test_a_process_that_never_asks_is_named() -> None:
     """When one process has no sync point, the others' question ends with an error that names it."""
-    outputs = run_case("never_asks", 3)
-    for output in outputs[:2]:
-        assert "missing (2,)" in output and "no answer from processes [2] of 3" in output, output
+    script = program("preemption_process_never_asks_named")
+    run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 @pytest.mark.slow
-def test_a_dead_announcer_is_taken_over() -> None:
+def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
     """A process that dies after announcing, before it sent any mail, does not hold the others up:
     they agree without it.
     """
+    script = program("preemption_announcer_dies_half_way")
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
-            PROGRAM,
-            3,
-            arguments=[service.address, "dead_announcer"],
-            codes=[0, 0, -signal.SIGKILL],
+            script, 3, arguments=[service.address], codes=[0, 0, -signal.SIGKILL]
         )
-    assert_one_stop(outputs[:2])
+    assert stopped_at(outputs[0]) == stopped_at(outputs[1])
 
 
 @pytest.mark.slow
-def test_without_coordinator_a_process_still_answers() -> None:
+def test_without_its_coordinator_a_process_still_answers() -> None:
     """With the coordinator dead, questions are answered at once; a notice then is no reason to stop
     alone, and is logged.
     """
+    script = program("preemption_without_coordinator_process_still")
     with CoordinationService.spawn(
         2, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
-        with Processes(PROGRAM, 2, arguments=[service.address, "coordinator_dies"]) as processes:
+        with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "begun")
             os.kill(service.pid, signal.SIGKILL)
             processes.kill(1)
@@ -182,28 +171,63 @@ def test_without_coordinator_a_process_still_answers() -> None:
     assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
 
 
-def test_under_plain_jax_sigterm_reaches_both() -> None:
+def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
+    """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
+    only JAX got reaches ours.
+    """
+    script = program("preemption_jax_own_sync_point")
+    for whose in ("ours", "theirs"):
+        assert (
+            len(
+                {
+                    tuple(stopped_at(output))
+                    for output in run_processes(
+                        script, 2, arguments=[f"127.0.0.1:{free_port()}", whose]
+                    )
+                }
+            )
+            == 1
+        )
+
+
+def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
     """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
     one step, and JAX's own is notified.
     """
-    with Processes(PROGRAM, 2, arguments=[f"127.0.0.1:{free_port()}", "plain_jax"]) as processes:
+    script = program("preemption_under_plain_jax_distributed")
+    with Processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
         for index in range(2):
             processes.wait_for(index, "ready")
         processes.kill(1, signal.SIGTERM)
         finished = processes.wait()
     assert [f.code for f in finished] == [0, 0], "\n".join(f.output for f in finished)
-    assert_one_stop([f.output for f in finished])
+    assert stopped_at(finished[0].output) == stopped_at(finished[1].output) != []
 
 
-def test_agree_on_step_spreads_the_primarys_decision() -> None:
+def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
     """Rank 0 proposes again and again; each proposal is reached once, at the same step in every
     process, ahead of all.
     """
-    assert len(set(run_case("proposals", 3))) == 1
+    script = program("preemption_agree_step_spreads_primarys")
+    assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1
+
+
+SOURCES = program("preemption_sources")
+
+
+def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
+    """What was added or asked before initialize() counts in the job, a late question is answered,
+    and there is never a second one.
+    """
+    outputs = run_processes(SOURCES, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1
+
+
+LEAVING = program("preemption_leaving")
 
 
 @pytest.mark.parametrize("notified", [0, 1])
-def test_a_notice_while_some_leave(notified: int) -> None:
+def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
     """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops
     both at one step; nobody dies of it.
     """
@@ -211,7 +235,7 @@ def test_a_notice_while_some_leave(notified: int) -> None:
     assert "left" in outputs[0]
 
 
-def test_a_notice_after_some_have_left() -> None:
+def test_a_notice_after_some_have_left_is_agreed_on_by_the_rest() -> None:
     """Process 0 did not wait for the others, and is gone: the agreement does not wait for it."""
     notify_while_leaving(1, ("left", "asking", "asking"), shutdown_s=0.1)
 
@@ -220,16 +244,17 @@ def notify_while_leaving(notified: int, marks: Sequence[str], shutdown_s: float)
     """Sends SIGTERM once each process has printed its mark, and returns what all have printed:
     those that ask stop at one step.
     """
-    arguments = [f"127.0.0.1:{free_port()}", "leaving", shutdown_s]
-    with Processes(PROGRAM, 3, arguments=arguments) as processes:
+    with Processes(LEAVING, 3, arguments=[f"127.0.0.1:{free_port()}", shutdown_s]) as processes:
         for index, text in enumerate(marks):
             processes.wait_for(index, text)
         processes.kill(notified, signal.SIGTERM)
         finished = processes.wait()
     outputs = [each.output for each in finished]
     assert [each.code for each in finished] == [0, 0, 0], "\n".join(outputs)
-    assert_one_stop(outputs[1:])
-    assert 10 < stopped_at(outputs[1])[0] < 200, outputs
+    assert (
+        stopped_at(outputs[1]) == stopped_at(outputs[2]) != []
+        and 10 < stopped_at(outputs[1])[0] < 200
+    ), outputs
     return outputs
 
 
@@ -238,15 +263,25 @@ def status_of(service: CoordinationService) -> list[Any]:
         return list(client.status().tasks)
 
 
-def test_sigterm_before_all_have_joined_ends_it() -> None:
+STARTING = program("preemption_starting")
+
+
+def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a
     preemption.
     """
+    script = program("preemption_waiting")
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
-        with Processes(PROGRAM, 1, arguments=[service.address, "joining"]) as processes:
+        with Processes(script, 1, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")
             while not any(task.has_session for task in status_of(service)):
                 time.sleep(0.01)
             processes.kill(0, signal.SIGTERM)
             (finished,) = processes.wait()
     assert finished.code == -signal.SIGTERM, finished.output
+
+
+def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
+    """While jax starts, twice: the process lives, and all stop at one step."""
+    outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert len({tuple(stopped_at(output)) for output in outputs}) == 1

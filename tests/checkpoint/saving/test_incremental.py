@@ -50,6 +50,7 @@ from holdfast.cli import main
 from tests.checkpoint.golden.read import read_chunks
 from tests.support.checkpointing import run_together
 from tests.support.libraries import need
+from tests.support.paths import program
 
 FAST = Options(incremental=True, check_free_space=False)
 
@@ -388,22 +389,7 @@ def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
     writes everything.
     """
     run_together(
-        """
-        with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
-            for step in range(5):
-                base, moving = state(1, 1 << 16), state(step)
-                if step == 3 and index == 1:
-                    manager._history.forget()
-                manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
-                manager.wait_until_finished()
-                linked = manager.statistics()["save_linked_bytes"]
-                assert linked == (1 << 18) * (step if step < 3 or index == 0 else step - 1), (step, linked)
-            for step in (3, 4):
-                got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
-                for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
-                    for a, b in zip(got[name].addressable_shards, want.addressable_shards):
-                        assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)
-        """,
+        program("incremental_two_processes_each_know"),
         2,
         tmp_path,
     )

@@ -10,11 +10,11 @@ from typing import Any
 
 assert "jax" not in sys.modules
 
-import orbax.checkpoint as ocp  # noqa: E402
-import orbax.checkpoint.checkpoint_utils  # noqa: E402, F401
-import orbax.checkpoint.experimental.v1 as ocp_v1  # noqa: E402
-from orbax.checkpoint import args, checkpoint_managers, test_utils, v1  # noqa: E402, F401
-from orbax.checkpoint.checkpoint_managers import LatestN  # noqa: E402, F401
+import orbax.checkpoint as ocp
+import orbax.checkpoint.checkpoint_utils  # noqa: F401
+import orbax.checkpoint.experimental.v1 as ocp_v1
+from orbax.checkpoint import args, checkpoint_managers, test_utils, v1  # noqa: F401
+from orbax.checkpoint.checkpoint_managers import LatestN  # noqa: F401
 
 
 def whose(_: Any = None) -> str:

@@ -19,9 +19,9 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 
-from holdfast.compat import orbax as ocp  # noqa: E402
-from holdfast.compat.orbax import checkpoint_utils, v1  # noqa: E402, F401
-from holdfast.compat.orbax.checkpoint_managers import (  # type: ignore[import-not-found]  # noqa: E402
+from holdfast.compat import orbax as ocp
+from holdfast.compat.orbax import checkpoint_utils, v1  # noqa: F401
+from holdfast.compat.orbax.checkpoint_managers import (  # type: ignore[import-not-found]
     LatestN,  # noqa: F401
 )
 
