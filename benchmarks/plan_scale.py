@@ -23,7 +23,7 @@ from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.record_builder import build_record, check_plan
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record, check_plan
 
 PROCESSES = 4096
 
@@ -91,7 +91,9 @@ def many_processes() -> None:
         "started_s": 0.0,
         "finished_s": 1.0,
     }
-    data = timed("record built", lambda: build_record(1, {"state": (plan, reports)}, **facts))
+    data = timed(
+        "record built", lambda: build_record(RecordHead(1, **facts), {"state": (plan, reports)})
+    )
     timed("record parsed", lambda: parse_record(data, "checkpoint.json"))
     timed(
         "plan checked at the primary, once for each plan",

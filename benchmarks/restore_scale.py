@@ -32,7 +32,7 @@ from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import WAVE_BYTES, _waves
 from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, _own_chunks, make_plan
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 
 SAVE_ID = "9f3a61c2"
@@ -64,7 +64,7 @@ class PlannedStore:
     def pack(self, rank: int, pack: int) -> tuple[PackPlan, bytes]:
         """Returns a pack of any process, and its header."""
         if rank not in self._packs:
-            own = _own_chunks(self._plan.leaves, self._plan.arrays, rank)
+            own = _own_chunks(self._plan.arrays, rank)
             self._packs[rank] = {
                 number: lay_out_pack(self._plan, chunks) for number, chunks in own.items()
             }
@@ -129,7 +129,7 @@ def save(plan: Plan) -> PlannedStore:
         "finished_s": 1.0,
     }
     store.record = timed(
-        "record built", lambda: build_record(1, {"state": (plan, reports)}, **facts)
+        "record built", lambda: build_record(RecordHead(1, **facts), {"state": (plan, reports)})
     )
     return store
 

@@ -247,7 +247,7 @@ def test_tests_mirror_the_tree() -> None:
                 )
 
 
-def test_no_wing_is_crowded_and_none_says_more_than_its_purpose() -> None:
+def test_no_wing_is_crowded_or_talks_too_much() -> None:
     """A room has at most 12 modules beside its wings (cli: a file a command), a wing at most 14 and
     a docstring for an `__init__`.
 
@@ -290,7 +290,7 @@ def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", ["coordination", "multihost", "checkpoint", "launch"])
-def test_the_face_of_a_room_lists_what_it_offers(room: str) -> None:
+def test_faces_list_what_a_room_offers(room: str) -> None:
     """Every name of `__all__` exists and is public, and no module or wing of the room bears it."""
     code = (
         f"import holdfast.{room} as m; assert all(not n.startswith('_') and hasattr(m, n) for n in"

@@ -24,7 +24,7 @@ from ..format.item_report import ItemReport, is_file_of
 from ..format.limits import ITEM_NAME
 from ..format.record import whole
 from ..saving.plan_mismatch import check_json, check_shares
-from ..saving.record_builder import TreeText, build_record
+from ..saving.record_builder import RecordHead, TreeText, build_record
 from ..steps.lineage import RUN_ID, Branch
 from ..storage.tombstone import body_of, sealed
 
@@ -276,15 +276,17 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
         _check_item(name, tree, reports)
         items[name] = tree, reports
     return build_record(
-        key.step,
+        RecordHead(
+            key.step,
+            writer=key.save_id,
+            processes=key.processes,
+            started_s=head.started_s,
+            finished_s=head.finished_s,
+            metrics=head.metrics,
+            metadata=head.metadata,
+            opening=key.branch,
+        ),
         items,
-        writer=key.save_id,
-        processes=key.processes,
-        started_s=head.started_s,
-        finished_s=head.finished_s,
-        metrics=head.metrics,
-        metadata=head.metadata,
-        opening=key.branch,
     )
 
 
