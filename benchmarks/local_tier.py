@@ -68,8 +68,9 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[float]]:
-    """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting
-    the same files with the same bytes.
+    """Returns seconds of saves: blocked by either kind, of a local one, and of overwriting.
+
+    What is overwritten are the same files, with the same bytes.
     """
     found: dict[str, list[float]] = {
         "blocked durable": [],
@@ -99,8 +100,9 @@ def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[f
 
 
 def overwrite(memory: Path, state: Any) -> None:
-    """Writes the state over four files, on as many threads, and checksums it as it goes: what a
-    local save cannot do without.
+    """Writes the state over four files, on as many threads, and checksums it as it goes.
+
+    A local save cannot do without that.
     """
     views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
 
@@ -120,8 +122,9 @@ def overwrite(memory: Path, state: Any) -> None:
 def beside_a_durable_save(
     state: Any, throttle_s: float, memory: Path, disk: Path
 ) -> dict[str, list[float]]:
-    """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as
-    many with none in flight.
+    """Returns blocked seconds of local saves beside a durable save, and with none in flight.
+
+    The durable save takes `throttle_s`.
     """
     began = 0.0
 
@@ -161,8 +164,9 @@ def beside_a_durable_save(
 
 @contextmanager
 def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection, int]]:
-    """Yields the address of a part server in a process of its own, a connection that answers with
-    its CPU seconds so far, and its id.
+    """Yields the address of a part server in a process of its own, and how to ask for its CPU.
+
+    That is a connection that answers with its CPU seconds so far, and its process id.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -199,8 +203,10 @@ def run_on(cores: set[int], process: int) -> None:
 
 
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
-    """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of
-    restores from own folder and peer.
+    """Returns the CPU seconds a GB of copying, and the seconds of restores.
+
+    Copying is timed on both sides, and its checks alone; restores are from the own folder and from
+    a peer.
     """
     found: dict[str, list[float]] = {}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
@@ -282,8 +288,9 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
 
 
 def decision() -> float:
-    """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps
-    with a copy of each part.
+    """Returns the CPU seconds of a decision among the inventories of 4,096 processes.
+
+    They have two steps, with a copy of each part.
     """
     count = 4096
     files = [
@@ -313,8 +320,9 @@ def decision() -> float:
 
 
 def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:
-    """Returns the seconds of saves of Orbax's p2p manager into its local folder; none where it does
-    not run in one process.
+    """Returns the seconds of saves of Orbax's p2p manager into its local folder.
+
+    There are none where it does not run in one process.
     """
     import orbax.checkpoint as ocp
     from orbax.checkpoint.experimental.emergency.p2p import args, checkpoint_manager, options

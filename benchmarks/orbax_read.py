@@ -42,9 +42,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def in_turns(rounds: int, **work: Callable[[], Any]) -> dict[str, float]:
-    """Runs all pieces of work once to warm up, then in turns; returns the median seconds of
-    each.
-    """
+    """Runs all pieces of work once to warm up, then in turns; returns their median seconds."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, function in work.items():
@@ -74,8 +72,9 @@ def restores(folder: Path, name: str, tree: dict[str, Any], rounds: int) -> None
 
 
 def read_all(paths: list[Path]) -> None:
-    """Reads files with four threads into buffers that are used again: as fast as plain reading
-    goes.
+    """Reads files with four threads into buffers that are used again.
+
+    Plain reading goes no faster.
     """
 
     def ranges() -> list[tuple[Path, int]]:

@@ -62,8 +62,9 @@ _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
 def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
-    """Writes a line for whoever measures; a line is short enough to stay whole beside those of
-    others.
+    """Writes a line for the process that measures.
+
+    It is short enough to stay whole beside the lines of others.
     """
     line = json.dumps(
         {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more
@@ -73,8 +74,9 @@ def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
 
 
 def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
-    """Returns the step after which a process of `attempt` dies; the one before the first attempt is
-    0.
+    """Returns the step after which a process of `attempt` dies.
+
+    The one before the first attempt is 0.
     """
     return attempt * arguments.save_every + arguments.after if attempt else 0
 
@@ -156,8 +158,9 @@ class Orbax:
 def train(
     arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any
 ) -> None:
-    """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends
-    with its first new step.
+    """Trains as a process of the job, up to its attempt's kill.
+
+    The attempt after the last one ends with its first new step.
     """
     sys.path.insert(0, str(EXAMPLES))
     import jax
@@ -214,8 +217,9 @@ def train(
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
-    """Trains as a worker of JaxTrainer. Ray numbers no attempts: each worker counts its own
-    starts.
+    """Trains as a worker of JaxTrainer.
+
+    Ray numbers no attempts: each worker counts its own starts.
     """
     import ray.train
 
@@ -256,8 +260,9 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
 
 
 class Watch:
-    """Reads the launcher's output and the processes' marks, and sees processes end: `marks` is all
-    that came of it.
+    """Reads the launcher's output and the processes' marks, and sees processes end.
+
+    `marks` is all that came of it.
     """
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
@@ -315,8 +320,9 @@ class Watch:
 
 
 def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
-    """Yields for each kill the seconds from it to the end of each part, and the `steps` that were
-    done again.
+    """Yields for each kill the seconds from it to the end of each part.
+
+    `steps` are those that were done again.
     """
     for killed in (each for each in marks if each["name"] == "killed"):
         attempt = killed["attempt"]
@@ -419,8 +425,9 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns for each launcher and part the seconds that it took, and those since the kill;
-    medians, and the span of the total.
+    """Returns for each launcher and part the seconds that it took, and those since the kill.
+
+    Medians, and the span of the total.
     """
     lines = [
         f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |",
@@ -449,9 +456,7 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def bars(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns a plot in text: the seconds from the kill to the first new step, and what they went
-    to.
-    """
+    """Returns a plot in text: the seconds from the kill to the first new step, by part."""
     scale = 40 / max(statistics.median(each["new"] for each in found) for found in results.values())
     lines = []
     for name, found in results.items():

@@ -48,8 +48,9 @@ def checksum_of_zeros(nbytes: int) -> ChunkChecksum:
 
 
 class PlannedStore:
-    """A store that holds what a plan says, all zeros; of the Storage protocol what a restore asks
-    for.
+    """A store that holds what a plan says, all zeros.
+
+    It has of the Storage protocol what a restore asks for.
     """
 
     root = "planned"
@@ -93,9 +94,7 @@ class PlannedStore:
 
 
 class CountingGroup:
-    """The primary's side of a group: counts messages, and the bytes that its service sends to all
-    others.
-    """
+    """The primary's side of a group: counts messages, and the bytes sent to all others."""
 
     index = 0
     count = PROCESSES
@@ -111,8 +110,9 @@ class CountingGroup:
 
 
 def save(plan: Plan) -> PlannedStore:
-    """Returns a store that has a save of the plan. Headers whose size nobody asks for are taken to
-    be as long as the longest of rank 0.
+    """Returns a store that has a save of the plan.
+
+    Headers whose size nobody asks for are taken to be as long as the longest of rank 0.
     """
     store = PlannedStore(plan)
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
@@ -149,9 +149,7 @@ def regions_of(leaf: Leaf, rank: int) -> list[tuple[tuple[int, int], ...]]:
 def restore(
     store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str
 ) -> None:
-    """Prints the waves in which one process reads its regions of all leaves, and what it reads in
-    all.
-    """
+    """Prints the waves in which one process reads its regions of all leaves, and the sums."""
     item = record.items["state"]
     saved = {leaf.path: leaf for leaf in item.leaves}
     placed: list[Any] = [

@@ -128,8 +128,9 @@ class Holdfast:
 
 
 class Orbax:
-    """Orbax's manager, asynchronous as it comes; and holdfast's facade, of the same calls, by the
-    change of import.
+    """Orbax's manager, asynchronous as it comes.
+
+    And holdfast's facade, of the same calls, by the change of import.
     """
 
     def __init__(self, folder: Path, module: str) -> None:
@@ -258,8 +259,9 @@ def restore_fresh(
 
 
 def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
-    """Is one process of one workload: prints a JSON object of times, and leaves a step for fresh
-    restores.
+    """Works as one process of one workload: prints a JSON object of times.
+
+    It leaves a step for fresh restores.
     """
     import jax
 
@@ -323,8 +325,9 @@ def _check(state: Any, found: Any) -> None:
 
 
 def _let_go() -> None:
-    """Gives the memory of dead arrays back to the system: what one system keeps would be missing
-    for the next.
+    """Gives the memory of dead arrays back to the system.
+
+    What one system keeps would be missing for the next.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -355,8 +358,9 @@ def _status(key: str) -> int:
 
 
 def run_job(name: str, *words: object) -> list[Any]:
-    """Runs the processes of one job of a workload, with these words and their places in it; returns
-    what each printed.
+    """Runs the processes of one job of a workload; returns what each printed.
+
+    They get these words, and their places in the job.
     """
     count, devices, *_ = WORKLOADS[name]
     with socket.socket() as probe:

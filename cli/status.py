@@ -135,8 +135,9 @@ def _try_to_connect(address: str) -> str:
 
 
 def _print_stacks(client: StatusClient) -> None:
-    """Prints what is wrong, and the stacks of all processes, in order. Threads of ours and of the
-    runtime are counted only.
+    """Prints what is wrong, and the stacks of all processes, in order.
+
+    Threads of ours and of the runtime are counted only.
     """
     for finding in diagnose(gather(client, with_stacks=True)):
         click.echo(finding.text)

@@ -33,9 +33,7 @@ _COLUMNS = (
 
 
 def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
-    """Returns what is wrong, a headline, and a table each of processes, local steps and
-    barriers.
-    """
+    """Returns what is wrong, a headline, and tables of processes, local steps and barriers."""
     parts: list[str | Text | Table] = [Text(finding.text, style="bold red") for finding in findings]
     parts.append(Text(_headline(status), style="bold"))
     if status.goodput_s:

@@ -1,8 +1,7 @@
-"""The story of `make demo`: four processes train, one is preempted, all save the same step, and two
-go on to the same end.
+"""The story of `make demo`: four processes train, one is preempted, and two go on.
 
-Everything happens on this machine, under demo-run/. What runs is examples/train_digits.py,
-unchanged, under `holdfast run`.
+All four save the same step, and the two go on from it to the same end. Everything happens on this
+machine, under demo-run/. What runs is examples/train_digits.py, unchanged, under `holdfast run`.
 """
 
 import json
@@ -37,8 +36,9 @@ def last_step(log):
 
 
 def run(name, processes, directory, preempt_at=None):
-    """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets
-    SIGTERM. Returns (exit code, report).
+    """Runs the trainer under `holdfast run`; returns (exit code, report).
+
+    At step `preempt_at`, one of its processes gets SIGTERM.
     """
     log = FOLDER / f"{directory}.jsonl"
     report = FOLDER / f"{name}.json"

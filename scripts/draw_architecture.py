@@ -88,8 +88,9 @@ def modules_of(path: Path) -> Iterator[list[str]]:
 
 
 def imports(depth: int, folder: str = "") -> dict[str, set[str]]:
-    """Returns which rooms (`depth` 0), or wings and files of the room `folder` (1), import which
-    others.
+    """Returns which rooms, or wings and files of the room `folder`, import which others.
+
+    `depth` is 0 for rooms, 1 for the inside of a room.
     """
     found: dict[str, set[str]] = {}
     for path in sorted(

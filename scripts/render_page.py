@@ -1,7 +1,6 @@
-"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png. Needs
-playwright and Chromium.
+"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png.
 
-python scripts/render_page.py
+Needs playwright and Chromium. python scripts/render_page.py
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Renders what the commands print into docs/screens/*.svg: `python scripts/render_screens.py [NAME
-...]`.
+"""Renders what the commands print into docs/screens/*.svg.
+
+Run as `python scripts/render_screens.py [NAME ...]`.
 """
 
 from __future__ import annotations

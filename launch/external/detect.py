@@ -101,8 +101,7 @@ def slurm_attempt(environment: Mapping[str, str]) -> int:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
-    """A pod of an Indexed Job or of a JobSet, with what `holdfast kubernetes` writes into the
-    manifest.
+    """A pod of an Indexed Job or of a JobSet, as `holdfast kubernetes` writes the manifest.
 
     K8S-1: the process is job index x parallelism + completion index; the completion index alone
     repeats across the jobs of a set.

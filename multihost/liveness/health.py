@@ -191,7 +191,7 @@ def health() -> Health:
     group_client = current_group_client()
     job = current_job()
     with job.lock:
-        current = job.part(Health)
+        current = job.get(Health)
         if current is None or current.group_client is not group_client:
             if current is not None:
                 current.close()
@@ -202,7 +202,7 @@ def health() -> Health:
 
 def lost_tasks(group_client: GroupClient) -> list[int]:
     """Returns the task ids of a client's processes whose lives are known to have ended."""
-    current = current_job().part(Health)
+    current = current_job().get(Health)
     if current is None or current.group_client is not group_client:
         return []
     return [group_client.task(process) for process in current.failed()]
