@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,11 +22,15 @@ sys.meta_path.insert(0, Hidden())
 
 from holdfast.compat import orbax as ocp
 from holdfast.compat.orbax import checkpoint_utils, v1  # noqa: F401
-from holdfast.compat.orbax.checkpoint_managers import (  # type: ignore[import-not-found]
-    LatestN,  # noqa: F401
-)
 
-found = [ocp.CheckpointManager, v1.load, ocp.args.StandardSave, ocp.multihost.process_index]
+managers = importlib.import_module("holdfast.compat.orbax.checkpoint_managers")
+found = [
+    managers.LatestN,
+    ocp.CheckpointManager,
+    v1.load,
+    ocp.args.StandardSave,
+    ocp.multihost.process_index,
+]
 assert all(found)
 assert ocp.experimental.v1 is v1
 sys.exit("orbax" in sys.modules)
