@@ -94,6 +94,7 @@ def restore_item(
     step_dir: str,
     record: Record,
     item: str = "state",
+    *,
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
@@ -330,6 +331,7 @@ def restore_files(
     step_dir: str,
     record: Record,
     item: str,
+    *,
     like: Any = None,
     selection: PerProcessSelection | None = None,
 ) -> Any:
@@ -395,7 +397,13 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
 
 
 def restore_any(
-    storage: Storage, step_dir: str, record: Record, item: str, like: Any, options: RestoreOptions
+    storage: Storage,
+    step_dir: str,
+    record: Record,
+    item: str,
+    *,
+    like: Any,
+    options: RestoreOptions,
 ) -> Any:
     """Restores an item of any kind: a tree, a JSON value, or the state of an iterator.
 

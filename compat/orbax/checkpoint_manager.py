@@ -50,7 +50,7 @@ class CheckpointManager(AbstractCheckpointManager):
     which is the attribute `native`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 Orbax's
         self,
         directory: str | os.PathLike[str],
         checkpointers: Any = None,
@@ -185,7 +185,7 @@ class CheckpointManager(AbstractCheckpointManager):
         """Says whether the job has to stop at this step."""
         return self.native.reached_preemption(step)
 
-    def save(
+    def save(  # noqa: PLR0917 Orbax's
         self,
         step: int,
         items: Any = None,

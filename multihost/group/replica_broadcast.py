@@ -55,7 +55,7 @@ def get_available_memory(in_tree: Any, scaling_factor: float) -> int:
     return int((get_device_memory() - tree_memory_per_device(in_tree)) * scaling_factor / _COPIES)
 
 
-def broadcast_one_replica_to_all(
+def broadcast_one_replica_to_all(  # noqa: PLR0917 as trainers know it from Orbax
     in_tree: tuple[Leaf, ...],
     global_mesh: jax.sharding.Mesh,
     replica_axis_index: int,

@@ -100,7 +100,7 @@ class Membership:
 
 # More than eight parameters: the names that callers know from jax.distributed.initialize, and the
 # settings of a whole job, which a program gives in one place.
-def initialize(
+def initialize(  # noqa: PLR0913
     coordinator_address: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,

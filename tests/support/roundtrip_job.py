@@ -208,8 +208,8 @@ def do_read_once(request: dict[str, Any]) -> None:
         "",
         read_record(store, ""),
         "state",
-        build(request["tree"], like),
-        RestoreOptions(read_once=True),
+        like=build(request["tree"], like),
+        options=RestoreOptions(read_once=True),
     )
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
 

@@ -24,7 +24,7 @@ like = {
     leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
     for leaf in record.items["state"].leaves
 }
-got = restore_item(storage, "", record, "state", like)
+got = restore_item(storage, "", record, "state", like=like)
 needed = sum(shard.data.nbytes for array in got.values() for shard in array.addressable_shards)
 for path, array in got.items():
     mine = array.addressable_shards[0].index[0]
@@ -49,7 +49,7 @@ if index == 0:
         pack.write(bytes([byte ^ 1]))
 group.barrier("one byte is another", timeout_s=60)
 try:
-    restore_item(storage, "", record, "state", like)
+    restore_item(storage, "", record, "state", like=like)
 except Corrupt as error:
     assert index == 5 and error.leaf == "w", error
 else:

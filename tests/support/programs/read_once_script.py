@@ -71,7 +71,7 @@ if sys.argv[5] == "exact":
 gaps = 0 if sys.argv[5] == "exact" else 1 << 16
 storage = Counting(folder)
 record = read_record(storage, "")
-got = restore_item(storage, "", record, "state", dist(tree), RestoreOptions(read_once=True))
+got = restore_item(storage, "", record, "state", like=dist(tree), options=RestoreOptions(read_once=True))
 for (path, a), b in zip(
     jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree), strict=True
 ):
@@ -87,5 +87,5 @@ if index == 0:
     assert total <= sum(counts) <= total + gaps, (counts, total)
     assert max(counts) < 1.3 * total / count, (counts, total)
 plain = Counting(folder)
-restore_item(plain, "", record, "state", dist(tree))
+restore_item(plain, "", record, "state", like=dist(tree))
 assert total <= plain.bytes <= total + gaps, (plain.bytes, total)
