@@ -39,11 +39,12 @@ from crc32c import crc32c
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options, Progress
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
+from holdfast.checkpoint.local_tier.inventory import FoundStep, living_steps, record_of
+from holdfast.checkpoint.local_tier.part_copier import copy_file
 from holdfast.checkpoint.local_tier.part_server import PartServer
-from holdfast.checkpoint.local_tier.parts import Branch, FoundStep, living_steps, record_of
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
-from holdfast.checkpoint.local_tier.tier import copy_file
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
+from holdfast.checkpoint.steps.lineage import Branch
 from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
@@ -209,7 +210,7 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     (part,) = owner.scan()
     gigabytes = sum(part.files.values()) / 1e9
     assert part.head is not None
-    step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
+    step = FoundStep(part.key, [part.summary().report], [[0]])
     record = record_of(step, part.head)
     with (
         peer_process(memory / "owner", run) as (address, peer_cpu, peer),
