@@ -71,7 +71,7 @@ class Ours:
 
     def settle(self) -> None:
         """Waits for deletions: they are nobody else's time."""
-        self.manager._worker.wait(60)
+        self.manager._state.worker.wait(60)
 
     def written(self) -> int:
         return int(self.manager.statistics()["save_written_bytes"])

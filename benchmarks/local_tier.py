@@ -91,7 +91,7 @@ def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[f
                 continue
             if step % 4 == 0:
                 found["blocked durable"].append(blocked)
-                manager._worker.wait(60)
+                manager._state.worker.wait(60)
             elif step % 4 == 3:
                 found["blocked local"].append(blocked)
                 found["local save"].append(time.perf_counter() - began)

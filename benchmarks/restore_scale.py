@@ -31,7 +31,7 @@ from holdfast.checkpoint.restoring.match import LeafRequest
 from holdfast.checkpoint.restoring.memory_pool import MemoryPool
 from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import WAVE_BYTES, _waves
-from holdfast.checkpoint.saving.pack_writer import PackPlan, _plan_pack
+from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, _own_chunks, make_plan
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
@@ -65,7 +65,7 @@ class PlannedStore:
         if rank not in self._packs:
             own = _own_chunks(self._plan.leaves, self._plan.arrays, rank)
             self._packs[rank] = {
-                number: _plan_pack(self._plan, chunks) for number, chunks in own.items()
+                number: lay_out_pack(self._plan, chunks) for number, chunks in own.items()
             }
         planned = self._packs[rank][pack]
         return planned, planned.frame.join(

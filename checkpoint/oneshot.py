@@ -38,10 +38,10 @@ from .restoring.restore import RestoreOptions, VerifyReport
 from .saving.cast import SaveDtype, cast_tree
 from .saving.commit import SaveTarget, run_protocol
 from .saving.save import SnapshotWork
-from .saving.stager import SaveRequest, SaveStager
-from .steps.claims import FOLDER, Writer
+from .saving.stager import SaveOrder, SaveRequest, SaveStager
+from .steps.claims import FOLDER
 from .steps.object_claims import open_claims
-from .steps.opening import give_up_claim, open_root
+from .steps.opening import OpenRoot, give_up_claim, open_root
 from .storage.base import Storage
 from .storage.path import StorePath, join, open_storage, split
 from .storage.threads import start_thread
@@ -93,22 +93,23 @@ def save(
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
-        _check_step(step, path), [check_item_name(name) for name in chosen]
-    storage = open_storage(path)
-    claims = open_claims(storage)
-    options = Options(save_timeout_s=timeout_s, per_process=per_process)
-    writer = open_root(storage, claims, group, options).writer
+        _check_step(step, path)
+        for name in chosen:
+            check_item_name(name)
+    root = _open(path, group, Options(save_timeout_s=timeout_s, per_process=per_process))
+    order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     try:
-        _save(
-            _stage(storage, group, options, writer, chosen, step, metadata, dtype, overwrite),
-            storage,
-            group,
-            options,
-            writer,
-        )
+        _run(root, _stage(root, order))
     finally:
         if group.index == 0:
-            give_up_claim(storage, claims, writer)
+            give_up_claim(root.storage, root.claims, root.writer)
+
+
+def _open(path: str | os.PathLike[str], group: Group, options: Options) -> OpenRoot:
+    storage = open_storage(path)
+    claims = open_claims(storage)
+    writer = open_root(storage, claims, group, options).writer
+    return OpenRoot(storage=storage, group=group, options=options, claims=claims, writer=writer)
 
 
 def _cast(value: Any, dtype: SaveDtype) -> Any:
@@ -135,40 +136,33 @@ def _refuse_for_orbax(
             raise ValueError(f"save: layout='orbax' does not take {name}=: {why}")
 
 
-def _stage(
-    storage: Storage,
-    group: Group,
-    options: Options,
-    writer: Writer,
-    items: dict[str, Any],
-    step: int,
-    metadata: Any,
-    dtype: SaveDtype,
-    overwrite: bool,
-) -> SaveRequest:
+def _stage(root: OpenRoot, order: SaveOrder) -> SaveRequest:
     """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
-    request = SaveRequest(0, 0, writer.id, overwrite)
+    request = SaveRequest(0, 0, root.writer.id, order.overwrite)
     try:
-        request = replace(request, step=_check_step(step, storage.root))
-        if group.index == 0 and not overwrite:
-            _refuse_existing(storage)
-        return SaveStager(storage, group, options).stage(request, items, None, metadata, dtype)
+        request = replace(request, step=_check_step(order.step, root.where))
+        if root.group.index == 0 and not order.overwrite:
+            _refuse_existing(root.storage)
+        return SaveStager(root.storage, root.group, root.options).stage(request, order)
     except Exception as error:
-        if group.count == 1:
+        if root.group.count == 1:
             raise
         return replace(request, broken=error)
 
 
-def _save(
-    request: SaveRequest, storage: Storage, group: Group, options: Options, writer: Writer
-) -> None:
-    claim = f"{FOLDER}/{writer.id}"
-    messages = f"checkpoint/save/{writer.id}"
+def _run(root: OpenRoot, request: SaveRequest) -> None:
     target = SaveTarget(
-        storage, group, request.key, "", claim, messages, options.save_timeout_s, request.overwrite
+        root.storage,
+        root.group,
+        request.key,
+        "",
+        claim=f"{FOLDER}/{root.writer.id}",
+        messages=f"checkpoint/save/{root.writer.id}",
+        timeout_s=root.options.save_timeout_s,
+        overwrite=request.overwrite,
     )
     try:
-        result = run_protocol(target, SnapshotWork(request, target, options))
+        result = run_protocol(target, SnapshotWork(request, target, root.options))
     finally:
         request.release()
     if result.error is not None:
@@ -179,7 +173,8 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
     """Returns the step; raises ValueError also where the folder is called as another: no reader
     would take it.
     """
-    step, name = check_step(step), split(os.fspath(path))[1]
+    step = check_step(step)
+    name = split(os.fspath(path))[1]
     if other_step(step, name) is not None:
         raise ValueError(
             f"save: the folder {name} is called as step {name} is, and step={step}; call it"
@@ -227,19 +222,13 @@ def load(
     the store cannot be read, ValueError for a root and a `like` that spans processes without a
     group.
     """
-    rank, count = (
-        (jax.process_index(), jax.process_count()) if group is None else (group.index, group.count)
-    )
-    selection = (
-        PerProcessSelection(rank, count) if process is None else PerProcessSelection(process)
-    )
     options = RestoreOptions(
         partial=partial,
         cast=cast,
         types=types,
         plain=plain,
         rename=rename,
-        per_process=selection,
+        per_process=_selection(process, group),
         host_memory_bytes=host_memory_bytes,
     )
     wanted = wanted_items(item, like, items)
@@ -249,6 +238,14 @@ def load(
         with naming_path(os.fspath(path)):
             values = _restore_items(_open_alone(path, wanted), wanted, options)
     return values[item] if items is None else values
+
+
+def _selection(process: int | None, group: Group | None) -> PerProcessSelection:
+    if process is not None:
+        return PerProcessSelection(process)
+    if group is not None:
+        return PerProcessSelection(group.index, group.count)
+    return PerProcessSelection(jax.process_index(), jax.process_count())
 
 
 def _restore_items(

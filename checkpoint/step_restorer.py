@@ -4,30 +4,22 @@ group.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from holdfast.multihost import Group
 
 from .agreement.exchange import ask_primary
 from .agreement.group_record import read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
-from .errors import StepGone, StepNotFound, error_text, naming_path
-from .format.step_folders import list_steps
-from .layouts.detect import ForeignSteps, restore_checkpoint
+from .errors import StepGone, StepNotFound, error_text
+from .format.record import Record
+from .layouts.detect import restore_checkpoint
 from .local_tier.parts import LocalKey
-from .local_tier.tier import LocalTier
-from .options import Options
 from .restoring.restore import RestoreOptions, restore_any
+from .step_catalog import StepCatalog
 from .steps.holds import add_hold
-from .steps.index import StepIndex
-from .steps.lineage import Lineage
-from .steps.root_report import RootReporter
 from .storage.base import Storage
-from .storage.path import join
 
 _log = logging.getLogger(__name__)
 # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
@@ -38,31 +30,15 @@ class StepRestorer:
     """Restores the steps of a manager. For one thread at a time; in a group every process calls the
     same, in the same order.
 
-    A step has a LocalKey where the hosts have it and the store has not. `name` is what the names of
-    its messages begin with.
+    A step has a LocalKey where the hosts have it and the store has not.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        group: Group,
-        options: Options,
-        name: str,
-        index: StepIndex,
-        foreign: ForeignSteps,
-        tier: LocalTier | None,
-        lineage: Lineage | None,
-        reporter: RootReporter | None,
-    ) -> None:
-        self._storage = storage
-        self._group = group
-        self._name = name
-        self._timeout_s = options.restore_timeout_s
-        self._index = index
-        self._foreign = foreign
-        self._tier = tier
-        self._lineage = lineage
-        self._reporter = reporter
+    def __init__(self, catalog: StepCatalog) -> None:
+        self._catalog = catalog
+        self._root = catalog.root
+        self._state = catalog.state
+        self._tier = catalog.tier
+        self._timeout_s = catalog.root.options.restore_timeout_s
 
     def restore(
         self,
@@ -83,80 +59,72 @@ class StepRestorer:
         """
         failures: dict[int, str] = {}
         gone = 0
-        if self._tier is not None:
-            self._tier.survey()
+        self._tier.survey()
         while True:
             step, key = self._choose(chosen, failures, fallback=fallback)
-            values, verdict = self._restore_alike(step, key, wanted, options, hold_s)
-            if verdict.error is None:
+            values, verdict = self._restore_alike(step, key, wanted, options, hold_s=hold_s)
+            error = verdict.error
+            if error is None:
                 assert values is not None
                 return values
             gives_way = fallback or (key is not None and chosen is None)
             if verdict.is_mistake or not gives_way:
-                raise verdict.error
-            _log.warning(
-                "%s %d of %s is passed over: %s",
-                "local step" if key else "step",
-                step,
-                self._storage.root,
-                verdict.error,
-            )
+                raise error
+            what = "step" if key is None else "local step"
+            _log.warning("%s %d of %s is passed over: %s", what, step, self._root.where, error)
             if key is not None:
-                assert self._tier is not None
                 self._tier.pass_over(key)
-            elif not isinstance(verdict.error, StepGone):
-                failures[step] = error_text(verdict.error)
-                self._index.pass_over(step)
-                if self._reporter is not None:
-                    self._reporter.report()
-            elif (gone := gone + 1) == MOST_GONE:
-                verdict.error.add_note(
+                continue
+            if not isinstance(error, StepGone):
+                failures[step] = error_text(error)
+                self._state.index.pass_over(step)
+                self._state.reporter.report()
+                continue
+            # A writer may delete faster than this process reads, without an end.
+            gone += 1
+            if gone == MOST_GONE:
+                error.add_note(
                     f"so were {MOST_GONE - 1} steps before it; hold_s keeps a step while it is read"
                 )
-                raise verdict.error
+                raise error
 
     # --- which step
 
     def _choose(
         self, chosen: int | None, failures: Mapping[int, str], *, fallback: bool
     ) -> tuple[int, LocalKey | None]:
-        """Returns the step to restore, alike on all processes; of several the newest that has not
-        failed yet.
-        """
+        """Returns the step to restore, alike on all processes: the newest that did not fail."""
         if chosen is not None and not fallback:
-            return chosen, self._local_key(
-                chosen, [chosen] if chosen in self._foreign or self._index.exists(chosen) else []
-            )
+            durable = [chosen] if self._catalog.has(chosen) else []
+            return chosen, self._local_key(chosen, durable)
         durable = self._agreed_steps()
-        steps = {*durable, *([] if self._tier is None else self._tier.steps())} - set(failures)
+        steps = {*durable, *self._tier.steps()} - set(failures)
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
-            root, tried = (
-                self._storage.root,
-                "; ".join(f"step {step}: {failure}" for step, failure in failures.items()),
-            )
+            where = self._root.where
+            tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
             raise StepNotFound(
-                f"no step of {root} restores: {tried}" if tried else f"there is no step in {root}",
-                path=root,
+                f"no step of {where} restores: {tried}"
+                if tried
+                else f"there is no step in {where}",
+                path=where,
             )
         return newest, self._local_key(newest, durable)
 
     def _local_key(self, step: int, durable: Sequence[int]) -> LocalKey | None:
-        if self._tier is None or step in durable:
+        if step in durable:
             return None
         return next((key for key in self._tier.found() if key.step == step), None)
 
     def _agreed_steps(self) -> list[int]:
         """Returns the primary's listing, on every process."""
-        found: list[int] = ask_primary(
-            self._group, f"{self._name}/steps", self.list_steps, self._timeout_s
+        listed: list[int] = ask_primary(
+            self._root.group,
+            f"{self._root.messages}/steps",
+            self._catalog.list_steps,
+            self._timeout_s,
         )
-        return found
-
-    def list_steps(self) -> list[int]:
-        """Returns the steps of the store, by a look at it."""
-        with naming_path(self._storage.root):
-            return [*list_steps(self._storage), *self._foreign]
+        return listed
 
     # --- one step
 
@@ -166,59 +134,72 @@ class StepRestorer:
         key: LocalKey | None,
         wanted: Mapping[str, Any],
         options: RestoreOptions,
+        *,
         hold_s: float,
     ) -> tuple[dict[str, Any] | None, Verdict]:
         """Returns the values by item, and how the restore ended on all processes."""
         agreement = RestoreAgreement(
-            self._group,
-            f"{self._name}/restore",
+            self._root.group,
+            f"{self._root.messages}/restore",
             f"{name_items(wanted)} of step {step}",
             self._timeout_s,
         )
         options = replace(options, before_collective=agreement.before_collective)
-        restore: Callable[[], dict[str, Any]]
-        if key is None:
-            restore = functools.partial(
-                self._restore_durable, step, wanted, options, hold_s, agreement
-            )
-        else:
-            restore = functools.partial(self._restore_local, key, wanted, options, agreement)
-        values, verdict = agreement.run(restore, join(self._storage.root, self._index.folder(step)))
-        if verdict.error is None and self._lineage is not None:
-            self._lineage.restored(step)
+
+        def restore() -> dict[str, Any]:
+            if key is not None:
+                return self._restore_local(key, wanted, options, agreement)
+            if step in self._catalog.foreign:
+                return self._restore_foreign(step, wanted, options, agreement, hold_s=hold_s)
+            return self._restore_durable(step, wanted, options, agreement, hold_s=hold_s)
+
+        values, verdict = agreement.run(restore, self._catalog.path_of(step))
+        if verdict.error is None:
+            self._state.lineage.restored(step)
         return values, verdict
+
+    def _hold(self, step: int, hold_s: float) -> None:
+        if hold_s > 0 and self._root.group.index == 0:
+            add_hold(self._root.storage, step, hold_s)
+
+    def _restore_foreign(
+        self,
+        step: int,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        agreement: RestoreAgreement,
+        *,
+        hold_s: float,
+    ) -> dict[str, Any]:
+        self._hold(step, hold_s)
+        checkpoint = self._catalog.foreign.open(step)
+        agreement.opened(checkpoint.info.save_id)
+        return {
+            item: restore_checkpoint(checkpoint, item, like, options)
+            for item, like in wanted.items()
+        }
 
     def _restore_durable(
         self,
         step: int,
         wanted: Mapping[str, Any],
         options: RestoreOptions,
-        hold_s: float,
         agreement: RestoreAgreement,
+        *,
+        hold_s: float,
     ) -> dict[str, Any]:
-        is_ours, folder = step not in self._foreign, self._index.folder(step)
-        name = f"{self._name}/record"
-        record = (
-            read_record_together(
-                self._storage, folder, self._group, name, timeout_s=self._timeout_s
-            )
-            if is_ours
-            else None
+        storage = self._root.storage
+        folder = self._state.index.folder(step)
+        record = read_record_together(
+            storage,
+            folder,
+            self._root.group,
+            f"{self._root.messages}/record",
+            timeout_s=self._timeout_s,
         )
-        if hold_s > 0 and self._group.index == 0:
-            add_hold(self._storage, step, hold_s)
-        if record is None:
-            checkpoint = self._foreign.open(step)
-            agreement.opened(checkpoint.info.save_id)
-            return {
-                item: restore_checkpoint(checkpoint, item, like, options)
-                for item, like in wanted.items()
-            }
+        self._hold(step, hold_s)
         agreement.opened(record.writer_id)
-        return {
-            item: restore_any(self._storage, folder, record, item, like, options)
-            for item, like in wanted.items()
-        }
+        return _restore_items(storage, folder, record, wanted, options=options)
 
     def _restore_local(
         self,
@@ -227,14 +208,22 @@ class StepRestorer:
         options: RestoreOptions,
         agreement: RestoreAgreement,
     ) -> dict[str, Any]:
-        assert self._tier is not None
         storage, record = self._tier.open_step(key)
         agreement.opened(record.writer_id)
+        return self._tier.restore(
+            storage, lambda: _restore_items(storage, key.folder, record, wanted, options=options)
+        )
 
-        def restore() -> dict[str, Any]:
-            return {
-                item: restore_any(storage, key.folder, record, item, like, options)
-                for item, like in wanted.items()
-            }
 
-        return self._tier.restore(storage, restore)
+def _restore_items(
+    storage: Storage,
+    folder: str,
+    record: Record,
+    wanted: Mapping[str, Any],
+    *,
+    options: RestoreOptions,
+) -> dict[str, Any]:
+    return {
+        item: restore_any(storage, folder, record, item, like=like, options=options)
+        for item, like in wanted.items()
+    }

@@ -20,8 +20,10 @@ ROOMS = ("coordination", "multihost", "checkpoint", "launch", "compat", "web", "
 # Names of classes, functions and parameters that had to be learnt; CONTRIBUTING.md says what stands
 # for them.
 _GIVEN_UP = """
-    How Own Desk Save Flight Preparer Decider Restorer Shelf Cleaner Want Target Piece Stored Place Layout Source Filler Facts Report
-    lanes part sub cells tag Coming Leaving Looks Roster Refusal Reply Link Broken Wire Channel Turn epoch needs Found Seat News
+    How Own Desk Save Flight Preparer Decider Restorer Shelf Cleaner Want Target Piece Stored
+    Place Layout Source Filler Facts Report
+    lanes part sub cells tag Coming Leaving Looks Roster Refusal Reply Link Broken Wire Channel
+    Turn epoch needs Found Seat News
     left used knob _Stream _left _late _gone _await
 """
 _MODULES_GIVEN_UP = (
@@ -36,41 +38,61 @@ KEPT = {
 PUBLIC = {
     "coordination": (
         """
-        BarrierTimeout CoordinationClient CoordinationError CoordinationService CoordinatorLost Credentials Endpoint Fenced HoldfastError JobIdentity
+        BarrierTimeout CoordinationClient CoordinationError CoordinationService
+        CoordinatorLost Credentials Endpoint Fenced HoldfastError JobIdentity
         ProcessInfo ProcessLost Relay ServiceTimeouts StatusClient Timeouts
     """
     ),
     "multihost": (
         """
-        HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health HealthListener JobError Notice Polled
-        Preempted ProcessHealth ProcessSpec RayTrain Signals SlurmEnd Solo Source StartupFailed StartupTimeout SyncPoint Watchdog
-        WatchedFile WorkerFailed add_preemption_source agree_on_step broadcast_one_replica_to_all broadcast_one_to_all
-        coordination_timeout current_client current_spec default_group distributed_to_device_ids get_available_memory
-        get_barrier_sync_fn get_device_memory get_jax_distributed_client get_leaf_memory_per_device global_max health in_replica
+        HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health
+        HealthListener JobError Notice Polled
+        Preempted ProcessHealth ProcessSpec RayTrain Signals SlurmEnd Solo Source
+        StartupFailed StartupTimeout SyncPoint Watchdog
+        WatchedFile WorkerFailed add_preemption_source agree_on_step
+        broadcast_one_replica_to_all broadcast_one_to_all
+        coordination_timeout current_client current_spec default_group
+        distributed_to_device_ids get_available_memory
+        get_barrier_sync_fn get_device_memory get_jax_distributed_client
+        get_leaf_memory_per_device global_max health in_replica
         initialize initialize_distributed_to_device_ids initialize_runtime_to_distributed_ids
-        is_distributed_to_device_ids_initialized is_initialized is_jax_distributed_client_initialized is_native_pathways_backend
-        is_pathways_backend is_pathways_colocated_runtime_active is_pathways_controller is_primary_host
-        is_proxy_pathways_backend is_runtime_to_distributed_ids_initialized live_devices live_processes local_replica_devices
-        mark_pathways_colocated_runtime_active notify_preemption preempted_processes preemption_notice
-        primary_process_in_replica process_count process_index process_index_from_device process_replica_id reached_preemption
-        replica_count replica_devices runtime_to_distributed_ids runtime_to_distributed_process_id should_skip_process_sync
-        shutdown slice_count sync_global_processes tree_memory_per_device unique_barrier_key unique_processes_from_devices
+        is_distributed_to_device_ids_initialized is_initialized
+        is_jax_distributed_client_initialized is_native_pathways_backend
+        is_pathways_backend is_pathways_colocated_runtime_active is_pathways_controller
+        is_primary_host
+        is_proxy_pathways_backend is_runtime_to_distributed_ids_initialized live_devices
+        live_processes local_replica_devices
+        mark_pathways_colocated_runtime_active notify_preemption preempted_processes
+        preemption_notice
+        primary_process_in_replica process_count process_index process_index_from_device
+        process_replica_id reached_preemption
+        replica_count replica_devices runtime_to_distributed_ids
+        runtime_to_distributed_process_id should_skip_process_sync
+        shutdown slice_count sync_global_processes tree_memory_per_device unique_barrier_key
+        unique_processes_from_devices
         use_experimental_distributed_process_id watchdog
     """
     ),
     "checkpoint": (
         """
-        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt EveryNSeconds EveryNSteps Files FirstSave
-        HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo KeepEvery KeepEverySeconds KeepLast
-        KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress ProgressBar SaveCancelled SaveFailed SaveHandle
-        SavePolicy StepExists StepFacts StepGone StepNotFound Storage Structure Swept TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load load_async register_leaf_type register_storage save structure sweep verify wait_for_new_step
+        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt
+        EveryNSeconds EveryNSteps Files FirstSave
+        HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo
+        KeepEvery KeepEverySeconds KeepLast
+        KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress
+        ProgressBar SaveCancelled SaveFailed SaveHandle
+        SavePolicy StepExists StepFacts StepGone StepNotFound Storage Structure Swept
+        TreeMismatch UnsupportedLeaf VerifyReport
+        iterate_steps load load_async register_leaf_type register_storage save structure
+        sweep verify wait_for_new_step
     """
     ),
     "launch": (
         """
-        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob LiveView MetricsSettings
-        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout TaskSettings WorkerFailed ray
+        DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob
+        LiveView MetricsSettings
+        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout
+        TaskSettings WorkerFailed ray
         render_kubernetes run_local run_slurm run_task
     """
     ),

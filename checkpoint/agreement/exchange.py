@@ -166,7 +166,8 @@ def raise_of_any(group: Group, name: str, own: Exception | None, timeout_s: floa
     if own is not None:
         raise own
     if agreed.error is not None:
-        raise AgreedError(agreed.process, agreed.error).here(group.index, None)
+        # The sentence is the same on all processes: it says itself which process failed.
+        raise agreed.error.rebuilt()
 
 
 # --- a question to the primary

@@ -28,6 +28,15 @@ def check_step(step: Any) -> int:
     return number
 
 
+def is_step(step: Any) -> bool:
+    """Says whether `check_step` takes a step."""
+    try:
+        check_step(step)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def check_item_name(name: Any) -> str:
     """Returns the name of an item.
 

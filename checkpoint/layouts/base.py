@@ -1,5 +1,6 @@
-"""What a checkpoint of any layout is to those who read it: a `CheckpointReader`, which a
-`CheckpointLayout` opens.
+"""What a checkpoint of any layout is to its readers: a `CheckpointReader`.
+
+A `CheckpointLayout` opens one.
 
 A reader describes its items as our own record does (`ItemRecord`: a tree and its leaves) and fills
 any region of any leaf. Nothing above this seam, neither tools nor the command line, knows files of
@@ -29,12 +30,11 @@ VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The facts that a checkpoint states of itself. Times are Unix seconds; `items` are kinds by
-    item name: "tree", "json" or "files".
+    """The facts that a checkpoint states of itself. Times are Unix seconds.
 
-    `save_id` tells a checkpoint from the one that overwrites it, where the layout has such an id.
-    `owners` has the JSON items and items of files of which each process keeps its own, and how many
-    these are.
+    `items` are kinds by item name: "tree", "json" or "files". `save_id` tells a checkpoint from the
+    one that overwrites it, where the layout has such an id. `owners` has the JSON items and items
+    of files of which each process keeps its own, and how many these are.
     """
 
     layout: str
@@ -49,8 +49,9 @@ class CheckpointInfo:
     owners: Mapping[str, int] = field(default_factory=dict)
 
     def copies(self, item: str) -> list[int | None]:
-        """Returns the processes that keep their own copy of an item; [None] for an item that is all
-        processes'.
+        """Returns the processes that keep their own copy of an item.
+
+        [None] stands for an item that is all processes'.
         """
         return list(range(self.owners[item])) if item in self.owners else [None]
 
@@ -62,52 +63,52 @@ class CheckpointReader(Protocol):
     def info(self) -> CheckpointInfo: ...
 
     def item(self, name: str) -> ItemRecord:
-        """Describes a tree item. Raises StepNotFound for one that is not there, Corrupt naming the
-        file that is missing or damaged.
+        """Describes a tree item.
+
+        Raises StepNotFound for an item that is not there, and Corrupt, which names the file that is
+        missing or damaged.
         """
 
     def reader(self, name: str) -> ArrayReader:
         """Returns the reader of an item's arrays; it raises Corrupt naming file and leaf."""
 
     def json(self, name: str, process: int = 0) -> Any:
-        """Returns the value of an item of kind "json": the one that `process` keeps, where each
-        keeps its own.
+        """Returns the value of an item of kind "json".
+
+        It is the value that `process` keeps, where each process keeps its own.
         """
 
     def files(
         self, name: str, selection: PerProcessSelection | None = None
     ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-        """Yields the files of an item of kind "files": each one's name below the item, and its
-        bytes in pieces.
+        """Yields the name of each file of an item of kind "files", and its bytes in pieces.
+
+        The names are those below the item.
         """
 
     def verify(self) -> VerifyReport:
-        """Reads everything and checks it as well as the layout allows; raises Corrupt naming file
-        and leaf.
+        """Reads everything and checks it as well as the layout allows.
+
+        Raises Corrupt, which names file and leaf.
         """
 
 
 class CheckpointLayout(Protocol):
-    """The seam for one layout: how a checkpoint of it is recognised and opened, and how a root
-    names its steps.
-    """
+    """The seam for one layout: how its checkpoints are recognised, opened, and called in a root."""
 
     name: str
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
-        """Returns whether `folder`, which holds `names`, is a finished checkpoint of this
-        layout.
-        """
+        """Says whether `folder`, which holds `names`, is a finished checkpoint of this layout."""
 
     def open(self, folder: StorePath) -> CheckpointReader:
-        """Opens a checkpoint that `recognises` has accepted; raises Corrupt or HostileCheckpoint
-        where it cannot be.
+        """Opens a checkpoint that `recognises` has accepted.
+
+        Raises Corrupt or HostileCheckpoint where it cannot be opened.
         """
 
     def step_of(self, name: str) -> int | None:
-        """Returns the step that a folder's name stands for in a root, None where it stands for
-        none.
-        """
+        """Returns the step that a folder's name stands for in a root; None for no step."""
 
 
 def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any:
@@ -137,15 +138,8 @@ def array_record(
     worth reading by itself.
     """
     shard_shape = shape if shard_shape is None else shard_shape
-    return LeafRecord(
-        path,
-        kind,
-        dtype,
-        shape,
-        impl,
-        sharding,
-        Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape),
-    )
+    grid = Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
+    return LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
 
 
 def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:
@@ -179,8 +173,9 @@ def read_leaves(
     batch_bytes: int = BATCH_BYTES,
     allocate: Allocate | None = None,
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
-    """Yields the arrays of leaves, read in batches: one leaf at a time is in memory, or several of
-    `batch_bytes` in all.
+    """Yields the arrays of leaves, read in batches.
+
+    One leaf at a time is in memory, or several of `batch_bytes` in all.
     """
     batch: list[ReadRequest] = []
     held = 0
@@ -198,15 +193,14 @@ def read_leaves(
 
 
 def fresh(nbytes: int) -> np.ndarray[Any, Any]:
-    """Returns memory that goes back to the system with its array, for what is read once and passed
-    on.
-    """
+    """Returns memory that goes back to the system with its array: for what is only passed on."""
     return np.empty(nbytes, np.uint8)
 
 
 def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:
-    """Reads every leaf once, in bounded memory: all that can be checked where a layout keeps no
-    checksums.
+    """Reads every leaf once, in bounded memory.
+
+    No more can be checked where a layout keeps no checksums.
     """
     leaves = total = 0
     for name, kind in checkpoint.info.items.items():
@@ -215,9 +209,9 @@ def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:
         if kind != "tree":
             continue
         item = checkpoint.item(name)
-        arrays = read_leaves(
-            checkpoint.reader(name), arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES
-        )
-        total += sum(array.nbytes for _, array in arrays)
+        reader = checkpoint.reader(name)
+        for _, array in read_leaves(reader, arrays_of(item), batch_bytes=VERIFY_BATCH_BYTES):
+            total += array.nbytes
         leaves += len(item.leaves)
-    return VerifyReport(checkpoint.info.path, checkpoint.info.step or 0, files, leaves, total)
+    step = checkpoint.info.step or 0
+    return VerifyReport(checkpoint.info.path, step, files, leaves, bytes=total)

@@ -1,5 +1,6 @@
-"""Finds the layout of a checkpoint, holdfast's own, Orbax's or plain safetensors, opens it, and
-restores from it.
+"""Finds the layout of a checkpoint, opens it, and restores from it.
+
+The layout is holdfast's own, Orbax's or plain safetensors.
 """
 
 from __future__ import annotations
@@ -33,9 +34,7 @@ _USUAL_ITEMS = ("state", "default", "pytree")
 
 
 def layouts() -> Iterator[CheckpointLayout]:
-    """Yields the layouts that are known, ours first: a folder is in the first that recognises
-    it.
-    """
+    """Yields the known layouts, ours first: a folder is in the first that recognises it."""
     yield HoldfastLayout()
     from .orbax.read import OrbaxLayout  # imports tensorstore
     from .safetensors import SafetensorsLayout
@@ -57,25 +56,27 @@ def open_if_finished(folder: StorePath) -> CheckpointReader | None:
 
 
 def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
-    """Returns the finished steps of a root, ascending: the folder's name and its layout. Ours come
-    before another's of the same number.
+    """Returns the finished steps of a root, ascending: the folder's name and its layout.
+
+    Our own step comes before another layout's of the same number.
     """
-    found: dict[int, tuple[str, CheckpointLayout]] = {}
+    steps: dict[int, tuple[str, CheckpointLayout]] = {}
     for step, name, layout in _finished_steps(storage, read_step_names(storage)):
-        if step not in found or layout.name == "holdfast":
-            found[step] = (name, layout)
-    return dict(sorted(found.items()))
+        if step not in steps or layout.name == "holdfast":
+            steps[step] = (name, layout)
+    return dict(sorted(steps.items()))
 
 
 def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
-    """Returns the finished steps of a root in other people's layouts, ascending: the folders'
-    names.
+    """Returns the folders' names of a root's finished steps in other people's layouts, ascending.
 
     `ours` are steps that are known to be holdfast's: they are not looked into.
     """
     names = read_step_names(storage)
-    found = _finished_steps(storage, names, {names.name_of(step) for step in ours})
-    return dict(sorted((step, name) for step, name, layout in found if layout.name != "holdfast"))
+    known = {names.name_of(step) for step in ours}
+    finished = _finished_steps(storage, names, known)
+    foreign = {step: name for step, name, layout in finished if layout.name != "holdfast"}
+    return dict(sorted(foreign.items()))
 
 
 def _finished_steps(
@@ -85,14 +86,17 @@ def _finished_steps(
         if name in known:
             continue
         layout = layout_of(StorePath(storage, name))
-        step = _step_in(name, layout, names) if layout is not None else None
-        if layout is not None and step is not None:
+        if layout is None:
+            continue
+        step = _step_in(name, layout, names)
+        if step is not None:
             yield step, name, layout
 
 
 def _step_in(name: str, layout: CheckpointLayout, names: StepNames) -> int | None:
-    """Returns the step that a folder of a root is, by its name; None for a name that is not a
-    step's. `names` are the root's own.
+    """Returns the step that a folder of a root is, by its name; None for no step's name.
+
+    `names` are the root's own.
     """
     return names.step_of(name) if layout.name == "holdfast" else layout.step_of(name)
 
@@ -104,31 +108,26 @@ def _numbered_folders(storage: Storage) -> dict[str, int]:
 
 
 def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
-    """Returns folder and layout of the last of `find_steps`, without going through all of its
-    numbered folders.
-    """
+    """Returns folder and layout of the last of `find_steps`, and looks into few folders for it."""
     best: tuple[str, CheckpointLayout] | None = None
     names = read_step_names(storage)
     for name in sorted(numbers, key=lambda name: -numbers[name]):
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if (
-            layout is not None
-            and _step_in(name, layout, names) is not None
-            and (best is None or layout.name == "holdfast")
-        ):
+        if layout is None or _step_in(name, layout, names) is None:
+            continue
+        if best is None or layout.name == "holdfast":
             best = (name, layout)
     return best
 
 
 class ForeignSteps:
-    """The steps of a root that are in other people's layouts, by their folders' names, as they were
-    when the root was listed.
-    """
+    """The steps of a root that are in other people's layouts, as the root was listed."""
 
     def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
-        self._storage, self._folders = storage, dict(folders)
+        self._storage = storage
+        self._folders = dict(folders)
 
     def adopt(self, folders: Mapping[int, str]) -> None:
         """Knows these from now on, and no others."""
@@ -157,11 +156,11 @@ def open_checkpoint(
     *,
     wrap: Callable[[Storage], Storage] = lambda storage: storage,
 ) -> CheckpointReader:
-    """Opens the checkpoint in the folder `path`, or, where that is a root, its step `step` (None:
-    the latest).
+    """Opens the checkpoint in the folder `path`, or, where that is a root, one of its steps.
 
-    `wrap` may put a store of its own in front of the one that `path` means: to count, or to fail.
-    Raises StepNotFound saying what is there instead, Corrupt, HostileCheckpoint.
+    That is the step `step`, or the latest if None. `wrap` may put a store of its own in front of
+    the one that `path` means: to count, or to fail. Raises StepNotFound saying what is there
+    instead, Corrupt, HostileCheckpoint.
     """
     folder, file = split(os.fspath(path))
     if is_single_file(path):
@@ -184,27 +183,25 @@ def is_single_file(path: str | os.PathLike[str]) -> bool:
 
 
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
-    """Returns where a store has its checkpoint, at its root or in the folder of the latest step,
-    and in which layout. Raises StepNotFound.
+    """Returns where a store has its checkpoint, and in which layout. Raises StepNotFound.
 
-    A writer may delete steps and add newer ones meanwhile: then it looks again.
+    That is at its root, or in the folder of the latest step. A writer may delete steps and add
+    newer ones meanwhile: then it looks again.
     """
     numbers: dict[str, int] = {}
     for _ in range(LOOKS):
         layout = layout_of(StorePath(storage))
         if layout is not None:
             return StorePath(storage), layout
-        before, numbers = numbers, _numbered_folders(storage)
+        before = numbers
+        numbers = _numbered_folders(storage)
         latest = _latest_of(storage, numbers)
         if latest is not None:
-            folder = StorePath(storage, latest[0])
-            log.info(
-                "%s is a root of %d steps: taking the latest, %s",
-                storage.root,
-                len(numbers),
-                folder,
-            )
-            return folder, latest[1]
+            name, layout = latest
+            folder = StorePath(storage, name)
+            count = len(numbers)
+            log.info("%s is a root of %d steps: taking the latest, %s", storage.root, count, folder)
+            return folder, layout
         if numbers == before:
             break
     raise StepNotFound(nothing_at(storage), path=storage.root)
@@ -224,8 +221,9 @@ def _open_latest(storage: Storage) -> CheckpointReader:
 
 
 def open_found(folder: StorePath) -> CheckpointReader:
-    """Opens the checkpoint in a folder where one was found before, by another process too; raises
-    StepGone where it is gone.
+    """Opens the checkpoint in a folder where one was found before, by another process too.
+
+    Raises StepGone where it is gone.
     """
     checkpoint = open_if_finished(folder)
     if checkpoint is None:
@@ -237,9 +235,7 @@ def open_found(folder: StorePath) -> CheckpointReader:
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
-    """Returns a sentence that says why there is no checkpoint in a root, and what is there
-    instead.
-    """
+    """Returns a sentence: why there is no checkpoint in a root, and what is there instead."""
     if steps:
         return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
     if "://" not in storage.root and os.path.isfile(storage.root):
@@ -249,12 +245,9 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
         )
     entries = storage.list("")
     if not entries:
-        exists = "://" not in storage.root and os.path.isdir(storage.root)
-        return (
-            f"{storage.root} is empty: no checkpoint was saved there"
-            if exists
-            else f"there is nothing at {storage.root}{_above(storage)}"
-        )
+        if "://" not in storage.root and os.path.isdir(storage.root):
+            return f"{storage.root} is empty: no checkpoint was saved there"
+        return f"there is nothing at {storage.root}{_above(storage)}"
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
@@ -278,8 +271,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def pick_item(info: CheckpointInfo, item: str) -> str:
-    """Returns the item that `item` means: itself, or, for our usual name in another layout, the one
-    tree there is or a usual name there.
+    """Returns the item that `item` means.
+
+    For our usual name in another layout that is the one tree there is, or a usual name there.
     """
     if item in info.items or item != "state" or info.layout == "holdfast":
         return item
@@ -301,8 +295,9 @@ def restore_checkpoint(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one item of any layout. Nothing is read collectively: `read_once` of the options is
-    left out.
+    """Restores one item of any layout.
+
+    Nothing is read collectively: `read_once` of the options is left out.
     """
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
@@ -313,21 +308,18 @@ def restore_checkpoint(
         check_files_like(checkpoint.info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, options.per_process), checkpoint.info.path)
     if kind == "json":
-        return (
-            checkpoint.value(item, like, options)
-            if isinstance(checkpoint, HoldfastCheckpoint)
-            else checkpoint.json(item)
-        )
-    original = found = checkpoint.item(item)
-    if options.rename is not None:
-        found = renamed(found, options.rename)
+        if isinstance(checkpoint, HoldfastCheckpoint):
+            return checkpoint.value(item, like, options)
+        return checkpoint.json(item)
+    saved = checkpoint.item(item)
+    wanted = saved if options.rename is None else renamed(saved, options.rename)
     if checkpoint.info.layout != "holdfast" and like is not None and like is not SAVED:
-        found = _spelled_like(found, like)
+        wanted = _spelled_like(wanted, like)
     reader = checkpoint.reader(item)
-    if found is not original:
-        reader = RenamedReader(reader, found, original)
+    if wanted is not saved:
+        reader = RenamedReader(reader, wanted, saved)
     try:
-        return restore_tree(reader, found, like, replace(options, read_once=False, rename=None))
+        return restore_tree(reader, wanted, like, replace(options, read_once=False, rename=None))
     except TreeMismatch as error:
         error.path = error.path or checkpoint.info.path
         raise
@@ -336,28 +328,23 @@ def restore_checkpoint(
 def _give_grain_state(
     like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None
 ) -> Any:
-    """Gives an iterator the state that grain's handler wrote for a process, in a file for each;
-    returns the iterator.
+    """Gives an iterator the state that grain's handler wrote for a process; returns the iterator.
+
+    Grain writes a file for each process.
     """
     files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
-    process, count = (0, None) if selection is None else selection
-    found = [
-        name
-        for name in files
-        if re.fullmatch(rf"process_{process}-of-{count or '[0-9]+'}\.json", name)
-    ]
-    if not found:
+    process, count = selection or PerProcessSelection(0)
+    pattern = rf"process_{process}-of-{count or '[0-9]+'}\.json"
+    name = next((name for name in files if re.fullmatch(pattern, name)), None)
+    if name is None:
+        expected = f"process_{process}-of-{count or 'N'}.json"
         message = (
             f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
-            f" and none is process {process}'s"
+            f" and none is process {process}'s; expected {expected}; process=... takes another"
+            " one's"
         )
-        expected = f"process_{process}-of-{count or 'N'}.json"
-        raise TreeMismatch(
-            f"{message}; expected {expected}; process=... takes another one's",
-            leaf=item,
-            expected=expected,
-        )
-    text = files[found[0]].decode()
+        raise TreeMismatch(message, leaf=item, expected=expected)
+    text = files[name].decode()
     like.set_state(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
     return like
 
@@ -366,7 +353,7 @@ def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
     """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
     wanted = set(describe(like)[1])
     spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
-    fits = sum(leaf.path in wanted for leaf in item.leaves) >= sum(
-        leaf.path in wanted for leaf in spelled
-    )
-    return item if fits else replace(item, leaves=spelled)
+    as_they_are = sum(leaf.path in wanted for leaf in item.leaves)
+    if as_they_are >= sum(leaf.path in wanted for leaf in spelled):
+        return item
+    return replace(item, leaves=spelled)

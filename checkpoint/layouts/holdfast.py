@@ -44,60 +44,66 @@ class HoldfastCheckpoint:
     def __init__(self, folder: StorePath) -> None:
         self._folder = folder
         self.record: Record = read_record(folder.storage, folder.name)
-        items = {name: item.kind for name, item in self.record.items.items()}
         record = self.record
-        times = (record.started_s, record.finished_s)
-        user = (record.metrics, record.metadata)
-        owners = {name: record.processes for name, item in record.items.items() if item.per_process}
-        owners |= {
-            name: len(item.files)
-            for name, item in record.items.items()
-            if item.kind == "json" and len(item.files) > 1
-        }
+        owners = {}
+        for name, item in record.items.items():
+            if item.kind == "json" and len(item.files) > 1:
+                owners[name] = len(item.files)
+            elif item.per_process:
+                owners[name] = record.processes
         self.info = CheckpointInfo(
-            "holdfast", str(folder), items, record.step, *times, *user, record.writer_id, owners
+            "holdfast",
+            str(folder),
+            {name: item.kind for name, item in record.items.items()},
+            record.step,
+            started_s=record.started_s,
+            finished_s=record.finished_s,
+            metrics=record.metrics,
+            metadata=record.metadata,
+            save_id=record.writer_id,
+            owners=owners,
         )
 
     def item(self, name: str) -> ItemRecord:
-        found: ItemRecord = find_named(self.info, self.record.items, name)
-        return found
+        item: ItemRecord = find_named(self.info, self.record.items, name)
+        return item
 
     def reader(self, name: str) -> ArrayReader:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
 
     def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
-        """Restores an item of JSON, or the state of an iterator, which is `like`: see
-        `restore_any`.
-        """
+        """Restores an item of JSON, or the state of an iterator, which is `like`."""
+        folder = self._folder
         return restore_any(
-            self._folder.storage, self._folder.name, self.record, name, like, options
+            folder.storage, folder.name, self.record, name, like=like, options=options
         )
 
     def json(self, name: str, process: int = 0) -> Any:
-        return read_json(self._folder.storage, self._folder.name, self.record, name, process)
+        folder = self._folder
+        return read_json(folder.storage, folder.name, self.record, name, process=process)
 
     def files(
         self, name: str, selection: PerProcessSelection | None = None
     ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-        return open_files(self._folder.storage, self._folder.name, self.record, name, selection)
+        folder = self._folder
+        return open_files(folder.storage, folder.name, self.record, name, selection=selection)
 
     def misfits(self) -> list[str]:
-        """Returns what the folder's listing shows to be wrong: files that are missing or, where it
-        has sizes, of another size.
+        """Returns what the folder's listing shows to be wrong.
+
+        That is files that are missing or, where it has sizes, of another size.
         """
-        there = {
-            entry.name: entry.size
-            for entry in self._folder.storage.list(self._folder.name, recursive=True)
-        }
-        found = []
+        entries = self._folder.storage.list(self._folder.name, recursive=True)
+        sizes = {entry.name: entry.size for entry in entries}
+        problems = []
         for item in self.record.items.values():
             for file in item.files:
                 name = join(self._folder.name, file.name)
-                if name not in there:
-                    found.append(f"{file.name} is missing")
-                elif there[name] not in (None, file.size):
-                    found.append(f"{file.name} has {there[name]} of {file.size} bytes")
-        return found
+                if name not in sizes:
+                    problems.append(f"{file.name} is missing")
+                elif sizes[name] not in (None, file.size):
+                    problems.append(f"{file.name} has {sizes[name]} of {file.size} bytes")
+        return problems
 
     def verify(self) -> VerifyReport:
         return verify_step(self._folder.storage, self._folder.name, self.record)

@@ -19,12 +19,12 @@ from .base import CheckpointReader
 
 @dataclass(frozen=True)
 class ItemStructure:
-    """One item. `kind` is "tree", "json" or "files"; `tree`, of a tree item, is what `like`
-    accepts; `nbytes` is the size of its arrays.
+    """One item. `kind` is "tree", "json" or "files".
 
-    The tree's leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made
-    on this job's devices, and Python values, which the record itself holds. What was saved as numpy
-    comes back as numpy, though its leaf is a ShapeDtypeStruct too.
+    `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays. The tree's
+    leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this
+    job's devices, and Python values, which the record itself holds. What was saved as numpy comes
+    back as numpy, though its leaf is a ShapeDtypeStruct too.
     """
 
     kind: str
@@ -34,8 +34,9 @@ class ItemStructure:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a checkpoint holds: `items` by name, and what it says of itself. Times are Unix seconds;
-    `layout` is "holdfast", "orbax", ...
+    """What a checkpoint holds: `items` by name, and what it says of itself.
+
+    Times are Unix seconds; `layout` is "holdfast", "orbax", ...
     """
 
     path: str
@@ -49,8 +50,9 @@ class Structure:
 
 
 def structure_of(checkpoint: CheckpointReader) -> Structure:
-    """Returns the structure of an opened checkpoint; reads metadata alone. Raises Corrupt naming a
-    file of it that is damaged.
+    """Returns the structure of an opened checkpoint; reads metadata alone.
+
+    Raises Corrupt, which names a file of it that is damaged.
     """
     info = checkpoint.info
     with paused_gc():
@@ -63,26 +65,22 @@ def structure_of(checkpoint: CheckpointReader) -> Structure:
         info.layout,
         items,
         info.step,
-        info.started_s,
-        info.finished_s,
-        info.metrics,
-        info.metadata,
+        started_s=info.started_s,
+        finished_s=info.finished_s,
+        metrics=info.metrics,
+        metadata=info.metadata,
     )
 
 
 def _tree_item(item: ItemRecord) -> ItemStructure:
     if any(leaf.per_process for leaf in item.leaves):
-        item = leaves_of_process(
-            item, PerProcessSelection(jax.process_index(), jax.process_count())
-        )
+        selection = PerProcessSelection(jax.process_index(), jax.process_count())
+        item = leaves_of_process(item, selection)
     shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
     structs: dict[Any, tuple[Any, int]] = {}
     described = [_describe(leaf, shardings, structs) for leaf in item.leaves]
-    return ItemStructure(
-        "tree",
-        rebuild(item.tree, [struct for struct, _ in described]),
-        sum(nbytes for _, nbytes in described),
-    )
+    tree = rebuild(item.tree, [struct for struct, _ in described])
+    return ItemStructure("tree", tree, sum(nbytes for _, nbytes in described))
 
 
 def _describe(
@@ -93,15 +91,14 @@ def _describe(
         return leaf.value, 0
     key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding))
     if key not in structs:
-        structs[key] = _make_struct(leaf, shardings), leaf.nbytes
+        structs[key] = (_make_struct(leaf, shardings), leaf.nbytes)
     return structs[key]
 
 
 def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
     dtype = leaf.numpy_dtype
-    if (
-        leaf.kind in ("numpy", "scalar") or jax.dtypes.canonicalize_dtype(dtype) != dtype
-    ):  # jax would narrow 64 bits
+    # jax would narrow 64 bits.
+    if leaf.kind in ("numpy", "scalar") or jax.dtypes.canonicalize_dtype(dtype) != dtype:
         return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
     if id(leaf.sharding) not in shardings:
         shardings[id(leaf.sharding)] = _sharding_here(leaf)

@@ -1,9 +1,8 @@
-"""Plain safetensors: one file or a folder of shards with an index, as Hugging Face lays models out.
-Read by ranges, written whole.
+"""Plain safetensors: one file, or a folder of shards with an index, as Hugging Face has models.
 
-The format: 8 bytes, little-endian, the length of a JSON header; the header, {name: {"dtype",
-"shape", "data_offsets"}} and an optional "__metadata__" of strings; then the data, without holes.
-Nothing here needs the safetensors library.
+They are read by ranges and written whole. The format: 8 bytes, little-endian, the length of a JSON
+header; the header, {name: {"dtype", "shape", "data_offsets"}} and an optional "__metadata__" of
+strings; then the data, without holes. Nothing here needs the safetensors library.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -45,9 +44,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
         for stored, name in SAFETENSORS_NAMES.items()
         if (dtype := dtype_named(stored)) is not None
     },
-    "F8_E4M3FNUZ": np.dtype(
-        ml_dtypes.float8_e4m3fnuz
-    ),  # of later versions: our own packs have these as bytes
+    # These are of later versions: our own packs have them as bytes.
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
@@ -81,6 +79,11 @@ class ReadCounter:
     calls: int = 0
     bytes: int = 0
 
+    def add(self, ranges: Sequence[RangeRead]) -> None:
+        """Counts reads."""
+        self.calls += len(ranges)
+        self.bytes += sum(len(each.buffer) for each in ranges)
+
 
 class SafetensorsLayout:
     """A folder of safetensors files that is none of ours."""
@@ -98,10 +101,9 @@ class SafetensorsLayout:
 
 
 class SafetensorsCheckpoint:
-    """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}. `read`
-    may be called from several threads.
+    """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}.
 
-    `counter` says how many bytes of tensors were read.
+    `read` may be called from several threads. `counter` says how many bytes of tensors were read.
     """
 
     def __init__(self, folder: StorePath, file: str | None = None) -> None:
@@ -123,29 +125,22 @@ class SafetensorsCheckpoint:
 
     def _add(self, name: str, size: int | None) -> None:
         tensors, metadata = read_header(self._folder, name, size)
-        twice = self._tensors.keys() & tensors.keys()
+        twice = sorted(self._tensors.keys() & tensors.keys())
         if twice:
-            found = min(twice)
             message = (
-                f"'{found}' is both in {self._tensors[found].file} and in {name} of {self._folder};"
-                " only one can be meant"
+                f"'{twice[0]}' is both in {self._tensors[twice[0]].file} and in {name} of"
+                f" {self._folder}; only one can be meant"
             )
-            raise Corrupt(message, file=f"{self._folder}/{name}", leaf=found)
+            raise Corrupt(message, file=f"{self._folder}/{name}", leaf=twice[0])
         self._tensors |= tensors
         self._metadata |= metadata
 
     def item(self, name: str) -> ItemRecord:
         find_named(self.info, self.info.items, name)
         names = sorted(self._tensors)
-        tensors = [self._tensors[name] for name in names]
-        leaves = tuple(_leaf(name, t) for name, t in zip(names, tensors, strict=True))
-        return ItemRecord(
-            "state",
-            "tree",
-            (),
-            {"kind": "dict", "keys": names, "nodes": list(range(len(names)))},
-            leaves,
-        )
+        tree = {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}
+        leaves = [_leaf(name, self._tensors[name]) for name in names]
+        return ItemRecord("state", "tree", (), tree, tuple(leaves))
 
     def reader(self, name: str) -> SafetensorsArrays:
         find_named(self.info, self.info.items, name)
@@ -164,11 +159,9 @@ class SafetensorsCheckpoint:
 
     def read(self, ranges: Sequence[RangeRead]) -> None:
         """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
-        self.counter.calls += len(ranges)
-        self.counter.bytes += sum(len(each.buffer) for each in ranges)
-        run_side_by_side(
-            self._read_all, [ranges[first::THREADS] for first in range(THREADS)], THREADS
-        )
+        self.counter.add(ranges)
+        shares = [ranges[first::THREADS] for first in range(THREADS)]
+        run_side_by_side(self._read_all, shares, THREADS)
 
     def _read_all(self, ranges: Sequence[RangeRead]) -> None:
         for each in ranges:
@@ -183,13 +176,8 @@ class SafetensorsCheckpoint:
 
 
 def _leaf(name: str, tensor: Tensor) -> LeafRecord:
-    return array_record(
-        name,
-        "array",
-        tensor.shape,
-        tensor.dtype.name,
-        chunk_shape=tuple(min(1, size) for size in tensor.shape),
-    )
+    single = tuple(min(1, size) for size in tensor.shape)
+    return array_record(name, "array", tensor.shape, tensor.dtype.name, chunk_shape=single)
 
 
 class SafetensorsArrays:
@@ -205,24 +193,21 @@ class SafetensorsArrays:
         for read in reads:
             tensor = self._tensors[read.leaf.path]
             memory = allocate(read.nbytes)
-            read.array = memory.view(tensor.dtype).reshape(read.shape)
-            flat = memory.data
-            done = 0
-            for start, length in (
-                runs(tensor.shape, read.region, tensor.dtype.itemsize) if read.nbytes else ()
-            ):
-                for at in range(0, length, RANGE_BYTES):
-                    size = min(RANGE_BYTES, length - at)
-                    ranges.append(
-                        RangeRead(
-                            read.leaf.path,
-                            tensor.file,
-                            tensor.start + start + at,
-                            flat[done : done + size],
-                        )
-                    )
-                    done += size
+            read.lie_in(memory)
+            if read.nbytes:
+                ranges += _ranges_of(read, tensor, memory.data)
         self._checkpoint.read(ranges)
+
+
+def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
+    """Yields the reads that fill a request's memory."""
+    done = 0
+    for start, length in runs(tensor.shape, read.region, tensor.dtype.itemsize):
+        for at in range(0, length, RANGE_BYTES):
+            size = min(RANGE_BYTES, length - at)
+            offset = tensor.start + start + at
+            yield RangeRead(read.leaf.path, tensor.file, offset, memory[done : done + size])
+            done += size
 
 
 def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
@@ -232,22 +217,23 @@ def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
         return [name for name in sorted(names) if name.endswith(".safetensors")]
     path = f"{folder}/{index}"
     with _damaged(path):
-        found = sorted(set(json.loads(folder.fetch(index))["weight_map"].values()))
-        if any(
-            not isinstance(name, str) or "/" in name or name in ("", ".", "..") for name in found
-        ):
+        files = sorted(set(json.loads(folder.fetch(index))["weight_map"].values()))
+        if not all(isinstance(name, str) and _is_plain(name) for name in files):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
-    return found
+    return files
+
+
+def _is_plain(name: str) -> bool:
+    return "/" not in name and name not in ("", ".", "..")
 
 
 def read_header(
     folder: StorePath, name: str, size: int | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads and checks the header of one file of `size` bytes (None: not known); returns its
-    tensors and its `__metadata__`.
+    """Reads and checks the header of one file of `size` bytes (None: not known).
 
-    Raises Corrupt for a file that is cut off or no safetensors, HostileCheckpoint for one that no
-    writer makes.
+    Returns its tensors and its `__metadata__`. Raises Corrupt for a file that is cut off or no
+    safetensors, HostileCheckpoint for one that no writer makes.
     """
     path = f"{folder}/{name}"
     head = bytearray(8)
@@ -268,16 +254,22 @@ def read_header(
     folder.read(name, 8, [memoryview(data)])
     with _damaged(path):
         header = json.loads(bytes(data))
-        metadata = {
-            str(key): str(value) for key, value in (header.pop("__metadata__", None) or {}).items()
-        }
-        tensors = {
-            key: _tensor(path, key, value, name, 8 + length, size) for key, value in header.items()
-        }
+        texts = header.pop("__metadata__", None) or {}
+        metadata = {str(key): str(value) for key, value in texts.items()}
+        packed = {key: _tensor(path, key, value) for key, value in header.items()}
+    tensors = {}
+    for key, tensor in packed.items():
+        start = 8 + length + tensor.start
+        end = start + math.prod(tensor.shape) * tensor.dtype.itemsize
+        if size is not None and end > size:
+            message = f"{path} is cut off: '{key}' ends at byte {end}, the file has {size}"
+            raise Corrupt(message, file=path, leaf=key)
+        tensors[key] = replace(tensor, file=name, start=start)
     return tensors, metadata
 
 
-def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int | None) -> Tensor:
+def _tensor(path: str, key: str, value: Any) -> Tensor:
+    """Returns a tensor as a header describes it: it starts within the data of the file."""
     name = value["dtype"]
     if name not in DTYPES:
         raise Corrupt(
@@ -296,13 +288,7 @@ def _tensor(path: str, key: str, value: Any, file: str, base: int, size: int | N
         raise HostileCheckpoint(
             f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path
         )
-    if size is not None and base + end > size:
-        raise Corrupt(
-            f"{path} is cut off: '{key}' ends at byte {base + end}, the file has {size}",
-            file=path,
-            leaf=key,
-        )
-    return Tensor(file, base + begin, shape, DTYPES[name])
+    return Tensor(path, begin, shape, DTYPES[name])
 
 
 @contextlib.contextmanager
@@ -320,8 +306,9 @@ def _damaged(path: str) -> Iterator[None]:
 def runs(
     shape: Sequence[int], region: Sequence[tuple[int, int]], itemsize: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields (offset, length) in bytes of each contiguous run of a region of a C-ordered array, in
-    the region's own order.
+    """Yields (offset, length) in bytes of each run of a region of a C-ordered array.
+
+    A run is contiguous; they come in the region's own order.
     """
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -345,8 +332,9 @@ def header_of(
     tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
-    """Returns the head of a file (its length included) and the order of the data: by falling item
-    size, then by name.
+    """Returns the head of a file (its length included) and the order of the data.
+
+    That order is by falling item size, then by name.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -366,8 +354,9 @@ def header_of(
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Returns names in shards of at most `shard_bytes`, in order; a larger tensor has a shard of
-    its own.
+    """Returns names in shards of at most `shard_bytes`, in order.
+
+    A larger tensor has a shard of its own.
     """
     shards: list[list[str]] = []
     filled = 0

@@ -21,7 +21,7 @@ from ..saving.plan import Plan
 from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.stager import SaveRequest
-from ..steps.lineage import Branch, Lineage
+from ..steps.lineage import Branch, Lineage, NoLineage
 from .host_folder import HostFolder, HostStorage
 from .meeting import Meeting
 from .part_copier import PartCopier
@@ -42,7 +42,7 @@ class HostPlace:
     options: Options
     meeting: Meeting
     copier: PartCopier
-    lineage: Lineage | None
+    lineage: Lineage | NoLineage
     writer_id: str
     open_folder: Callable[[str], HostFolder]
 
@@ -126,7 +126,6 @@ class LocalSave:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
 
         def begin() -> dict[str, Any]:
-            assert self._place.lineage is not None
             branch = self._place.lineage.current()
             assert branch is not None
             return asdict(branch)

@@ -13,29 +13,6 @@ from .parts import LocalKey
 class NoTier:
     """Answers for hosts that keep no steps. What needs a local step raises StepNotFound."""
 
-    # --- saving
-
-    def wants(self, step: int) -> bool:
-        """Returns False."""
-        return False
-
-    def started(self, step: int) -> None:
-        """Takes no note."""
-
-    def save(self, step: int, *_: Any) -> NoReturn:
-        """Raises AssertionError: this tier wants no step."""
-        raise AssertionError(f"no local tier saves step {step}")
-
-    def is_busy(self) -> bool:
-        """Returns False."""
-        return False
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Returns at once."""
-
-    def raise_error(self) -> None:
-        """Raises nothing."""
-
     # --- listing
 
     def survey(self) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,16 +32,16 @@ from ..errors import (
     failure_of,
     naming_path,
 )
+from ..format.limits import check_step
 from ..format.record import Record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.cast import SaveDtype
 from ..saving.commit import EffectPerformer
 from ..saving.scheduler import SaveScheduler
-from ..saving.stager import SaveRequest, SaveStager
-from ..steps.lineage import Branch, Lineage, read_branches, run_of
+from ..saving.stager import SaveOrder, SaveRequest, SaveStager
+from ..steps.lineage import Branch, Lineage, NoLineage, read_branches, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.path import StorePath
@@ -83,7 +83,7 @@ class LocalTier:
         group: Group,
         options: Options,
         writer_id: str,
-        lineage: Lineage | None,
+        lineage: Lineage | NoLineage,
     ) -> None:
         path = Path(os.path.abspath(os.fspath(local.path)))
         self.storage = HostStorage(path)
@@ -247,14 +247,7 @@ class LocalTier:
         if self._scheduler is not None:
             self._scheduler.started(step)
 
-    def save(
-        self,
-        step: int,
-        items: Mapping[str, Any],
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        dtype: SaveDtype = None,
-    ) -> SaveHandle:
+    def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a local save. Returns when the caller may donate or overwrite its arrays. Raises
         as staging does.
         """
@@ -262,10 +255,10 @@ class LocalTier:
         self._counter += 1
         # The durable lane counts from 1: no two saves of a writer have one id.
         save_id = f"{self._place.writer_id}{1 << 31 | self._counter:08x}"
-        request = SaveRequest(self._counter, step, save_id)
-        self.started(step)
+        request = SaveRequest(self._counter, check_step(order.step), save_id)
+        self.started(order.step)
         with self._saver.preparing(request, self._group):
-            request = self._stager.stage(request, items, metrics, metadata, dtype)
+            request = self._stager.stage(request, order)
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
         return handle
@@ -412,10 +405,6 @@ class LocalTier:
             newest = self._found[0] if self._found else None
         survives = 0 if newest is None else newest.survives(self._meeting.hosts)
         return counts | {"local_survives": survives, "local_off": self._off}
-
-    def is_busy(self) -> bool:
-        """Says whether a local save is in flight on this process."""
-        return self._saver.busy()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the local save in flight. Raises TimeoutError after `timeout_s`."""

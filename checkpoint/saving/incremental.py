@@ -1,18 +1,16 @@
-"""What an incremental save knows of the one before: which chunks have changed, and which files are
-worth a second name.
+"""What an incremental save knows of the one before: which chunks have changed, which files live.
 
-Every step stays whole by itself: a chunk that has not changed since the last committed step is in a
+Every step stays whole by itself. A chunk that has not changed since the last committed step is in a
 file of that step, which gets a second name (a hard link) in the new one; what changed is written.
-Nothing refers to another step, so deletions, sweeps and crashes know nothing of it. An old file is
-linked only while at least half of its bytes live, so that a step takes at most twice its size.
-
-Chunks are compared by 128 bits of xxh3 with their own predecessors: with the CRCs of the format one
-update in four billion would be lost.
+Nothing refers to another step, so deletions, sweeps and crashes need not know of incremental saves.
+An old file is linked only while at least half of its bytes live, so that a step takes at most twice
+its size.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,13 +23,13 @@ import jax
 from holdfast.coordination.distribution import install_command
 
 from ..format.item_report import FileReport, pack_name
-from ..storage.base import PosixFolder, Storage
-from ..storage.path import join
+from .item_files import PIECE_BYTES, ItemTarget
 from .plan import Plan
 
+_log = logging.getLogger(__name__)
 MAX_LINKS = 8  # old files of a pack
-HEAD_BYTES = 1 << 20  # as the pieces in which chunks are written
-# for the files of a pack, at most MAX_LINKS + 1: links by their age, and then what was written
+HEAD_BYTES = PIECE_BYTES
+# numbers for the files of a pack, at most MAX_LINKS + 1: links by their age, then the new file
 NAMES = 16
 
 
@@ -47,9 +45,7 @@ def load_digest() -> ModuleType:
 
 
 class ChunkDigest(NamedTuple):
-    """The digests of a chunk's first HEAD_BYTES and of all: most of what has changed is seen to
-    have by the first, and hashed as it is written.
-    """
+    """The digests of a chunk's first HEAD_BYTES and of all its bytes."""
 
     head: bytes
     whole: bytes
@@ -59,6 +55,7 @@ class RunningDigest:
     """The digest of a chunk that comes in pieces, the first of HEAD_BYTES."""
 
     def __init__(self) -> None:
+        # By the CRCs of the format one changed chunk in four billion would be taken for unchanged.
         self._hash = load_digest().xxh3_128()
         self.head = b""
 
@@ -72,23 +69,24 @@ class RunningDigest:
         return ChunkDigest(self.head, self._hash.digest())
 
 
-def digest_chunk(data: memoryview, old: ChunkDigest | None = None) -> ChunkDigest | None:
-    """Returns the digest of a chunk's bytes; None where its head says already that they are not
-    those of `old`.
-    """
+def is_unchanged(data: memoryview, old: ChunkDigest) -> bool:
+    """Says whether a chunk's bytes are those of a digest."""
     running = RunningDigest()
     running.add(data[:HEAD_BYTES])
-    if old is not None and running.head != old.head:
-        return None
+    # Most chunks that have changed differ in their heads. These are hashed as a whole only once,
+    # as they are written.
+    if running.head != old.head:
+        return False
     if data.nbytes > HEAD_BYTES:
         running.add(data[HEAD_BYTES:])
-    return running.result()
+    return running.result() == old
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of the last committed step: its name in the store, its report, and the bytes of all
-    chunks that it was written with.
+    """A file of a save: its name in the store, its report, and the bytes of its first chunks.
+
+    `nbytes` counts all chunks that the file was written with, also those that no step needs now.
     """
 
     name: str
@@ -96,35 +94,57 @@ class WrittenFile:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkFate:
+    """What became of one chunk: the index of its file among the pack's files, and its checksums."""
+
+    file: int
+    crc: int
+    digest: ChunkDigest | None = None  # None: the save is not incremental
+
+
 @dataclass(frozen=True)
-class PackHistory:
-    """Where the chunks of one planned pack are, in the pack's order: files from oldest to newest,
-    and which of them has each chunk.
+class WrittenPack:
+    """What became of one planned pack: its files, from oldest to newest, and its chunks in order.
+
+    `linked_bytes` are those of chunks in old files, `written_bytes` those of the new file.
     """
 
     files: tuple[WrittenFile, ...]
-    where: tuple[int, ...]
-    digests: tuple[ChunkDigest, ...]
-    crcs: tuple[int, ...]
+    chunks: tuple[ChunkFate, ...]
+    linked_bytes: int = 0
+    written_bytes: int = 0
 
 
-def choose_links(
-    history: PackHistory, unchanged: Sequence[bool], sizes: Sequence[int]
-) -> list[int]:
-    """Returns which files of a pack get a second name, from oldest to newest: half alive at least,
-    and those with the most living bytes.
+def choose_links(old: WrittenPack, unchanged: Sequence[bool], sizes: Sequence[int]) -> list[int]:
+    """Returns which files of a pack get a second name, from oldest to newest.
 
     `unchanged` and `sizes` (bytes) are of the pack's chunks.
     """
-    living = [0] * len(history.files)
-    for file, same, size in zip(history.where, unchanged, sizes, strict=True):
-        living[file] += size if same else 0
+    living = [0] * len(old.files)
+    for fate, same, size in zip(old.chunks, unchanged, sizes, strict=True):
+        if same:
+            living[fate.file] += size
+    # A file that is half dead would keep a step at more than twice its size.
     worth = [
         file
-        for file, known in enumerate(history.files)
+        for file, known in enumerate(old.files)
         if living[file] and 2 * living[file] >= known.nbytes
     ]
-    return sorted(sorted(worth, key=lambda file: -living[file])[:MAX_LINKS])
+    largest = sorted(worth, key=lambda file: -living[file])
+    return sorted(largest[:MAX_LINKS])
+
+
+def link_file(target: ItemTarget, known: WrittenFile, name: str) -> bool:
+    """Gives a file of the last save a second name; says whether it could."""
+    assert target.storage.posix is not None
+    try:
+        target.storage.posix.link(known.name, target.path(name), known.report.size)
+    except OSError as error:
+        # Deleted meanwhile, too many links, or a quota's border: the chunks are written instead.
+        _log.debug("%s is not linked as %s: %s", known.name, target.path(name), error)
+        return False
+    return True
 
 
 Arrays: TypeAlias = Mapping[int, "weakref.ref[Any]"]  # by leaf
@@ -132,14 +152,13 @@ Arrays: TypeAlias = Mapping[int, "weakref.ref[Any]"]  # by leaf
 
 class _SavedItem(NamedTuple):
     plan_hash: str
-    packs: Mapping[int, PackHistory]
+    packs: Mapping[int, WrittenPack]
     arrays: Arrays
 
 
 def never_changes(leaf: Any) -> bool:
-    """Says whether a leaf that is the same object has the same values; one on the CPU may be a view
-    of what numpy changes.
-    """
+    """Says whether a leaf that is the same object always has the same values."""
+    # An array on the CPU may be a view of memory that numpy changes.
     return isinstance(leaf, jax.Array) and all(
         device.platform != "cpu" for device in leaf.devices()
     )
@@ -147,6 +166,7 @@ def never_changes(leaf: Any) -> bool:
 
 def references(leaves: Sequence[Any]) -> Arrays:
     """Returns weak references to the leaves that never change."""
+    # Weak: the history must not keep a state of the training in the device's memory.
     return {index: weakref.ref(leaf) for index, leaf in enumerate(leaves) if never_changes(leaf)}
 
 
@@ -163,74 +183,57 @@ class Unmoved(NamedTuple):
 
 
 def link_unmoved(
-    history: SaveHistory,
-    plan: Plan,
-    leaves: Sequence[Any],
-    storage: PosixFolder,
-    folder: str,
-    item: str,
-    save_id: str,
+    history: SaveHistory, plan: Plan, leaves: Sequence[Any], target: ItemTarget
 ) -> Unmoved:
-    """Links, in the caller's thread, the files that leaves of the last save keep alive. A file that
-    cannot be linked is left out.
+    """Links, in the caller's thread, the files that leaves of the last save keep alive.
+
+    A file that cannot be linked is left out.
     """
-    unmoved, files, found = (
-        history.unmoved(item, leaves),
-        dict[int, set[int]](),
-        set[tuple[int, int]](),
-    )
-    for pack, old in history.of(item, plan).items() if unmoved else ():
-        chunks = plan.own[pack]
-        same = [chunk.leaf in unmoved for chunk in chunks]
-        for file in choose_links(old, same, [chunk.nbytes for chunk in chunks]):
-            known = old.files[file]
-            with contextlib.suppress(OSError):
-                storage.link(
-                    known.name,
-                    join(folder, item, link_name(plan, pack, file, save_id)),
-                    known.report.size,
-                )
-                files.setdefault(pack, set()).add(file)
-                found |= {
-                    (pack, place)
-                    for place, is_same in enumerate(same)
-                    if is_same and old.where[place] == file
-                }
-    return Unmoved(files, found, references(leaves))
+    files: dict[int, set[int]] = {}
+    chunks: set[tuple[int, int]] = set()
+    unmoved = history.unmoved(target.item, leaves)
+    packs = history.of(target.item, plan) if unmoved else {}
+    for pack, old in packs.items():
+        own = plan.own[pack]
+        same = [chunk.leaf in unmoved for chunk in own]
+        for file in choose_links(old, same, [chunk.nbytes for chunk in own]):
+            # Linked before the snapshot: it leaves out these chunks, so that later there would be
+            # no bytes to write instead.
+            if not link_file(target, old.files[file], link_name(plan, pack, file, target.save_id)):
+                continue
+            files.setdefault(pack, set()).add(file)
+            for place, fate in enumerate(old.chunks):
+                if same[place] and fate.file == file:
+                    chunks.add((pack, place))
+    return Unmoved(files, chunks, references(leaves))
 
 
-def unlink(
-    unmoved: Unmoved, plan: Plan, storage: Storage, folder: str, item: str, save_id: str
-) -> None:
-    """Deletes what `link_unmoved` linked for a save that does not begin; what cannot be deleted is
-    left to a sweep.
-    """
-    with contextlib.suppress(OSError):
-        names = [
-            link_name(plan, pack, file, save_id)
-            for pack, files in unmoved.files.items()
-            for file in files
-        ]
-        storage.delete(
-            [*(join(folder, item, name) for name in names), f"{join(folder, item)}/", f"{folder}/"]
-            if names
-            else []
-        )
+def unlink(unmoved: Unmoved, plan: Plan, target: ItemTarget) -> None:
+    """Deletes what `link_unmoved` linked for a save that does not begin."""
+    names = [
+        link_name(plan, pack, file, target.save_id)
+        for pack, files in unmoved.files.items()
+        for file in files
+    ]
+    if not names:
+        return
+    paths = [target.path(name) for name in names]
+    with contextlib.suppress(OSError):  # what cannot be deleted is left to a sweep
+        target.storage.delete([*paths, f"{target.folder}/", f"{target.step_dir}/"])
 
 
 def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:
-    """Returns the name of a file of a pack's history in a new save: whoever loads files in the
-    order of names meets the newest last.
-    """
+    """Returns the name of a file of a pack's history in a new save."""
+    # Tools that load all files of a folder in the order of their names meet the newest last.
     return pack_name(plan.process, pack * NAMES + file, save_id)
 
 
 @dataclass
 class SaveHistory:
-    """The files of the last committed save of this process, by item and pack. For one thread at a
-    time.
+    """The files of the last committed save of this process, by item and pack.
 
-    It is forgotten after any failure and any deletion: then everything is written.
+    For one thread at a time. It is forgotten after any failure and any deletion: the next save
+    writes everything.
     """
 
     full_every: int | None = None
@@ -244,45 +247,43 @@ class SaveHistory:
         """Whether there is a committed save whose files may be linked."""
         return bool(self._saved)
 
-    def of(self, item: str, plan: Plan) -> Mapping[int, PackHistory]:
-        """Returns what is known of an item's packs: nothing where the plan is another one, or a
-        full save is due.
+    def of(self, item: str, plan: Plan) -> Mapping[int, WrittenPack]:
+        """Returns what is known of an item's packs.
+
+        Nothing where the plan is another one, or a full save is due.
         """
         saved = self._saved.get(item)
         due = self.full_every is not None and self._since_full + 1 >= self.full_every
-        return saved.packs if saved is not None and saved.plan_hash == plan.hash and not due else {}
+        if saved is None or saved.plan_hash != plan.hash or due:
+            return {}
+        return saved.packs
 
     def unmoved(self, item: str, leaves: Sequence[Any]) -> set[int]:
-        """Returns the leaves that are the very objects of the last committed save: jax.Arrays,
-        whose values cannot change.
-        """
+        """Returns the leaves that are the very arrays of the last committed save."""
         saved = self._saved.get(item)
-        return (
-            set()
-            if saved is None
-            else {index for index, array in saved.arrays.items() if array() is leaves[index]}
-        )
+        arrays = {} if saved is None else saved.arrays
+        return {index for index, array in arrays.items() if array() is leaves[index]}
 
     def begin(
         self,
         item: str,
         plan: Plan,
-        packs: Mapping[int, PackHistory],
+        packs: Mapping[int, WrittenPack],
         arrays: Arrays,
         *,
         linked: bool,
     ) -> None:
-        """Notes what a save wrote of an item, and whether any of it was linked, until it is known
-        how the save ended.
-        """
+        """Notes what a save wrote of an item, and whether any of it was linked, until its end."""
         self._begun[item] = _SavedItem(plan.hash, packs, arrays)
         self._linked = self._linked or linked
 
-    def settle(self, *, committed: bool) -> None:
+    def end(self, *, committed: bool) -> None:
         """Takes the save's files for the last committed ones, or forgets all."""
         if not committed:
+            # The files of a save that failed are deleted, now or by a sweep: nothing to link to.
             self.forget()
             return
+        # A save that linked nothing is a full one.
         self._since_full = self._since_full + 1 if self._linked else 0
         self._saved = self._begun
         self._begun = {}

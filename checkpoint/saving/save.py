@@ -4,13 +4,14 @@ manager brings up to date after it.
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.multihost import Group
+from holdfast.coordination import HoldfastError
 
 from ..agreement.save_protocol import SaveReport, SaveResult, Superfluous
 from ..errors import CheckpointError, CommitUnknown, failure_of
@@ -20,54 +21,95 @@ from ..format.step_folders import has_record
 from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
-from ..steps.claims import FOLDER, Claims, Writer
+from ..steps.claims import FOLDER
 from ..steps.index import StepIndex
-from ..steps.lineage import Lineage
-from ..steps.root_report import RootReporter
+from ..steps.lineage import Lineage, NoLineage
+from ..steps.opening import OpenRoot
+from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
 from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
-from .pack_writer import report_json, write_files, write_json, write_snapshot
+from .item_files import ItemTarget, report_json, write_files, write_json
+from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .record_builder import build_record
-from .stager import SaveRequest
+from .stager import JsonValue, SaveRequest
 
 _log = logging.getLogger(__name__)
-# saves take turns at this many names: a process that is late for one save never meets the others in
-# the next
+# Saves take turns at this many names: a process that is late for one save never meets the others in
+# the next.
 MESSAGE_NAMES = 64
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
 
 
 class SnapshotWork:
-    """Writes the snapshots and values of a request. `context` is the manager's, if there is one."""
+    """Writes the snapshots and values of a request: the whole of a single save."""
 
     def __init__(
         self,
         request: SaveRequest,
         target: SaveTarget,
         options: Options,
-        context: SaveContext | None = None,
+        *,
+        history: SaveHistory | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self._request = request
         self._target = target
         self._options = options
-        self._context = context
-        self._index = None if context is None else context.index
+        self._history = history
+        self._statistics = statistics
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
-        self._opening: int | None = None
+        self._branch: int | None = None
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
-        request = self._request
-        storage = self._target.storage
-        listener = self._options.progress
-        if request.broken is not None:
-            raise request.broken
+        if self._request.broken is not None:
+            raise self._request.broken
         self._check_space()
+        try:
+            return self._write_items(self._progress())
+        except FileNotFoundError as error:
+            target = self._target
+            # Without its claim a sweep takes away what it is writing.
+            if target.storage.list(target.claim):
+                raise
+            raise fenced(f"{target.storage.root}/{target.claim}") from error
+
+    def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
+        request = self._request
+        reports = {}
+        for name, (_, snapshot) in request.trees.items():
+            reports[name] = write_snapshot(
+                snapshot,
+                self._place(name),
+                progress=progress,
+                history=self._history,
+                statistics=self._statistics,
+            )
+        for name, value in request.values.items():
+            if self._writes(value):
+                reports[name] = write_json(self._place(name), self._process, value.data)
+            else:
+                reports[name] = report_json(self._process, value.data)
+        for name, staged in request.files.items():
+            reports[name] = write_files(self._place(name), self._process, staged, progress)
+        return reports
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, self._request.save_id)
+
+    def _writes(self, value: JsonValue) -> bool:
+        return value.per_process or self._process == 0
+
+    def _progress(self) -> Callable[[int], None]:
+        """Returns what is called with the bytes of each piece that is out."""
+        request = self._request
+        listener = self._options.progress
         meter = (
             None if listener is None else ProgressMeter(request.step, request.own_bytes, listener)
         )
@@ -77,78 +119,27 @@ class SnapshotWork:
             if meter is not None:
                 meter.add(nbytes)
 
-        items = {}
-        try:
-            for name, (_, snapshot) in request.trees.items():
-                items[name] = write_snapshot(
-                    snapshot,
-                    storage,
-                    self._target.folder,
-                    name,
-                    request.save_id,
-                    progress=progress,
-                    history=self._history,
-                    statistics=None if self._context is None else self._context.statistics,
-                )
-            for name, value in request.values.items():
-                if value.per_process or not self._process:
-                    items[name] = write_json(
-                        storage,
-                        self._target.folder,
-                        name,
-                        request.save_id,
-                        self._process,
-                        value.data,
-                    )
-                else:
-                    items[name] = report_json(self._process, value.data)
-            for name, staged in request.files.items():
-                items[name] = write_files(
-                    storage,
-                    self._target.folder,
-                    name,
-                    request.save_id,
-                    self._process,
-                    staged,
-                    progress,
-                )
-        except FileNotFoundError as error:
-            if storage.list(self._target.claim):
-                raise
-            raise fenced(
-                f"{storage.root}/{self._target.claim}"
-            ) from error  # and what it was writing has been swept
-        return items
-
-    @property
-    def _history(self) -> SaveHistory | None:
-        return None if self._context is None else self._context.history
+        return progress
 
     def _check_space(self) -> None:
-        """Refuses, at the primary and before a byte is written, a save that the disk has no room
-        for.
-        """
+        """Refuses, at the primary and before a byte is written, what the disk has no room for."""
         storage = self._target.storage
         if not self._options.check_free_space or self._process or storage.posix is None:
             return
-        may_link = (
-            self._history is not None and self._history.is_known
-        )  # how much will be written is known once it is
-        root = storage.root
+        # What may be linked is known only when it is compared: the save may need almost nothing.
+        may_link = self._history is not None and self._history.is_known
         need = SPARE_BYTES + (0 if may_link else self._request.total_bytes)
-        free = shutil.disk_usage(root).free
+        free = shutil.disk_usage(storage.root).free
         if need > free:
             raise OSError(
-                28,
+                errno.ENOSPC,
                 f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old"
                 " steps or keep fewer",
-                root,
+                storage.root,
             )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
-        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit
-        together.
-        """
+        """Returns the record, at the primary. Raises SaveFailed where the reports do not fit."""
         request = self._request
         items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         for name in [*request.trees, *request.values, *request.files]:
@@ -162,13 +153,12 @@ class SnapshotWork:
                 check_own_names(name, shares)
             items[name] = (plan, shares)
         self._items = items
-        opening = (
-            None
-            if self._context is None or self._context.lineage is None
-            else self._context.lineage.current()
-        )
-        self._opening = None if opening is None else opening.number
+        self._branch = self._current_branch()
         return self._record(items)
+
+    def _current_branch(self) -> int | None:
+        """Returns the branch of the root's history that the save belongs to."""
+        return None
 
     def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
         request = self._request
@@ -181,27 +171,28 @@ class SnapshotWork:
             finished_s=time.time(),
             metrics=request.metrics,
             metadata=request.metadata,
-            opening=self._opening,
+            opening=self._branch,
         )
 
     def check(self, record: bytes) -> None:
-        """Reads the record as a reader will, but for what has been read before: what a plan alone
-        says (see check_plan), and a layout.
+        """Reads the record as a reader will, without what was read at an earlier save.
+
+        That is what a plan alone says (see check_plan), and a layout.
         """
-        if unread := [
+        unread = [
             plan
             for plan, _ in self._items.values()
             if plan is not None and plan.cache.get("layout is unread")
-        ]:
-            check_record(record, self._target.where)
+        ]
+        where = self._target.where
+        if unread:
+            check_record(record, where)
             for plan in unread:
                 plan.cache["layout is unread"] = False
             return
-        check_record_size(record, self._target.where)
-        check_record(
-            self._record({name: (None, shares) for name, (_, shares) in self._items.items()}),
-            self._target.where,
-        )
+        check_record_size(record, where)
+        without_plans = {name: (None, shares) for name, (_, shares) in self._items.items()}
+        check_record(self._record(without_plans), where)
         for _, shares in self._items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
@@ -213,39 +204,72 @@ class SnapshotWork:
     def own_files(self) -> list[str]:
         """Returns the files that this process writes, by names relative to the step's folder."""
         save_id = self._request.save_id
-        each = range(NAMES) if self._history is not None else [0]
-        numbers = [
-            (item, pack * len(each) + more)
+        # A pack of an incremental save may be several files: the links, and what was written.
+        files_per_pack = 1 if self._history is None else NAMES
+        names = [
+            f"{item}/{pack_name(self._process, pack * files_per_pack + number, save_id)}"
             for item, plan in self.plans().items()
             for pack in plan.own
-            for more in each
+            for number in range(files_per_pack)
         ]
-        packs = [f"{item}/{pack_name(self._process, number, save_id)}" for item, number in numbers]
-        values = [
-            item
-            for item, value in self._request.values.items()
-            if value.per_process or not self._process
-        ]
-        numbered = [
-            (item, number)
+        names += [
+            f"{item}/{bin_name(self._process, number, save_id)}"
             for item, staged in self._request.files.items()
             for number in range(len(staged))
         ]
-        files = [f"{item}/{bin_name(self._process, number, save_id)}" for item, number in numbered]
-        return packs + files + [f"{item}/{json_name(self._process, save_id)}" for item in values]
+        names += [
+            f"{item}/{json_name(self._process, save_id)}"
+            for item, value in self._request.values.items()
+            if self._writes(value)
+        ]
+        return names
 
     def steps_crc(self) -> int:
         """Returns what tells the steps that this process knows from others."""
-        return self._index.crc() if self._index is not None else 0
+        return 0
 
     def superfluous(self, *, list_steps: bool) -> Superfluous:
         """Returns what the save makes superfluous, at the primary, once it is committed."""
-        if self._index is None:
-            return Superfluous()
-        steps = tuple(self._index.steps()) if list_steps else None
+        return Superfluous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootState:
+    """What one process knows of a root that it has open, and its worker there."""
+
+    index: StepIndex
+    statistics: Statistics
+    worker: BackgroundWorker
+    lineage: Lineage | NoLineage
+    reporter: RootReporter | NoReporter
+    history: SaveHistory | None = None  # of incremental saves
+
+
+class _StepWork(SnapshotWork):
+    """Writes a step of a root, whose index says what the step makes superfluous."""
+
+    def __init__(
+        self, request: SaveRequest, target: SaveTarget, options: Options, state: RootState
+    ) -> None:
+        super().__init__(
+            request, target, options, history=state.history, statistics=state.statistics
+        )
+        self._state = state
+
+    def _current_branch(self) -> int | None:
+        branch = self._state.lineage.current()
+        return None if branch is None else branch.number
+
+    def steps_crc(self) -> int:
+        return self._state.index.crc()
+
+    def superfluous(self, *, list_steps: bool) -> Superfluous:
+        index = self._state.index
+        steps = tuple(index.steps()) if list_steps else None
         try:
-            return Superfluous(tuple(self._index.superfluous(self._request.facts)), steps)
-        except Exception as error:  # the step is saved; what should go may go after the next save
+            return Superfluous(tuple(index.superfluous(self._request.facts)), steps)
+        except Exception as error:
+            # The step is saved. What should go may go after the next save.
             _log.warning(
                 "which steps to delete after step %d could not be decided: %s",
                 self._request.step,
@@ -255,109 +279,108 @@ class SnapshotWork:
 
 
 @dataclass(frozen=True)
-class SaveContext:
-    """What all saves of a manager share: store, group and claim, and what is brought up to date
-    when one ends.
-    """
+class StepSaver:
+    """Does the saves of a root's steps, and brings the root's state up to date after each."""
 
-    storage: Storage
-    group: Group
-    claims: Claims
-    writer: Writer
-    options: Options
-    index: StepIndex
-    worker: BackgroundWorker
-    statistics: Statistics
-    history: SaveHistory | None = None  # of incremental saves
-    lineage: Lineage | None = None  # at the primary
-    root_reporter: RootReporter | None = None  # at the primary
+    root: OpenRoot
+    state: RootState
 
-    def run(self, request: SaveRequest) -> SaveResult:
-        """Does a whole save: see `run_save`."""
-        return run_save(request, self)
+    @property
+    def storage(self) -> Storage:
+        """The store of the root."""
+        return self.root.storage
+
+    @property
+    def options(self) -> Options:
+        """The settings of the manager."""
+        return self.root.options
 
     def target(self, request: SaveRequest) -> SaveTarget:
         """Returns where a save goes."""
+        root = self.root
         return SaveTarget(
-            self.storage,
-            self.group,
+            root.storage,
+            root.group,
             request.key,
             folder=request.folder,
-            claim=f"{FOLDER}/{self.writer.id}",
-            messages=f"checkpoint/{self.writer.id}/{request.counter % MESSAGE_NAMES}",
-            timeout_s=self.options.save_timeout_s,
+            claim=f"{FOLDER}/{root.writer.id}",
+            messages=f"{root.messages}/{request.counter % MESSAGE_NAMES}",
+            timeout_s=root.options.save_timeout_s,
             overwrite=request.overwrite,
             reports_step=True,
-            worker=self.worker,
+            worker=self.state.worker,
             began=request.began,
             cancellation=request.cancellation,
         )
 
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does the whole save. Blocks for its time and RESULT_WAIT_S at most.
 
-def run_save(request: SaveRequest, context: SaveContext) -> SaveResult:
-    """Does the whole save. Blocks for its time and RESULT_WAIT_S at most; a failure is in the
-    result.
-
-    When it returns, the step is in the index, superfluous ones are not, and the statistics count
-    it.
-    """
-    target, linked_bytes = context.target(request), context.statistics.save_linked_bytes
-    try:
-        result = run_protocol(target, SnapshotWork(request, target, context.options, context))
-    except Exception as error:  # a defect; whatever it is, the caller learns of it at its next call
-        failure = failure_of(error, request.step, context.group.index)
-        failure.__cause__ = error if failure is not error else error.__cause__
-        result = SaveResult(request.key, failure)
-    finally:
-        request.release()
-    _take_note(request, result, context)
-    if result.error is None and context.root_reporter is not None:
-        context.root_reporter.saved(
+        A failure is in the result. When it returns, the step is in the index, superfluous ones are
+        not, and the statistics count it.
+        """
+        root = self.root
+        target = self.target(request)
+        linked_bytes = self.state.statistics.save_linked_bytes
+        try:
+            result = run_protocol(target, _StepWork(request, target, root.options, self.state))
+        except Exception as error:
+            # A defect. Whatever it is, the caller learns of it at its next call.
+            failure = failure_of(error, request.step, root.group.index)
+            failure.__cause__ = error if failure is not error else error.__cause__
+            result = SaveResult(request.key, failure)
+        finally:
+            request.release()
+        if self.state.history is not None:
+            self.state.history.end(committed=result.error is None)
+        if result.error is not None:
+            self._note_failure(request, result.error)
+            return result
+        self._note_step(request, result)
+        self.state.reporter.saved(
             request.step,
             request.total_bytes,
-            incremental=context.statistics.save_linked_bytes > linked_bytes,
+            incremental=self.state.statistics.save_linked_bytes > linked_bytes,
         )
-    return result
+        return result
 
+    def _note_failure(self, request: SaveRequest, error: HoldfastError) -> None:
+        group = self.root.group
+        self.state.statistics.add(saves_failed=1)
+        # All processes have the same error: the one that failed reports it for all.
+        if group.index == (getattr(error, "process", None) or 0):
+            group.report(trouble=str(error))
+        if isinstance(error, CommitUnknown) and group.index == 0:
+            self.state.worker.put(
+                f"looking whether step {request.step} was saved", lambda: self._look_again(request)
+            )
 
-def _take_note(request: SaveRequest, result: SaveResult, context: SaveContext) -> None:
-    """Brings statistics, claim, index and history up to date after a save."""
-    if context.history is not None:
-        context.history.settle(committed=result.error is None)
-    if result.error is not None:
-        context.statistics.add(saves_failed=1)
-        if context.group.index == (
-            getattr(result.error, "process", None) or 0
-        ):  # one speaks for all
-            context.group.report(trouble=str(result.error))
-        if isinstance(result.error, CommitUnknown) and context.group.index == 0:
-            _look_again(request, context)
-        return
-    context.statistics.add(
-        saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes
-    )
-    if result.steps is not None:
-        context.index.adopt(result.steps)
-    context.index.add(request.facts)
-    context.index.remove(result.superfluous)
-    if context.group.index == 0:
+    def _look_again(self, request: SaveRequest) -> None:
+        """Knows the step, at the primary, if its record is there after all.
+
+        The others learn it with the next save.
+        """
+        if has_record(self.root.storage, request.folder):
+            self.state.index.add(request.facts)
+
+    def _note_step(self, request: SaveRequest, result: SaveResult) -> None:
+        """Brings statistics, index and claim up to date after a commit."""
+        index = self.state.index
+        self.state.statistics.add(
+            saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes
+        )
+        if result.steps is not None:
+            index.adopt(result.steps)
+        index.add(request.facts)
+        index.remove(result.superfluous)
+        if self.root.group.index:
+            return
         try:
-            context.claims.take(context.writer)
+            # A claim that was not renewed for a day counts as dead, where a store has no locks.
+            self.root.claims.take(self.root.writer)
         except (OSError, CheckpointError) as error:
             _log.warning(
                 "the claim on %s could not be renewed, it is tried again after the next save: %s",
-                context.storage.root,
+                self.root.where,
                 error,
             )
-
-
-def _look_again(request: SaveRequest, context: SaveContext) -> None:
-    """Knows the step, at the primary, if its record is there after all; the others learn it with
-    the next save.
-    """
-
-    def look() -> None:
-        if has_record(context.storage, request.folder):
-            context.index.add(request.facts)
-
-    context.worker.put(f"looking whether step {request.step} was saved", look)

@@ -16,6 +16,7 @@ from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 from holdfast.multihost.group.group import runtime_indices
 
+from ..format.limits import is_step
 from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
 
 _log = logging.getLogger(__name__)
@@ -43,14 +44,19 @@ class SaveScheduler:
         self._last_step = last_step
         self._last_s = time.monotonic()
         self._preempted_step: int | None = None
-        self._due = self._proposed = False
+        self._due = False
+        self._proposed = False
         agrees = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
         self._agreement = agree_on_step(group, name) if agrees else None
 
     def started(self, step: int) -> None:
-        """Notes that a save of `step` begins."""
-        self._last_step, self._last_s = step, time.monotonic()
-        self._due = self._proposed = False
+        """Notes that a save of `step` begins. One that is no step fails, and is not noted."""
+        if not is_step(step):
+            return
+        self._last_step = step
+        self._last_s = time.monotonic()
+        self._due = False
+        self._proposed = False
 
     def preempted(self, step: int) -> bool:
         """Asks the preemption sync point; from then on `reason` does so too."""

@@ -24,6 +24,7 @@ from ..storage.base import Storage
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
+from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
@@ -36,6 +37,25 @@ class JsonValue:
 
     data: bytes
     per_process: bool
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """What a caller of `save` asks for. What is wrong with it is found when it is staged."""
+
+    step: int
+    state: Any = None
+    items: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+    metadata: Any = None
+    dtype: SaveDtype = None
+    overwrite: bool = False
+
+    def chosen_items(self) -> Mapping[str, Any]:
+        """Returns the items by name. Raises ValueError unless state or items are given."""
+        if (self.state is None) == (self.items is None):
+            raise ValueError("save: give either a state or items")
+        return {"state": self.state} if self.items is None else self.items
 
 
 @dataclass(frozen=True)
@@ -107,17 +127,11 @@ class SaveStager:
         self._planners: dict[str, Planner] = {}
 
     def stage(
-        self,
-        request: SaveRequest,
-        items: Mapping[str, Any],
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        dtype: SaveDtype = None,
-        leaving: Collection[int] = (),
+        self, request: SaveRequest, order: SaveOrder, leaving: Collection[int] = ()
     ) -> SaveRequest:
-        """Returns the request with items, their trees cast to `dtype`, metrics and metadata; ranks
-        that are `leaving` write little.
+        """Returns the request with what the order says, its trees cast, planned and taken.
 
+        Ranks that are `leaving` write little.
         Raises UnsupportedLeaf, SaveFailed, TypeError, ValueError, holding nothing then.
         """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
@@ -128,10 +142,10 @@ class SaveStager:
             trees=trees,
             values=values,
             files=files,
-            metadata=copy_json(metadata, "the metadata"),
+            metadata=copy_json(order.metadata, "the metadata"),
         )
         try:
-            for name, value in items.items():
+            for name, value in order.chosen_items().items():
                 check_item_name(name)
                 if isinstance(value, Json):
                     values[name] = JsonValue(
@@ -145,7 +159,7 @@ class SaveStager:
                         per_process=True,
                     )
                 else:
-                    tree = cast_tree(encode_leaf_types(FlatTree.of(value)), dtype)
+                    tree = cast_tree(encode_leaf_types(FlatTree.of(value)), order.dtype)
                     plan = self._planner(name).plan(tree, leaving)
                     unmoved = self._link_unmoved(request, name, plan, tree)
                     trees[name] = (
@@ -162,13 +176,12 @@ class SaveStager:
                 len(values) + sum(map(len, files.values())),
                 staged.metadata,
             )
-            return replace(
-                staged, metrics={name: float(value) for name, value in (metrics or {}).items()}
-            )
+            metrics = {name: float(value) for name, value in (order.metrics or {}).items()}
+            return replace(staged, metrics=metrics)
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
-                unlink(snapshot.unmoved, plan, self._storage, request.folder, name, request.save_id)
+                unlink(snapshot.unmoved, plan, self._place(request, name))
             raise
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -187,16 +200,10 @@ class SaveStager:
     ) -> Unmoved | None:
         if self._history is None:
             return None
-        assert self._storage.posix is not None
-        return link_unmoved(
-            self._history,
-            plan,
-            tree.leaves,
-            self._storage.posix,
-            request.folder,
-            item,
-            request.save_id,
-        )
+        return link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
+
+    def _place(self, request: SaveRequest, item: str) -> ItemTarget:
+        return ItemTarget(self._storage, request.folder, item, request.save_id)
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

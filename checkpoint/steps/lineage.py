@@ -171,3 +171,17 @@ class Lineage:
                 self._storage.root,
                 error,
             )
+
+
+class NoLineage:
+    """Stands for the lineage where no branches begin: only the writing primary begins them."""
+
+    def restored(self, step: int) -> None:
+        """Takes no note."""
+
+    def deleting_newest(self, step: int) -> None:
+        """Begins nothing: the primary does."""
+
+    def current(self) -> Branch | None:
+        """Raises AssertionError: what this process saves has no branch that it could know."""
+        raise AssertionError("only the writing primary knows the branch of a save")

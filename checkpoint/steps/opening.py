@@ -50,6 +50,45 @@ class Opened:
     step_names: StepNames = PLAIN_NAMES
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenRoot:
+    """A root as one process of a group has it open: its store, and the writer that it has there."""
+
+    storage: Storage
+    group: Group
+    options: Options
+    claims: Claims
+    writer: Writer
+
+    @property
+    def where(self) -> str:
+        """The root, as messages show it."""
+        return self.storage.root
+
+    @property
+    def messages(self) -> str:
+        """What the names of this opening's messages begin with: no other opening has the same."""
+        return f"checkpoint/{self.writer.id}"
+
+    @property
+    def is_writing_primary(self) -> bool:
+        """Whether this process is the one that commits and deletes."""
+        return self.group.index == 0 and not self.options.read_only
+
+    def give_up(self) -> None:
+        """Gives the claim up, at the primary; what cannot be removed is left to the next writer."""
+        if not self.is_writing_primary:
+            return
+        try:
+            self.claims.fence(self.writer.id)
+        except OSError as error:
+            _log.warning(
+                "the claim on %s could not be removed, the next manager does it: %s",
+                self.where,
+                error,
+            )
+
+
 def open_root(
     storage: Storage,
     claims: Claims,
@@ -82,38 +121,35 @@ def open_root(
     )
 
 
-def claim_root(
-    storage: Storage, claims: Claims, writer: Writer, group: Group, options: Options
-) -> None:
+def claim_root(root: OpenRoot) -> None:
     """Takes the claim that the disk had no room for when the root was opened; every process calls
     it, before its first save.
 
     Raises, on every process, what the primary ran into.
     """
     _ask(
-        storage,
-        group,
-        f"checkpoint/{writer.id}/claim",
-        lambda: claims.take(writer),
-        options.save_timeout_s,
+        root.storage,
+        root.group,
+        f"{root.messages}/claim",
+        lambda: root.claims.take(root.writer),
+        root.options.save_timeout_s,
     )
 
 
 def list_root(
-    storage: Storage,
-    group: Group,
-    options: Options,
-    name: str,
-    *,
-    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]],
+    root: OpenRoot, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]]
 ) -> tuple[list[int], dict[int, str]]:
     """Returns the steps that the primary sees in a root, ours and other people's, on every process;
     every process calls it.
     """
-    listed = _ask(
-        storage, group, name, lambda: _list(storage, find_foreign), options.save_timeout_s
+    steps, foreign = _ask(
+        root.storage,
+        root.group,
+        f"{root.messages}/reload",
+        lambda: _list(root.storage, find_foreign),
+        root.options.save_timeout_s,
     )
-    return listed[0], {int(step): folder for step, folder in listed[1].items()}
+    return steps, {int(step): folder for step, folder in foreign.items()}
 
 
 def _list(

@@ -29,11 +29,17 @@ class RootReporter:
     `local_steps` returns the steps that the hosts have. Thread-safe; never raises.
     """
 
-    def __init__(self, group: Group, path: str, index: StepIndex) -> None:
+    def __init__(
+        self,
+        group: Group,
+        path: str,
+        index: StepIndex,
+        local_steps: Callable[[], Mapping[int, HostCopies]],
+    ) -> None:
         self._group = group
         self._path = path
         self._index = index
-        self.local_steps: Callable[[], Mapping[int, HostCopies]] = dict
+        self._local_steps = local_steps
         self._lock = threading.Lock()
         self._saved: dict[
             int, tuple[int, bool]
@@ -52,7 +58,17 @@ class RootReporter:
             self._saved = {step: known for step, known in self._saved.items() if step in steps}
             saved = dict(self._saved)
         damaged = {step for step in steps if self._index.was_passed_over(step)}
-        self._group.report(root=root_report(self._path, steps, self.local_steps(), damaged, saved))
+        self._group.report(root=root_report(self._path, steps, self._local_steps(), damaged, saved))
+
+
+class NoReporter:
+    """Stands for the reporter on a process that reports nothing of the root."""
+
+    def saved(self, step: int, nbytes: int, *, incremental: bool) -> None:
+        """Takes no note."""
+
+    def report(self) -> None:
+        """Reports nothing."""
 
 
 def root_report(

@@ -22,7 +22,7 @@ from ..format.grid import Chunk
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
-from ..format.pack_header import HEADER_BYTES, ChunkChecksum
+from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.tree import describe, flatten, rebuild
@@ -37,12 +37,13 @@ from ..layouts.base import (
 )
 from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
 from ..options import Options
-from ..restoring.devices import Region
+from ..restoring.devices import Region, slices_in
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
 from ..saving.commit import SaveTarget, run_protocol
-from ..saving.pack_writer import pack_parts, plan_pack, write_files, write_json
+from ..saving.item_files import ItemTarget, write_files, write_json
+from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import build_record, check_plan
 from ..steps.claims import FOLDER, Claims
@@ -55,13 +56,26 @@ from ..storage.threads import run_side_by_side
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
-PACKS_AT_ONCE = (
-    2  # packs written side by side: each holds two chunks, or for an object store itself twice
-)
+# Packs written side by side: each holds two chunks in memory, or for an object store itself twice.
+PACKS_AT_ONCE = 2
 Progress: TypeAlias = Callable[[int], None]
 Selected: TypeAlias = tuple[ItemRecord, ArrayReader]
+Named: TypeAlias = tuple[LeafRecord, ArrayReader]
 
 
+class Conversion(NamedTuple):
+    """What is converted: some items of a checkpoint, and whose copies of what each process keeps.
+
+    `process` None means the copies of all processes. `progress` is told the bytes that were done.
+    """
+
+    checkpoint: CheckpointReader
+    chosen: Mapping[str, Selected]
+    process: int | None
+    progress: Progress
+
+
+# This is a face, of the command's options too, so that it has more than eight parameters.
 def convert(
     checkpoint: CheckpointReader,
     target: StorePath,
@@ -75,32 +89,33 @@ def convert(
     claims: Claims | None = None,
     progress: Progress = lambda done_bytes: None,
 ) -> str:
-    """Writes a checkpoint anew in the layout `to` ("holdfast", "orbax" or "safetensors"); returns
-    where it is.
+    """Writes a checkpoint anew in the layout "holdfast", "orbax" or "safetensors"; returns where.
 
     For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for
-    safetensors it is the folder itself. `items` chooses among several (none: all), `under` keeps
-    the leaves below one path, `rename` gives leaves other paths (their tree becomes a flat dict),
-    and `process` says whose copies to take of what was kept per process: leaves, JSON items, items
-    of files. Arrays pass through memory a few at a time; what can be read only whole (a chunk of
-    Orbax's) is held whole. `claims` are the target's, made if None. Raises StepExists,
-    UnsupportedLeaf for what the layout cannot hold, Corrupt, the store's OSErrors; what was begun
-    is removed.
+    safetensors it is the folder itself. `items` chooses among several (none: all). `under` keeps
+    the leaves below one path. `rename` gives leaves other paths (their tree becomes a flat dict).
+    `process` says whose copies to take of what was kept per process: leaves, JSON items, items of
+    files.
+
+    Arrays pass through memory a few at a time; what can be read only whole (a chunk of Orbax's) is
+    held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
+    the layout cannot hold, Corrupt, the store's OSErrors. What was begun is removed.
     """
     chosen = _chosen(checkpoint, items)
     if process is not None:
         chosen = {name: _of_process(found, process) for name, found in chosen.items()}
     if under or rename is not None:
         chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
+    conversion = Conversion(checkpoint, chosen, process, progress)
     if to == "holdfast":
-        return _to_holdfast(checkpoint, chosen, target, claims, progress, process)
+        return _to_holdfast(conversion, target, claims or open_claims(target.storage))
     _refuse_per_process_values(chosen, to)
     if not items:
         _refuse_files(checkpoint, to)
     if to == "safetensors":
-        return _to_safetensors(checkpoint, chosen, target, shard_bytes, progress)
+        return _to_safetensors(conversion, target, shard_bytes)
     if to == "orbax":
-        return _to_orbax(checkpoint, chosen, target, progress, process)
+        return _to_orbax(conversion, target)
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
 
 
@@ -122,14 +137,14 @@ def _chosen(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, Sel
 
 def _of_process(selected: Selected, process: int) -> Selected:
     item, reader = selected
-    found = leaves_of_process(item, PerProcessSelection(process))
-    for leaf in found.leaves:
+    selection = PerProcessSelection(process)
+    of_process = leaves_of_process(item, selection)
+    for leaf in of_process.leaves:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
-    plain = replace(item, leaves=tuple(replace(leaf, per_process=False) for leaf in found.leaves))
-    return plain, RenamedReader(
-        PerProcessReader(reader, item, PerProcessSelection(process)), plain, found
-    )
+    leaves = tuple(replace(leaf, per_process=False) for leaf in of_process.leaves)
+    plain = replace(item, leaves=leaves)
+    return plain, RenamedReader(PerProcessReader(reader, item, selection), plain, of_process)
 
 
 def _selected(selected: Selected, under: str, rename: Names) -> Selected:
@@ -162,120 +177,109 @@ def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
             raise UnsupportedLeaf(f"{message} (--item NAME)", leaf=name)
 
 
-def _to_orbax(
-    checkpoint: CheckpointReader,
-    chosen: Mapping[str, Selected],
-    root: StorePath,
-    progress: Progress,
-    process: int | None,
-) -> str:
+def _to_orbax(conversion: Conversion, root: StorePath) -> str:
     from ..layouts.orbax.write import OrbaxWriter
 
-    kept = [
-        name
-        for name, kind in checkpoint.info.items.items()
-        if kind == "json" and name in checkpoint.info.owners
-    ]
-    if kept and process is None:
-        message = (
-            f"the item '{kept[0]}' has a value of each of {checkpoint.info.owners[kept[0]]}"
-            " processes, and orbax holds one"
+    checkpoint = conversion.checkpoint
+    info = checkpoint.info
+    json_items = [name for name, kind in info.items.items() if kind == "json"]
+    kept = [name for name in json_items if name in info.owners]
+    if kept and conversion.process is None:
+        raise UnsupportedLeaf(
+            f"the item '{kept[0]}' has a value of each of {info.owners[kept[0]]} processes, and"
+            " orbax holds one; say whose to take (--process N)",
+            leaf=kept[0],
         )
-        raise UnsupportedLeaf(f"{message}; say whose to take (--process N)", leaf=kept[0])
-    target = root / str(checkpoint.info.step or 0)
+    target = root / str(info.step or 0)
     writer = OrbaxWriter(target)
     try:
-        for name, (item, reader) in chosen.items():
-            names = dict(
-                zip((leaf.path for leaf in item.leaves), writer.add_record(item), strict=True)
-            )
+        for name, (item, reader) in conversion.chosen.items():
+            paths = [leaf.path for leaf in item.leaves]
+            names = dict(zip(paths, writer.add_record(item), strict=True))
             held = 0
             for leaf, array in read_leaves(reader, arrays_of(item)):
                 writer.write(name, names[leaf.path], (), array)
                 held += array.nbytes
-                progress(array.nbytes)
+                conversion.progress(array.nbytes)
                 if held >= BATCH_BYTES:
                     writer.flush()
                     held = 0
             writer.flush()
-        for name, kind in checkpoint.info.items.items():
-            if kind == "json":
-                writer.add_json(name, checkpoint.json(name, process or 0))
-        writer.finish(metrics=checkpoint.info.metrics, metadata=checkpoint.info.metadata)
+        for name in json_items:
+            writer.add_json(name, checkpoint.json(name, conversion.process or 0))
+        writer.finish(metrics=info.metrics, metadata=info.metadata)
     except BaseException:
         writer.abandon()
         raise
     return str(target)
 
 
-def _to_safetensors(
-    checkpoint: CheckpointReader,
-    chosen: Mapping[str, Selected],
-    folder: StorePath,
-    shard_bytes: int,
-    progress: Progress,
-) -> str:
-    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index; returns
-    where. Raises StepExists, UnsupportedLeaf.
+def _to_safetensors(conversion: Conversion, folder: StorePath, shard_bytes: int) -> str:
+    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index.
 
-    One leaf is in memory at a time; on an object store one file.
+    Returns where. One leaf is in memory at a time; on an object store one file. Raises StepExists,
+    UnsupportedLeaf.
     """
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in folder.names()):
         raise StepExists(
             f"{folder} holds safetensors files already; choose another folder", path=str(folder)
         )
-    leaves, texts = _named(chosen)
-    if checkpoint.info.step is not None:
-        texts["step"] = str(checkpoint.info.step)
+    leaves, texts = _named(conversion.chosen)
+    step = conversion.checkpoint.info.step
+    if step is not None:
+        texts["step"] = str(step)
     shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
-    sizes = {
-        name: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        for name, (shape, dtype) in shapes.items()
-    }
-    limit = folder.storage.max_file_bytes
-    shards = split_shards(
-        sizes, shard_bytes if limit is None else min(shard_bytes, limit - HEADER_BYTES)
-    ) or [[]]
-    files = (
-        [SINGLE]
-        if len(shards) == 1
-        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    )
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+    shards = _shards(sizes, shard_bytes, folder.storage.max_file_bytes)
     try:
-        for file, names in zip(files, shards, strict=True):
+        for file, names in shards.items():
             head, order = header_of({name: shapes[name] for name in names}, texts)
             size = len(head) + sum(sizes[name] for name in names)
-            folder.storage.write((folder / file).name, size, _parts(head, order, leaves, progress))
+            parts = _parts(head, order, leaves, conversion.progress)
+            folder.storage.write((folder / file).name, size, parts)
         if len(shards) > 1:
-            _write_index(folder, dict(zip(files, shards, strict=True)), sum(sizes.values()))
+            _write_index(folder, shards, sum(sizes.values()))
     except BaseException:
-        folder.storage.delete(
-            [(folder / file).name for file in [*files, INDEX]]
-            + ([f"{folder.name}/"] if folder.name else [])
-        )
+        begun = [(folder / file).name for file in [*shards, INDEX]]
+        folder.storage.delete([*begun, f"{folder.name}/"] if folder.name else begun)
         raise
     return str(folder)
 
 
-def _named(
-    chosen: Mapping[str, Selected],
-) -> tuple[dict[str, tuple[LeafRecord, ArrayReader]], dict[str, str]]:
+def _shards(
+    sizes: Mapping[str, int], shard_bytes: int, max_file_bytes: int | None
+) -> dict[str, Sequence[str]]:
+    """Returns the files to write, each with the names of its tensors."""
+    if max_file_bytes is not None:
+        shard_bytes = min(shard_bytes, max_file_bytes - HEADER_BYTES)
+    shards = split_shards(sizes, shard_bytes)
+    if len(shards) <= 1:
+        return {SINGLE: shards[0] if shards else []}
+    count = len(shards)
+    return {
+        f"model-{number:05d}-of-{count:05d}.safetensors": names
+        for number, names in enumerate(shards, 1)
+    }
+
+
+def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, Named], dict[str, str]]:
     """Returns the arrays, and the texts for the file's metadata, by the names that they get."""
-    leaves: dict[str, tuple[LeafRecord, ArrayReader]] = {}
+    leaves: dict[str, Named] = {}
     texts: dict[str, str] = {"format": "pt"}
     for item_name, (item, reader) in chosen.items():
+        prefix = f"{item_name}." if len(chosen) > 1 else ""
         for leaf in item.leaves:
-            name = (
-                f"{item_name}.{plain_name(leaf.path)}" if len(chosen) > 1 else plain_name(leaf.path)
-            )
+            name = prefix + plain_name(leaf.path)
             if name in leaves or name in texts:
                 raise UnsupportedLeaf(
                     f"two leaves would be called '{name}' in a safetensors file; rename one of"
                     " them",
                     leaf=leaf.path,
                 )
-            if isinstance(leaf.value, (str, bytes)):
-                texts[name] = leaf.value if isinstance(leaf.value, str) else leaf.value.hex()
+            if isinstance(leaf.value, str):
+                texts[name] = leaf.value
+            elif isinstance(leaf.value, bytes):
+                texts[name] = leaf.value.hex()
             else:
                 leaves[name] = (leaf, reader)
     return leaves, texts
@@ -283,9 +287,8 @@ def _named(
 
 def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
     weight_map = {name: file for file, names in shards.items() for name in names}
-    data = json.dumps(
-        {"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2
-    ).encode()
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    data = json.dumps(index, indent=2).encode()
     folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])
 
 
@@ -319,7 +322,7 @@ def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.d
 def _parts(
     head: bytes,
     order: Sequence[str],
-    leaves: Mapping[str, tuple[LeafRecord, ArrayReader]],
+    leaves: Mapping[str, Named],
     progress: Progress,
 ) -> Iterator[Part]:
     """Yields a file in its own order, while the leaves are read."""
@@ -327,9 +330,10 @@ def _parts(
     offset = len(head)
     for name in order:
         leaf, reader = leaves[name]
-        array = (
-            np.asarray(leaf.value) if leaf.grid is None else next(read_leaves(reader, [leaf]))[1]
-        )
+        if leaf.grid is None:
+            array = np.asarray(leaf.value)
+        else:
+            _, array = next(read_leaves(reader, [leaf]))
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.nbytes:
             yield offset, [data.data]
@@ -337,25 +341,18 @@ def _parts(
         progress(data.nbytes)
 
 
-def _to_holdfast(
-    checkpoint: CheckpointReader,
-    chosen: Mapping[str, Selected],
-    root: StorePath,
-    claims: Claims | None,
-    progress: Progress,
-    process: int | None,
-) -> str:
-    """Writes the chosen items, the JSON items and the items of files as a step of `root`; returns
-    where it is. Raises StepExists.
+def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str:
+    """Writes the chosen items, the JSON items and the items of files as a step of `root`.
 
-    The plan is made of the records instead of live arrays, with their own grids as far as they have
-    them. Each pack is written while its chunks are read, in their order.
+    Returns where it is. The plan is made of the records instead of live arrays, with their own
+    grids as far as they have them. Each pack is written while its chunks are read, in their order.
+    Raises StepExists.
     """
     storage = root.storage
-    step = checkpoint.info.step or 0
-    claims = claims or open_claims(storage)
+    step = conversion.checkpoint.info.step or 0
     opened = open_root(storage, claims, Solo(), Options())
     writer_id = opened.writer.id
+    folder = opened.step_names.name_of(step)
     try:
         if step in opened.steps or step in opened.foreign:
             raise StepExists(
@@ -363,61 +360,47 @@ def _to_holdfast(
                 path=str(root),
                 step=step,
             )
-        key = SaveKey(writer_id, 0, step)
-        folder = opened.step_names.name_of(step)
         target = SaveTarget(
             storage,
             Solo(),
-            key,
+            SaveKey(writer_id, 0, step),
             folder,
-            f"{FOLDER}/{writer_id}",
-            f"checkpoint/convert/{writer_id}",
+            claim=f"{FOLDER}/{writer_id}",
+            messages=f"checkpoint/convert/{writer_id}",
             timeout_s=math.inf,
         )
-        result = run_protocol(
-            target, _ConversionWork(checkpoint, chosen, target, progress, process)
-        )
+        result = run_protocol(target, _ConversionWork(conversion, target))
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer, opened.step_names.name_of(step))
+        give_up_claim(storage, claims, opened.writer, folder)
     return str(root / folder)
 
 
 class _ConversionWork:
-    """Writes the chosen items of a checkpoint, its JSON items and its items of files, as this one
-    process for all that saved them.
-    """
+    """Writes what is converted, as this one process for all that saved it."""
 
-    def __init__(
-        self,
-        checkpoint: CheckpointReader,
-        chosen: Mapping[str, Selected],
-        target: SaveTarget,
-        progress: Progress,
-        process: int | None,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._chosen = chosen
+    def __init__(self, conversion: Conversion, target: SaveTarget) -> None:
+        self._conversion = conversion
+        self._checkpoint = conversion.checkpoint
         self._target = target
-        self._progress = progress
-        self._process = process
         self._started_s = time.time()
         self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._names: list[str] = []
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes the packs while their chunks are read, durably."""
-        checkpoint = self._checkpoint
-        storage = self._target.storage
-        folder = self._target.folder
-        save_id = self._target.key.save_id
-        for name, (item, reader) in self._chosen.items():
-            self._items[name] = write_item(
-                item, reader, storage, folder, save_id, self._progress, self._names
-            )
-        for name, kind in checkpoint.info.items.items():
+        target = PackTarget(
+            self._target.storage,
+            self._target.folder,
+            self._target.key.save_id,
+            self._conversion.progress,
+            begun=self._names,
+        )
+        for name, (item, reader) in self._conversion.chosen.items():
+            self._items[name] = write_item(item, reader, target)
+        for name, kind in self._checkpoint.info.items.items():
             if kind != "tree":
                 write_copy = self._write_json if kind == "json" else self._write_files
                 self._items[name] = (
@@ -427,50 +410,45 @@ class _ConversionWork:
         return {name: reports[0] for name, (_, reports) in self._items.items()}
 
     def _copies(self, item: str) -> list[int | None]:
-        """Returns the processes whose copies are written; None for an item that has one, or of
-        which one is taken.
-        """
-        return self._checkpoint.info.copies(item) if self._process is None else [None]
+        """Returns the processes whose copies are written; [None] for one copy."""
+        if self._conversion.process is not None:
+            return [None]
+        return self._checkpoint.info.copies(item)
+
+    def _source(self, owner: int | None) -> int:
+        """Returns the process whose copy is read."""
+        return (self._conversion.process or 0) if owner is None else owner
 
     def _write_json(self, item: str, owner: int | None) -> ItemReport:
         target = self._target
-        value = self._checkpoint.json(item, self._process or 0 if owner is None else owner)
-        self._names.append(f"{item}/{json_name(owner or 0, target.key.save_id)}")
-        return write_json(
-            target.storage,
-            target.folder,
-            item,
-            target.key.save_id,
-            owner or 0,
-            _json_data(item, value),
-        )
+        data = _json_data(item, self._checkpoint.json(item, self._source(owner)))
+        save_id = target.key.save_id
+        self._names.append(f"{item}/{json_name(owner or 0, save_id)}")
+        return write_json(self._place(item), owner or 0, data)
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
         target = self._target
-        info = self._checkpoint.info
-        selection = PerProcessSelection(self._process or 0 if owner is None else owner)
+        save_id = target.key.save_id
+        files = self._checkpoint.files(item, PerProcessSelection(self._source(owner)))
         with scratch_folder() as folder:
-            put_files(folder, self._checkpoint.files(item, selection), info.path)
-            staged = StagedFiles(
-                folder, tuple(own_names(folder)), per_process=owner is not None, nbytes=0
-            )
+            put_files(folder, files, self._checkpoint.info.path)
+            names = tuple(own_names(folder))
+            staged = StagedFiles(folder, names, per_process=owner is not None, nbytes=0)
             self._names += [
-                f"{item}/{bin_name(owner or 0, number, target.key.save_id)}"
-                for number in range(len(staged))
+                f"{item}/{bin_name(owner or 0, number, save_id)}" for number in range(len(staged))
             ]
-            return write_files(
-                target.storage,
-                target.folder,
-                item,
-                target.key.save_id,
-                owner or 0,
-                staged,
-                self._progress,
-            )
+            return write_files(self._place(item), owner or 0, staged, self._conversion.progress)
+
+    def _place(self, item: str) -> ItemTarget:
+        target = self._target
+        return ItemTarget(target.storage, target.folder, item, target.key.save_id)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
         info = self._checkpoint.info
+        metrics = {
+            name: value for name, value in info.metrics.items() if isinstance(value, (int, float))
+        }
         return build_record(
             self._target.key.step,
             self._items,
@@ -478,11 +456,7 @@ class _ConversionWork:
             processes=max([len(shares) for _, shares in self._items.values()], default=1),
             started_s=self._started_s,
             finished_s=time.time(),
-            metrics={
-                name: value
-                for name, value in info.metrics.items()
-                if isinstance(value, (int, float))
-            },
+            metrics=metrics,
             metadata=info.metadata,
         )
 
@@ -514,50 +488,47 @@ def _json_data(item: str, value: Any) -> bytes:
         raise UnsupportedLeaf(str(error), leaf=item) from error
 
 
-def write_item(
-    item: ItemRecord,
-    reader: ArrayReader,
-    storage: Storage,
-    step_dir: str,
-    writer_id: str,
-    progress: Progress,
-    names: list[str],
-) -> tuple[Plan, list[ItemReport]]:
-    """Writes the packs of one item; returns the plan and the reports that the record is made of. At
-    most a few chunks are in memory.
+class PackTarget(NamedTuple):
+    """Where the packs of items go. `begun` gets each file, relative to the step's folder, first."""
 
-    `names` gets each file, relative to the step's folder, before it is begun.
+    storage: Storage
+    folder: str
+    save_id: str
+    progress: Progress
+    begun: list[str]
+
+
+def write_item(
+    item: ItemRecord, reader: ArrayReader, target: PackTarget
+) -> tuple[Plan, list[ItemReport]]:
+    """Writes the packs of one item; returns the plan and the reports that the record is made of.
+
+    At most a few chunks are in memory.
     """
-    tree, found = _in_order(item)
+    storage = target.storage
+    tree, ordered = _in_order(item)
+    leaves = [leaf for leaf, _ in ordered]
     placements: dict[Any, ShardPlacement | None] = {}
-    plan = make_plan(
-        tree,
-        [_leaf(leaf, path, placements) for leaf, path in found],
-        max_file_bytes=storage.max_file_bytes,
-    )
+    described = [_leaf(leaf, path, placements) for leaf, path in ordered]
+    plan = make_plan(tree, described, max_file_bytes=storage.max_file_bytes)
     check_plan(plan)
-    whole = replace(
-        plan,
-        own={
-            pack: tuple(replace(chunk, inside=None) for chunk in chunks)
-            for pack, chunks in plan.own.items()
-        },
-        cache={},
-    )
-    leaves = [leaf for leaf, _ in found]
+    own = {
+        pack: tuple(replace(chunk, inside=None) for chunk in chunks)
+        for pack, chunks in plan.own.items()
+    }
+    whole = replace(plan, own=own, cache={})
 
     def write(pack: int) -> FileReport:
-        planned, checksums = plan_pack(whole, pack), list[ChunkChecksum]()
-        stream = _ChunkStream(
-            reader, [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
-        )
-        name = pack_name(0, pack, writer_id)
-        parts = count_parts(pack_parts(planned, stream.chunks(), checksums), progress)
-        names.append(f"{item.name}/{name}")
-        storage.write(join(step_dir, item.name, name), planned.size, parts)
-        return FileReport(
-            name, planned.size, planned.frame.nbytes, crc32c(planned.frame.join(checksums))
-        )
+        planned = plan_pack(whole, pack)
+        sums = ChunkSums()
+        regions = [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
+        chunks = _ChunkStream(reader, regions).chunks()
+        parts = count_parts(pack_parts(planned, chunks, sums), target.progress)
+        name = pack_name(0, pack, target.save_id)
+        target.begun.append(f"{item.name}/{name}")
+        storage.write(join(target.folder, item.name, name), planned.size, parts)
+        head = planned.frame.join(sums.checksums)
+        return FileReport(name, planned.size, len(head), crc32c(head))
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)
@@ -566,32 +537,27 @@ def write_item(
 def _reports(
     plan: Plan, files: Sequence[FileReport], leaves: Sequence[LeafRecord]
 ) -> list[ItemReport]:
-    """Returns a report as of one process that wrote all, and one more for each process that values
-    were kept for.
+    """Returns a report as of one process that wrote all.
+
+    One more follows for each further process that values were kept for.
     """
     values = [leaf for leaf in leaves if leaf.grid is None]
-    first = tuple(
-        encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values
-    )
-    reports = [ItemReport(0, plan.hash, tuple(files), (), first)]
+    first = [encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values]
+    reports = [ItemReport(0, plan.hash, tuple(files), (), tuple(first))]
     kept = [leaf.value for leaf in values if leaf.per_process]
     for process in range(1, max(map(len, kept), default=1)):
-        reports.append(
-            ItemReport(
-                process, plan.hash, (), (), tuple(encode_value(value[process]) for value in kept)
-            )
-        )
+        own = tuple(encode_value(value[process]) for value in kept)
+        reports.append(ItemReport(process, plan.hash, (), (), own))
     return reports
 
 
 def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
-    """Returns the description of the tree and its leaves with their paths in our layout, in flatten
-    order.
-    """
+    """Returns the tree's description, and its leaves with their paths here, in flatten order."""
     skeleton = rebuild(item.tree, list(range(len(item.leaves))))
     description, paths = describe(skeleton)
     order = flatten(skeleton)[0]
-    tree = item.tree if order == sorted(order) else description  # the item's own names the types
+    # The item's own description names the types.
+    tree = item.tree if order == sorted(order) else description
     return tree, [(item.leaves[index], path) for index, path in zip(order, paths, strict=True)]
 
 
@@ -604,30 +570,29 @@ def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | No
     )
     if shards not in placements:
         placements[shards] = _placement(shards)
-    itemsize = leaf.numpy_dtype.itemsize
     return Leaf(
         path,
         leaf.kind,
         leaf.dtype,
         leaf.shape,
-        itemsize,
-        placements[shards],
-        leaf.sharding,
-        leaf.impl,
-        leaf.per_process,
+        itemsize=leaf.numpy_dtype.itemsize,
+        placement=placements[shards],
+        sharding=leaf.sharding,
+        impl=leaf.impl,
+        per_process=leaf.per_process,
     )
 
 
 def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
-    """Returns a placement by which one process holds all shards, so that chunks keep within them;
-    None for one shard.
+    """Returns a placement by which one process holds all shards, so that chunks keep within them.
+
+    Returns None for one shard.
     """
     count = math.prod(shards)
     if not 1 < count <= MAX_SHARDS:
         return None
-    return ShardPlacement(
-        shards, np.zeros((count, 1), np.int64), np.arange(count, dtype=np.int64)[:, None]
-    )
+    holders = np.zeros((count, 1), np.int64)
+    return ShardPlacement(shards, holders, np.arange(count, dtype=np.int64)[:, None])
 
 
 class _ChunkRegion(NamedTuple):
@@ -643,34 +608,35 @@ class _ChunkRegion(NamedTuple):
 
 
 def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
-    placement = plan.leaves[chunk.leaf].placement
     grid = leaf.grid
     assert grid is not None
-    shard_shape, base = leaf.shape, [0] * len(leaf.shape)
-    if placement is not None:
-        shard_shape = tuple(
-            size // count for size, count in zip(leaf.shape, placement.shards_per_axis, strict=True)
-        )
-        base = [
-            int(at) * size
-            for at, size in zip(
-                np.unravel_index(chunk.slot, placement.shards_per_axis), shard_shape, strict=True
-            )
-        ]
-    whole = tuple((start, start + size) for start, size in zip(base, shard_shape, strict=True))
-    region = whole
-    if chunk.inside is not None:
-        region = tuple(
-            (start + cut.start, start + cut.stop)
-            for start, cut in zip(base, chunk.inside, strict=True)
-        )
+    whole = _shard_region(plan.leaves[chunk.leaf].placement, chunk.slot, leaf.shape)
+    if chunk.inside is None:
+        return _ChunkRegion(leaf, whole, whole)
+    region = tuple(
+        (start + cut.start, start + cut.stop)
+        for (start, _), cut in zip(whole, chunk.inside, strict=True)
+    )
     reads_little_more = math.prod(grid.chunk_shape) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
     return _ChunkRegion(leaf, region, region if reads_little_more else whole)
 
 
+def _shard_region(placement: ShardPlacement | None, slot: int, shape: Sequence[int]) -> Region:
+    """Returns the region of one shard of a leaf; of the whole leaf where it has no shards."""
+    if placement is None:
+        return tuple((0, size) for size in shape)
+    counts = placement.shards_per_axis
+    sizes = [size // count for size, count in zip(shape, counts, strict=True)]
+    position = [int(place) for place in np.unravel_index(slot, counts)]
+    return tuple(
+        (place * size, (place + 1) * size) for place, size in zip(position, sizes, strict=True)
+    )
+
+
 class _ChunkStream:
-    """Reads what one pack needs, in the pack's order: small chunks several at once, and what can be
-    read only whole, once.
+    """Reads what one pack needs, in the pack's order.
+
+    Small chunks are read several at once, and what can be read only whole is read once.
     """
 
     def __init__(self, reader: ArrayReader, regions: Sequence[_ChunkRegion]) -> None:
@@ -705,18 +671,13 @@ class _ChunkStream:
         self._ready.update((index + offset, read.array) for offset, read in enumerate(reads))
 
     def _cut(self, region: _ChunkRegion) -> Any:
-        key = id(region.leaf), region.read_region
+        key = (id(region.leaf), region.read_region)
         if self._held[0] != key:
-            self._held = (None, None)  # not both at a time
+            self._held = (None, None)  # the memory of one at a time
             read = ReadRequest(region.leaf, region.read_region)
             self._reader.fill([read], fresh)
             self._held = (key, read.array)
-        return self._held[1][
-            tuple(
-                slice(a - first, b - first)
-                for (a, b), (first, _) in zip(region.region, region.read_region, strict=True)
-            )
-        ]
+        return self._held[1][slices_in(region.region, region.read_region)]
 
 
 class _LazyChunk(NamedTuple):

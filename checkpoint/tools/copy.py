@@ -39,6 +39,11 @@ class Copied:
     skipped: list[str] = field(default_factory=list)
     bytes: int = 0
 
+    def add(self, name: str, nbytes: int) -> None:
+        """Counts a file that was written."""
+        self.written.append(name)
+        self.bytes += nbytes
+
 
 def copy_checkpoint(
     source: StorePath,
@@ -86,7 +91,8 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
         source.fetch(RECORD_NAME),
         target.storage.max_file_bytes,
     )
-    copied, done = parse_record(data, f"{target}/{RECORD_NAME}"), Copied()
+    copied = parse_record(data, f"{target}/{RECORD_NAME}")
+    done = Copied()
     is_there = RECORD_NAME in target.names()
     if is_there:
         _refuse_other(target, source, data)
@@ -105,8 +111,9 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
 
 @contextlib.contextmanager
 def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str) -> Iterator[str]:
-    """Holds a claim to commit by, and one by the name that is in the packs: no sweep takes them for
-    a dead writer's.
+    """Holds a claim to commit by, and one by the name that is in the packs.
+
+    By the second no sweep takes the packs for a dead writer's.
     """
     me = this_writer()
     holder = replace(me, id=save_id[:8])
@@ -146,13 +153,13 @@ def _copy_file(
         progress(job.size)
         return
     target.storage.write((target / job.name).name, job.size, _parts(source, job, progress))
-    done.written.append(job.name)
-    done.bytes += job.size
+    done.add(job.name, job.size)
 
 
 def file_sizes(folder: StorePath) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes; where a listing has none, from the
-    record, or from the store.
+    """Returns the files of a checkpoint with their sizes.
+
+    Where a listing has none, they come from the record, or from the store.
     """
     entries = folder.storage.list(folder.name, recursive=True)
     sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
@@ -160,17 +167,15 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
     unknown = [name for name, size in sizes.items() if size is None]
     if RECORD_NAME in unknown:
         record = read_record(folder.storage, folder.name)
-        return {file.name: file.size for item in record.items.values() for file in item.files} | {
-            RECORD_NAME: 0
-        }
-    asked = run_side_by_side(
-        lambda name: folder.storage.size((folder / name).name),
-        unknown,
-        folder.storage.max_concurrency,
-    )
-    return {name: size for name, size in sizes.items() if size is not None} | dict(
-        zip(unknown, asked, strict=True)
-    )
+        files = [file for item in record.items.values() for file in item.files]
+        return {file.name: file.size for file in files} | {RECORD_NAME: 0}
+
+    def size_of(name: str) -> int:
+        return folder.storage.size((folder / name).name)
+
+    asked = run_side_by_side(size_of, unknown, folder.storage.max_concurrency)
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return known | dict(zip(unknown, asked, strict=True))
 
 
 def shared_bytes(folder: StorePath) -> int:

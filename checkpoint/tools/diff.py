@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,13 @@ COMPARED = 1 << 20  # elements at once
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """One leaf that differs. `what` is "only in A", "only in B", "type", "shape", "dtype" or
-    "value"; the numbers are those of "value".
+    """One leaf that differs.
 
-    `path` is a leaf's, a file's own name, or "" for the whole item, and begins with "process 3: "
-    where each process keeps its own. `max_abs` and `max_rel` are over the elements that are finite
-    on both sides; `count` is how many elements differ, of `size`. A NaN differs from anything but
-    the same bits.
+    `what` is "only in A", "only in B", "type", "shape", "dtype" or "value"; the numbers are those
+    of "value". `path` is a leaf's, a file's own name, or "" for the whole item. It begins with
+    "process 3: " where each process keeps its own. `max_abs` and `max_rel` are over the elements
+    that are finite on both sides. `count` elements of `size` differ. A NaN differs from anything
+    but the same bits.
     """
 
     item: str
@@ -41,46 +41,60 @@ class LeafDifference:
     size: int = 0
 
 
+class Shown(NamedTuple):
+    """A value to compare, and how it is shown."""
+
+    value: Any
+    text: str
+
+
+Values: TypeAlias = Mapping[str, Shown]
+
+
 def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
-    """Yields what differs between two checkpoints, item by item. Blocks; raises Corrupt naming file
-    and leaf.
+    """Yields what differs between two checkpoints, item by item.
+
+    Blocks. Raises Corrupt, which names file and leaf.
     """
     items_a, items_b = _paired_items(a, b)
     for name in sorted(items_a.keys() | items_b.keys()):
         if name not in items_a or name not in items_b:
             yield LeafDifference(name, "", "only in B" if name not in items_a else "only in A")
             continue
-        pair = items_a[name], items_b[name]
-        kind = a.info.items[pair[0]]
-        other = b.info.items[pair[1]]
-        copies = a.info.copies(pair[0])
+        item_a = items_a[name]
+        item_b = items_b[name]
+        kind = a.info.items[item_a]
+        other = b.info.items[item_b]
+        copies = a.info.copies(item_a)
         if kind != other:
-            yield LeafDifference(name, "", "type", kind, other)
-        elif kind == "tree":
-            yield from _compare_trees(a, b, *pair)
-        elif copies != b.info.copies(pair[1]):
-            yield LeafDifference(
-                name, "", "type", _owned(kind, a.info, pair[0]), _owned(kind, b.info, pair[1])
-            )
-        else:
-            for owner in copies:
-                prefix = "" if owner is None else f"process {owner}: "
-                read = _json_values if kind == "json" else _digests
-                yield from _compare_values(
-                    name, prefix, read(a, pair[0], owner), read(b, pair[1], owner)
-                )
+            yield LeafDifference(name, "", "type", a=kind, b=other)
+            continue
+        if kind == "tree":
+            yield from _compare_trees(a, b, item_a, item_b)
+            continue
+        if copies != b.info.copies(item_b):
+            owned_a = _owned(kind, a.info, item_a)
+            owned_b = _owned(kind, b.info, item_b)
+            yield LeafDifference(name, "", "type", a=owned_a, b=owned_b)
+            continue
+        read = _json_values if kind == "json" else _digests
+        for owner in copies:
+            prefix = "" if owner is None else f"process {owner}: "
+            values_a = read(a, item_a, owner)
+            yield from _compare_values(name, prefix, values_a, read(b, item_b, owner))
 
 
 def _paired_items(
     a: CheckpointReader, b: CheckpointReader
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the items of both by a common name: where each has one tree alone, these are compared
-    whatever they are called.
+    """Returns the items of both by a common name.
+
+    Where each has one tree alone, these are compared whatever they are called.
     """
-    names_a, names_b = ({name: name for name in reader.info.items} for reader in (a, b))
-    trees_a, trees_b = (
-        [name for name, kind in reader.info.items.items() if kind != "files"] for reader in (a, b)
-    )
+    names_a = {name: name for name in a.info.items}
+    names_b = {name: name for name in b.info.items}
+    trees_a = [name for name, kind in a.info.items.items() if kind != "files"]
+    trees_b = [name for name, kind in b.info.items.items() if kind != "files"]
     if len(trees_a) == len(trees_b) == 1 and trees_a != trees_b and trees_a[0] not in names_b:
         names_b = {trees_a[0] if name == trees_b[0] else name: name for name in names_b}
     return names_a, names_b
@@ -90,54 +104,42 @@ def _owned(kind: str, info: CheckpointInfo, item: str) -> str:
     return f"{kind} of each of {info.owners[item]} processes" if item in info.owners else kind
 
 
-def _json_values(
-    checkpoint: CheckpointReader, item: str, owner: int | None
-) -> dict[str, tuple[Any, str]]:
-    """Returns what `_compare_values` takes: the one value."""
+def _json_values(checkpoint: CheckpointReader, item: str, owner: int | None) -> Values:
+    """Returns the one value, under the name ""."""
     value = checkpoint.json(item, owner or 0)
-    return {"": (value, repr(value)[:200])}
+    return {"": Shown(value, repr(value)[:200])}
 
 
-def _digests(
-    checkpoint: CheckpointReader, item: str, owner: int | None
-) -> dict[str, tuple[Any, str]]:
-    """Returns what `_compare_values` takes, by the files' own names; a piece of a file at a time is
-    in memory.
-    """
-    found: dict[str, tuple[Any, str]] = {}
+def _digests(checkpoint: CheckpointReader, item: str, owner: int | None) -> Values:
+    """Returns the files' digests by their own names; a piece of a file at a time is in memory."""
+    digests: dict[str, Shown] = {}
     for name, pieces in checkpoint.files(item, PerProcessSelection(owner or 0)):
-        digest, size = hashlib.blake2b(), 0
+        digest = hashlib.blake2b()
+        size = 0
         for piece in pieces:
             digest.update(piece)
             size += piece.nbytes
-        found[name] = digest.digest(), f"{size:,} bytes, {digest.hexdigest()[:8]}"
-    return found
+        text = f"{size:,} bytes, {digest.hexdigest()[:8]}"
+        digests[name] = Shown(digest.digest(), text)
+    return digests
 
 
-def _compare_values(
-    item: str, prefix: str, a: Mapping[str, tuple[Any, str]], b: Mapping[str, tuple[Any, str]]
-) -> Iterator[LeafDifference]:
-    """Yields what differs between values by name; each comes with how it is shown."""
+def _compare_values(item: str, prefix: str, a: Values, b: Values) -> Iterator[LeafDifference]:
+    """Yields what differs between values by name."""
+    nothing = Shown(None, "")
     for name in sorted(a.keys() | b.keys()):
-        (value_a, shown_a), (value_b, shown_b) = (each.get(name, (None, "")) for each in (a, b))
+        one = a.get(name, nothing)
+        other = b.get(name, nothing)
+        path = f"{prefix}{name}"
         if name not in a or name not in b:
-            yield LeafDifference(
-                item,
-                f"{prefix}{name}",
-                "only in B" if name not in a else "only in A",
-                shown_a,
-                shown_b,
-            )
-        elif value_a != value_b:
-            yield LeafDifference(
-                item,
-                f"{prefix}{name}".removesuffix(": "),
-                "value",
-                shown_a,
-                shown_b,
-                count=1,
-                size=1,
-            )
+            what = "only in B" if name not in a else "only in A"
+            yield LeafDifference(item, path, what, a=one.text, b=other.text)
+        elif one.value != other.value:
+            yield _one_value(item, path.removesuffix(": "), one.text, other.text)
+
+
+def _one_value(item: str, path: str, a: str, b: str) -> LeafDifference:
+    return LeafDifference(item, path, "value", a=a, b=b, count=1, size=1)
 
 
 def _compare_trees(
@@ -147,68 +149,81 @@ def _compare_trees(
     leaves_b = {leaf.path: leaf for leaf in b.item(item_b).leaves}
     both: list[tuple[LeafRecord, LeafRecord]] = []
     for path in [*leaves_a, *(path for path in leaves_b if path not in leaves_a)]:
-        one, other = leaves_a.get(path), leaves_b.get(path)
-        found = _compare_kinds(item_a, path, one, other)
-        if found is not None:
-            yield found
+        one = leaves_a.get(path)
+        other = leaves_b.get(path)
+        unlike = _compare_kinds(item_a, path, one, other)
+        if unlike is not None:
+            yield unlike
         elif one is not None and other is not None and one.grid is not None:
             both.append((one, other))
-    arrays_a = read_leaves(
-        a.reader(item_a), [one for one, _ in both], batch_bytes=BATCH_BYTES, allocate=allocate
-    )
-    arrays_b = read_leaves(
-        b.reader(item_b), [other for _, other in both], batch_bytes=BATCH_BYTES, allocate=allocate
-    )
+    arrays_a = _arrays(a, item_a, [one for one, _ in both])
+    arrays_b = _arrays(b, item_b, [other for _, other in both])
     for (one, array_a), (other, array_b) in zip(arrays_a, arrays_b, strict=True):
         gap = difference(array_a, array_b)
         if gap is not None:
             yield LeafDifference(
-                item_a, one.path, "value", show_leaf(one), show_leaf(other), *gap, size=array_a.size
+                item_a,
+                one.path,
+                "value",
+                a=show_leaf(one),
+                b=show_leaf(other),
+                max_abs=gap.max_abs,
+                max_rel=gap.max_rel,
+                count=gap.elements,
+                size=array_a.size,
             )
+
+
+def _arrays(
+    checkpoint: CheckpointReader, item: str, leaves: Sequence[LeafRecord]
+) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
+    reader = checkpoint.reader(item)
+    return read_leaves(reader, leaves, batch_bytes=BATCH_BYTES, allocate=allocate)
 
 
 def _compare_kinds(
     item: str, path: str, a: LeafRecord | None, b: LeafRecord | None
 ) -> LeafDifference | None:
-    if a is None or b is None:
-        present = a or b
-        assert present is not None
-        return LeafDifference(
-            item,
-            path,
-            "only in A" if b is None else "only in B",
-            *((show_leaf(present), "") if b is None else ("", show_leaf(present))),
-        )
-    shown = show_leaf(a), show_leaf(b)
-    if (a.grid is None) != (b.grid is None):
-        return LeafDifference(item, path, "type", *shown)
-    if a.grid is None:
-        same = type(a.value) is type(b.value) and (
-            a.value == b.value or repr(a.value) == repr(b.value)
-        )
-        return (
-            None
-            if same
-            else LeafDifference(
-                item, path, "value", repr(a.value)[:80], repr(b.value)[:80], count=1, size=1
-            )
-        )
-    if a.shape != b.shape:
-        return LeafDifference(item, path, "shape", *shown)
-    return LeafDifference(item, path, "dtype", *shown) if a.dtype != b.dtype else None
+    if b is None:
+        assert a is not None
+        return LeafDifference(item, path, "only in A", a=show_leaf(a))
+    if a is None:
+        return LeafDifference(item, path, "only in B", b=show_leaf(b))
+    if a.grid is None and b.grid is None:
+        same_type = type(a.value) is type(b.value)
+        if same_type and (a.value == b.value or repr(a.value) == repr(b.value)):
+            return None
+        return _one_value(item, path, repr(a.value)[:80], repr(b.value)[:80])
+    if a.grid is None or b.grid is None:
+        what = "type"
+    elif a.shape != b.shape:
+        what = "shape"
+    elif a.dtype != b.dtype:
+        what = "dtype"
+    else:
+        return None
+    return LeafDifference(item, path, what, a=show_leaf(a), b=show_leaf(b))
 
 
-def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float, float, int] | None:
-    """Returns the largest absolute and relative difference of two arrays alike in shape and dtype,
-    and how many elements differ.
+class Gap(NamedTuple):
+    """The largest differences of two arrays, and how many elements differ."""
 
-    None if they are equal. Equal means equal bits, so that a NaN equals itself and 0.0 does not
-    equal -0.0.
+    max_abs: float
+    max_rel: float
+    elements: int
+
+
+def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
+    """Compares two arrays alike in shape and dtype. None if they are equal.
+
+    Equal means equal bits: a NaN equals itself, and 0.0 does not equal -0.0.
     """
-    bytes_a, bytes_b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
+    bytes_a = a.reshape(-1).view(np.uint8)
+    bytes_b = b.reshape(-1).view(np.uint8)
     if np.array_equal(bytes_a, bytes_b):
         return None
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+    flat_a = a.reshape(-1)
+    flat_b = b.reshape(-1)
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     max_abs = max_rel = 0.0
     count = 0
@@ -218,16 +233,21 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float,
         count += int(unequal.sum())
         if not unequal.any():
             continue
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # of signalling NaNs, infinities and the largest numbers
-            x = flat_a[start : start + COMPARED][unequal].astype(wide)
-            y = flat_b[start : start + COMPARED][unequal].astype(wide)
-            finite = np.isfinite(x) & np.isfinite(y)
-            gap, scale = np.abs(x - y)[finite], np.maximum(np.abs(x), np.abs(y))[finite]
-        max_abs = max(max_abs, float(gap.max(initial=0.0)))
-        max_rel = max(
-            max_rel,
-            float(np.divide(gap, scale, out=np.zeros_like(gap), where=scale > 0).max(initial=0.0)),
-        )
-    return max_abs, max_rel, count
+        x = flat_a[start : start + COMPARED][unequal]
+        y = flat_b[start : start + COMPARED][unequal]
+        largest_abs, largest_rel = _largest_gaps(x, y, wide)
+        max_abs = max(max_abs, largest_abs)
+        max_rel = max(max_rel, largest_rel)
+    return Gap(max_abs, max_rel, count)
+
+
+def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float]:
+    # Signalling NaNs, infinities and the largest numbers warn.
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = x.astype(wide)
+        y = y.astype(wide)
+        finite = np.isfinite(x) & np.isfinite(y)
+        gaps = np.abs(x - y)[finite]
+        scale = np.maximum(np.abs(x), np.abs(y))[finite]
+    relative = np.divide(gaps, scale, out=np.zeros_like(gaps), where=scale > 0)
+    return float(gaps.max(initial=0.0)), float(relative.max(initial=0.0))

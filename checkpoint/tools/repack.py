@@ -1,15 +1,14 @@
-"""Divides packs that are longer than a store takes: the same chunks in more files, and the record
-that names them.
+"""Divides packs that are longer than a store takes.
 
-Nothing but headers is read for it, and it is the same each time, so that a copy that was cut off
-goes on.
+The same chunks get more files, and a record that names them. Nothing but headers is read for it,
+and it is the same each time, so that a copy that was cut off goes on.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ..format.grid import chunk_name
-from ..format.item_report import pack_name
+from ..format.item_report import FileReport, pack_name
 from ..format.pack_header import HEADER_BYTES, ChunkEntry, HeaderFrame
 from ..format.record import ItemRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader
@@ -42,35 +41,39 @@ class CopyJob:
 
 
 class _NewFile(NamedTuple):
-    """A file of the new record, and the names of its chunks (None: those of the old file)."""
+    """A file of the new record, and the names of its chunks (none: those of the old file)."""
 
     job: CopyJob
-    entry: list[Any]
-    chunks: Sequence[str] | None
+    head: int
+    crc: int
+    chunks: Sequence[str] = ()
+
+    @property
+    def entry(self) -> list[Any]:
+        """What the record has of the file."""
+        return [self.job.name, self.job.size, self.head, self.crc]
 
 
 def repack(
     storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None
 ) -> tuple[list[CopyJob], bytes]:
-    """Returns the files of a copy of a step, none longer than `limit_bytes`, and the bytes of its
-    record (`data` is the source's).
+    """Returns the files of a copy of a step, none longer than `limit_bytes`, and its record.
 
-    Raises Corrupt or HostileCheckpoint where a pack's header is not what it was.
+    `data` is the record of the source. Raises Corrupt or HostileCheckpoint where a pack's header is
+    not what it was.
     """
     jobs: list[CopyJob] = []
     about: dict[str, Any] | None = None
     for item in record.items.values():
-        if (
-            item.kind != "tree"
-            or limit_bytes is None
-            or all(file.size <= limit_bytes for file in item.files)
-        ):
+        longest = max((file.size for file in item.files), default=0)
+        if item.kind != "tree" or limit_bytes is None or longest <= limit_bytes:
             jobs += [CopyJob(file.name, file.name, 0, file.size) for file in item.files]
             continue
-        about = json.loads(data) if about is None else about
+        if about is None:
+            about = json.loads(data)
         files = _divide(storage, step_dir, item, limit_bytes)
         _rewrite(about["items"][item.name], item, files)
-        jobs += [file.job for found in files for file in found]
+        jobs += [file.job for parts in files for file in parts]
     if about is None:
         return jobs, data
     del about["crc32c"]
@@ -88,35 +91,34 @@ def _divide(
     numbers: Counter[int] = Counter()
     divided = []
     for index, file in enumerate(item.files):
-        process, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
-        found = []
-        for chunks in (
-            _groups(headers[index], limit_bytes - HEADER_BYTES) if index in headers else [None]
-        ):
-            name = f"{item.name}/{pack_name(int(process), numbers[int(process)], save_id)}"
-            numbers[int(process)] += 1
-            if chunks is None:
-                found.append(
-                    _NewFile(
-                        CopyJob(name, file.name, 0, file.size),
-                        [name, file.size, file.head, file.crc],
-                        None,
-                    )
-                )
-                continue
-            frame = HeaderFrame.around(
-                [(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks]
-            )
-            head = frame.join([entry.checksum for _, entry in chunks])
-            length = sum(entry.nbytes for _, entry in chunks)
-            job = CopyJob(name, file.name, chunks[0][1].start, length, head)
-            found.append(
-                _NewFile(
-                    job, [name, job.size, len(head), crc32c(head)], [chunk for chunk, _ in chunks]
-                )
-            )
-        divided.append(found)
+        digits, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
+        process = int(digits)
+        groups: Iterable[Sequence[tuple[str, ChunkEntry]]] = [()]
+        if index in headers:
+            groups = _groups(headers[index], limit_bytes - HEADER_BYTES)
+        parts = []
+        for chunks in groups:
+            name = f"{item.name}/{pack_name(process, numbers[process], save_id)}"
+            numbers[process] += 1
+            parts.append(_part_of(file, name, chunks))
+        divided.append(parts)
     return divided
+
+
+def _part_of(file: FileReport, name: str, chunks: Sequence[tuple[str, ChunkEntry]]) -> _NewFile:
+    """Returns the new file that has some chunks of a pack, which lie one behind the other.
+
+    With no chunks it is the whole old file.
+    """
+    if not chunks:
+        return _NewFile(CopyJob(name, file.name, 0, file.size), file.head, file.crc)
+    frame = HeaderFrame.around(
+        [(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks]
+    )
+    head = frame.join([entry.checksum for _, entry in chunks])
+    length = sum(entry.nbytes for _, entry in chunks)
+    job = CopyJob(name, file.name, chunks[0][1].start, length, head=head)
+    return _NewFile(job, len(head), crc32c(head), [chunk for chunk, _ in chunks])
 
 
 def _groups(
@@ -136,31 +138,25 @@ def _groups(
 
 
 def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
-    """Puts the new files into the record of an item, and for each leaf which of them holds which
-    chunk.
-    """
-    about["files"] = [file.entry for found in files for file in found]
+    """Puts the new files into the record of an item, and for each leaf where its chunks are."""
+    about["files"] = [file.entry for parts in files for file in parts]
     first = []
-    of_chunk = {}
-    at = 0
-    for found in files:
-        first.append(at)
-        for file in found:
-            of_chunk.update(dict.fromkeys(file.chunks or (), at))
-            at += 1
+    of_chunk: dict[str, int] = {}
+    number = 0
+    for parts in files:
+        first.append(number)
+        for file in parts:
+            of_chunk.update(dict.fromkeys(file.chunks, number))
+            number += 1
     tables: dict[bytes, int] = {}
     about["cells"] = []
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
         if leaf.grid is None or leaf.files is None:
             continue
-        names = [
-            chunk_name(leaf.path, leaf.grid.region(index), leaf.shape)
-            for index in range(leaf.grid.num_chunks)
-        ]
         where = np.array(
             [
-                of_chunk.get(name, first[int(old)])
-                for name, old in zip(names, leaf.files, strict=True)
+                of_chunk.get(chunk_name(leaf.path, leaf.grid.region(index), leaf.shape), first[old])
+                for index, old in enumerate(leaf.files.tolist())
             ],
             np.int64,
         )

@@ -1,9 +1,8 @@
-"""`from holdfast.compat import orbax as ocp` stands where `import orbax.checkpoint as ocp` stood;
-imports no Orbax.
+"""`from holdfast.compat import orbax as ocp` stands where `import orbax.checkpoint as ocp` stood.
 
-It translates names, options and results. Checkpoints are saved in holdfast's layout, and those of
-Orbax's are read. What is not covered raises NotImplementedError with the call and what is nearest;
-docs/from-orbax.md lists every name.
+It imports no Orbax. It translates names, options and results. Checkpoints are saved in holdfast's
+layout, and those of Orbax's are read. What is not covered raises NotImplementedError with the call
+and what is nearest; docs/from-orbax.md lists every name.
 
 Names are loaded when the first one is asked for: `install()` must not import jax before the program
 that it serves has set its environment.

@@ -1,6 +1,4 @@
-"""`python -m holdfast.compat.orbax SCRIPT [ARGUMENT]...`: runs a program with the stand-ins in the
-place of Orbax.
-"""
+"""`python -m holdfast.compat.orbax SCRIPT [ARGUMENT]...`: runs a program without Orbax."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ class CheckpointArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveArgs:
-    """How one leaf is saved. `dtype` casts; how bytes lie in files is holdfast's own affair, so the
-    other fields have no effect.
+    """How one leaf is saved. `dtype` casts.
+
+    The other fields have no effect: how bytes lie in files is holdfast's own affair.
     """
 
     aggregate: bool = False
@@ -29,8 +30,9 @@ class SaveArgs:
 
 @dataclass
 class RestoreArgs:
-    """As what one leaf is restored: `restore_type` (np.ndarray, jax.Array, int, ...; None: as
-    saved) and `dtype`.
+    """As what one leaf is restored.
+
+    `restore_type` is np.ndarray, jax.Array, int, ...; None: as saved.
     """
 
     restore_type: Any = None
@@ -39,8 +41,9 @@ class RestoreArgs:
 
 @dataclass
 class ArrayRestoreArgs(RestoreArgs):
-    """Restores a jax.Array with a sharding. Another shape than the saved one is refused: nothing is
-    padded or cut.
+    """Restores a jax.Array with a sharding.
+
+    Another shape than the saved one is refused: nothing is padded or cut.
     """
 
     mesh: Any = None
@@ -86,7 +89,8 @@ class StandardRestore(CheckpointArgs):
 
 @dataclass
 class PyTreeRestore(CheckpointArgs):
-    """Restores a tree in the structure of `item`, each leaf as `restore_args` says;
+    """Restores a tree in the structure of `item`, each leaf as `restore_args` says.
+
     `partial_restore` leaves out what `item` lacks.
     """
 
@@ -166,8 +170,9 @@ class NumpyRandomKeyRestore(CheckpointArgs):
 
 
 class Composite(CheckpointArgs, Mapping[str, Any]):
-    """Several items by name: arguments on the way in, what was restored on the way out. A mapping
-    whose members are attributes too.
+    """Several items by name: arguments on the way in, what was restored on the way out.
+
+    A mapping whose members are attributes too.
     """
 
     def __init__(self, **items: Any) -> None:

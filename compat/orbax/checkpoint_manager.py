@@ -13,14 +13,21 @@ from typing import Any, Self
 import numpy as np
 
 from holdfast.checkpoint import CheckpointManager as NativeManager
-from holdfast.checkpoint import Options, StepNotFound, Structure, TreeMismatch, load
+from holdfast.checkpoint import (
+    Options,
+    StepNotFound,
+    Structure,
+    TreeMismatch,
+    load,
+    structure,
+)
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.storage.path import open_storage
 
 from . import args as args_lib
 from . import items as items_lib
 from .handlers import is_own, make_args, to_path
-from .items import DEFAULT_ITEM, orbax_errors
+from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .items import StepAlreadyExistsError as StepAlreadyExistsError
 from .metadata import RootMetadata, StepMetadata, step_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
@@ -36,11 +43,11 @@ class AbstractCheckpointManager:
 
 
 class CheckpointManager(AbstractCheckpointManager):
-    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`. Steps are saved in holdfast's
-    layout; steps of Orbax's are read.
+    """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`.
 
-    One tree is the item "default", as with Orbax; `args.Composite` names several. Threads and
-    blocking are as with holdfast's, which is the attribute `native`.
+    Steps are saved in holdfast's layout; steps of Orbax's are read. One tree is the item "default",
+    as with Orbax; `args.Composite` names several. Threads and blocking are as with holdfast's,
+    which is the attribute `native`.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class CheckpointManager(AbstractCheckpointManager):
         logger: Any = None,
         handler_registry: Any = None,
     ) -> None:
+        # The arguments are Orbax's, in Orbax's order.
         refuse(
             CALL,
             "pass metadata to save(custom_metadata=...): a root has none",
@@ -68,9 +76,8 @@ class CheckpointManager(AbstractCheckpointManager):
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
-        self._handlers = {
-            name: getattr(given, "handler", given) for name, given in each.items()
-        }  # a checkpointer has one
+        # A checkpointer has a handler.
+        self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         self._single: bool | None = None  # until the first call shows it
         if item_names is not None or isinstance(handlers, Mapping):
             self._single = False
@@ -105,42 +112,42 @@ class CheckpointManager(AbstractCheckpointManager):
     # --- steps
 
     def all_steps(self, read: bool = False) -> list[int]:
-        """Returns the steps, ascending: those that are there, and the one whose save is in flight
-        (not with `read`).
+        """Returns the steps, ascending: those that are there, and the one whose save is in flight.
+
+        With `read`, those that are there alone.
         """
-        in_flight = (
-            [] if read else self._in_flight()
-        )  # asked first: it may be there by the time of the listing
+        # Asked first: the step may be there by the time of the listing.
+        in_flight = [] if read else self._in_flight()
         return sorted({*self.native.all_steps(), *in_flight})
 
     def steps_to_decide_by(self) -> list[int]:
-        """Returns the steps that a decision to save knows, as with Orbax: without a look at the
-        store, and with the one in flight.
+        """Returns the steps that a decision to save knows, the one in flight among them.
+
+        As with Orbax, without a look at the store.
         """
         in_flight = self._in_flight()  # asked first: it may be known a moment later
         return sorted({*self.native.known_steps(), *in_flight})
 
     def _in_flight(self) -> list[int]:
-        return (
-            [self._saving[0]] if self._saving is not None and self.is_saving_in_progress() else []
-        )
+        if self._saving is None or not self.is_saving_in_progress():
+            return []
+        return [self._saving[0]]
 
     def latest_step(self) -> int | None:
         """Returns the newest step, None where there is none."""
         return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
-        """Returns the best step by `best_fn`; the latest where there is no `best_fn`, None where no
-        step has metrics.
+        """Returns the best step by `best_fn`, None where no step has metrics.
+
+        Without a `best_fn` it is the latest.
         """
-        if self._options.best_fn is None:
+        best_fn = self._options.best_fn
+        if best_fn is None:
             return self.latest_step()
         sign = -1 if self._options.best_mode == "min" else 1
-        scored = [
-            (sign * self._options.best_fn(found), step)
-            for step in self.all_steps()
-            if (found := self._metrics(step))
-        ]
+        metrics = {step: self._metrics(step) for step in self.all_steps()}
+        scored = [(sign * best_fn(each), step) for step, each in metrics.items() if each]
         return max(scored)[1] if scored else None
 
     def _metrics(self, step: int) -> dict[str, float]:
@@ -171,9 +178,8 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        return not self._options.read_only and step > max(
-            self.steps_to_decide_by(), default=step - 1
-        )
+        latest = max(self.steps_to_decide_by(), default=step - 1)
+        return not self._options.read_only and step > latest
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to stop at this step."""
@@ -189,8 +195,9 @@ class CheckpointManager(AbstractCheckpointManager):
         args: args_lib.CheckpointArgs | None = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Starts to save a step; returns False where no save is wanted. Raises
-        StepAlreadyExistsError.
+        """Starts to save a step; returns False where no save is wanted.
+
+        Raises StepAlreadyExistsError.
         """
         if items is None and args is None:
             raise ValueError("save: give args")
@@ -215,21 +222,23 @@ class CheckpointManager(AbstractCheckpointManager):
         force: bool = False,
         overwrite: bool = False,
     ) -> bool:
-        """Starts to save items of holdfast's, with all their metrics; returns False where no save
-        is wanted.
+        """Starts to save items of holdfast's, with all their metrics.
+
+        Returns False where no save is wanted.
         """
         numbers = self._numbers(metrics)
         if not (force or overwrite) and not self._is_next(step):
             return False
         with orbax_errors():
-            if not self.native.save(
+            wanted = self.native.save(
                 step,
                 items=items,
                 metrics=numbers,
                 metadata=metadata,
                 force=force,
                 overwrite=overwrite,
-            ):
+            )
+            if not wanted:
                 return False
             self._saving = (step, numbers or {})
             if not self._options.enable_async_checkpointing:
@@ -241,7 +250,8 @@ class CheckpointManager(AbstractCheckpointManager):
         if metrics is None:
             return None
         numbers = {}
-        for name, value in metrics.items() if isinstance(metrics, Mapping) else [("metrics", None)]:
+        named = metrics if isinstance(metrics, Mapping) else {"metrics": None}
+        for name, value in named.items():
             array = np.asarray(value)
             if array.size != 1 or array.dtype.kind not in "biuf":
                 raise not_covered(
@@ -251,34 +261,31 @@ class CheckpointManager(AbstractCheckpointManager):
         return numbers
 
     def _legacy(self, items: Any, kwargs: Any, verb: str) -> Any:
-        """Returns the arguments that items without args mean: by the handlers that the manager was
-        made with.
+        """Returns the arguments that items without args mean.
+
+        The handlers that the manager was made with say which.
         """
-        names = set(items or ()) | set(kwargs or ()) if self._single is False else {DEFAULT_ITEM}
         if self._single is None:
             self._single = True
-        found = {}
-        for name in names:
-            item = (items or {}).get(name) if self._single is False else items
-            extra = (kwargs or {}).get(name) if self._single is False else kwargs
-            handler = self._handlers.get(name)
-            if is_own(handler):
-                found[name] = make_args(
-                    handler, verb, *([] if item is None else [item]), **(extra or {})
-                )
-                continue
-            cls = getattr(
-                handler,
-                f"{verb}_args",
-                args_lib.StandardSave if verb == "save" else args_lib.StandardRestore,
-            )
-            found[name] = cls(item, **(extra or {}))
-        return args_lib.Composite(**found) if self._single is False else found[DEFAULT_ITEM]
+        if self._single:
+            return self._legacy_item(DEFAULT_ITEM, items, kwargs or {}, verb)
+        items = items or {}
+        kwargs = kwargs or {}
+        given = {
+            name: self._legacy_item(name, items.get(name), kwargs.get(name) or {}, verb)
+            for name in {*items, *kwargs}
+        }
+        return args_lib.Composite(**given)
+
+    def _legacy_item(self, name: str, item: Any, kwargs: Any, verb: str) -> Any:
+        handler = self._handlers.get(name)
+        if is_own(handler):
+            return make_args(handler, verb, *([] if item is None else [item]), **kwargs)
+        usual = args_lib.StandardSave if verb == "save" else args_lib.StandardRestore
+        return getattr(handler, f"{verb}_args", usual)(item, **kwargs)
 
     def _composite(self, args: Any) -> Mapping[str, Any]:
-        """Returns the arguments by item. The first call decides whether there is one item or
-        several.
-        """
+        """Returns the arguments by item; the first call decides whether it is one or several."""
         if self._single is None:
             self._single = not isinstance(args, args_lib.Composite)
         if self._single:
@@ -302,57 +309,50 @@ class CheckpointManager(AbstractCheckpointManager):
         args: args_lib.CheckpointArgs | None = None,
     ) -> Any:
         """Restores a step (None: the latest): the value of one item, or a Composite of several.
+
         Raises FileNotFoundError, ValueError.
         """
-        if step is None:
-            step = (
-                self.latest_step()
-                if directory is None
-                else max(find_steps(open_storage(directory)), default=None)
-            )
-        if step is None:
-            raise FileNotFoundError(f"No steps found in {directory or self._directory}.")
-        chosen = step
+        chosen = self._chosen(step, directory)
         with orbax_errors():
-            found = self._structure(chosen, directory)
+            if directory is None:
+                saved = self.native.structure(chosen)
+            else:
+                saved = structure(directory, chosen)
             if self._single is None:
-                self._single = DEFAULT_ITEM in found.items and not isinstance(
-                    args, args_lib.Composite
-                )
+                several = isinstance(args, args_lib.Composite)
+                self._single = DEFAULT_ITEM in saved.items and not several
             if args is None and (items is not None or restore_kwargs is not None):
                 args = self._legacy(items, restore_kwargs, "restore")
-            wanted = self._wanted(args, found)
 
             def read(name: str, like: Any, **options: Any) -> Any:
                 if directory is not None:
-                    return load(found.path, like, item=name, **options)
+                    return load(saved.path, like, item=name, **options)
                 return self.native.restore(chosen, like, item=name, **options)
 
+            call = f"{CALL}.restore"
             restored = {
                 name: items_lib.restore_item(
-                    f"{CALL}.restore",
-                    name,
-                    items_lib.find(found, name),
-                    each,
-                    read,
-                    self._handlers.get(name),
+                    SavedItem.find(call, saved, name, read), each, self._handlers.get(name)
                 )
-                for name, each in wanted.items()
+                for name, each in self._wanted(args, saved).items()
             }
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
 
-    def _structure(self, step: int, directory: Any) -> Structure:
-        if directory is None:
-            return self.native.structure(step)
-        from holdfast.checkpoint import structure
+    def _chosen(self, step: int | None, directory: Any) -> int:
+        if step is None and directory is None:
+            step = self.latest_step()
+        elif step is None:
+            step = max(find_steps(open_storage(directory)), default=None)
+        if step is None:
+            raise FileNotFoundError(f"No steps found in {directory or self._directory}.")
+        return step
 
-        return structure(directory, step)
-
-    def _wanted(self, args: Any, found: Structure) -> Mapping[str, Any]:
+    def _wanted(self, args: Any, saved: Structure) -> Mapping[str, Any]:
         if args is None and not self._single:
+            # Files need a handler. Without it they are left out, unless they were asked for.
             return dict.fromkeys(
                 name
-                for name, item in found.items.items()
+                for name, item in saved.items.items()
                 if item.kind != "files" or is_own(self._handlers.get(name))
             )
         return self._composite(args)
@@ -362,12 +362,9 @@ class CheckpointManager(AbstractCheckpointManager):
         with orbax_errors():
             return self._item_metadata(self.native.structure(step))
 
-    def _item_metadata(self, found: Structure) -> Any:
-        single = DEFAULT_ITEM in found.items if self._single is None else self._single
-        path = to_path(found.path)
-        described = {
-            name: items_lib.tree_metadata(item, path / name) for name, item in found.items.items()
-        }
+    def _item_metadata(self, saved: Structure) -> Any:
+        single = DEFAULT_ITEM in saved.items if self._single is None else self._single
+        described = items_lib.trees_metadata(saved)
         return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
 
     def metadata(self, step: int | None = None) -> StepMetadata | RootMetadata:
@@ -375,8 +372,8 @@ class CheckpointManager(AbstractCheckpointManager):
         if step is None:
             return RootMetadata()
         with orbax_errors():
-            found = self.native.structure(step)
-            return step_metadata(found, self._item_metadata(found))
+            saved = self.native.structure(step)
+            return step_metadata(saved, self._item_metadata(saved))
 
     # --- the end
 
@@ -444,12 +441,10 @@ class _LazyInfos(Sequence[PolicyCheckpointInfo]):
         return len(self._steps)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._steps[index]
-        return (
-            _LazyInfo(found, self._manager)
-            if isinstance(found, int)
-            else [_LazyInfo(step, self._manager) for step in found]
-        )
+        chosen = self._steps[index]
+        if isinstance(chosen, int):
+            return _LazyInfo(chosen, self._manager)
+        return [_LazyInfo(step, self._manager) for step in chosen]
 
 
 def steps_in(directory: Any) -> Iterable[int]:

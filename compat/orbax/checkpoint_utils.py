@@ -28,8 +28,9 @@ def construct_restore_args(
     support_layout: bool = False,
     strict: bool = True,
 ) -> Any:
-    """Returns the arguments that restore each leaf as `target` (or its metadata) is, with shardings
-    of `sharding_tree` where given.
+    """Returns the arguments that restore each leaf as `target` (or its metadata) is.
+
+    Shardings are those of `sharding_tree` where given.
     """
     refuse("construct_restore_args", "pass shardings", support_layout=support_layout)
 
@@ -67,16 +68,16 @@ def wait_for_new_checkpoint(
     timeout_fn: Callable[[], bool] | None = None,
     **names: Any,
 ) -> int:
-    """Blocks until there is a step (of at least `until_step`) and returns the newest; -1 when
-    `timeout` seconds have passed.
+    """Blocks until there is a step (of at least `until_step`) and returns the newest.
+
+    Returns -1 when `timeout` seconds have passed.
     """
     refuse("wait_for_new_checkpoint", NAMES, **names)
     refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
+    after = None if until_step is None else until_step - 1
     timeout_s = math.inf if timeout is None else timeout
-    found = wait_for_new_step(
-        checkpoint_dir, None if until_step is None else until_step - 1, timeout_s=timeout_s
-    )
-    return -1 if found is None else found
+    step = wait_for_new_step(checkpoint_dir, after, timeout_s=timeout_s)
+    return -1 if step is None else step
 
 
 def checkpoints_iterator(
@@ -88,8 +89,9 @@ def checkpoints_iterator(
     timeout_fn: Callable[[], bool] | None = None,
     **names: Any,
 ) -> Iterator[int]:
-    """Yields each newest step as it appears; ends when `timeout` seconds have passed without one
-    (and `timeout_fn` says so).
+    """Yields each newest step as it appears.
+
+    Ends when `timeout` seconds have passed without one (and `timeout_fn` says so).
     """
     names.pop("ignore_snapshot_errors", None)
     refuse("checkpoints_iterator", NAMES, **names)

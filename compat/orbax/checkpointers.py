@@ -13,7 +13,7 @@ from . import args as args_lib
 from . import handlers as handlers_lib
 from . import items as items_lib
 from .handlers import is_own, make_args, to_path
-from .items import DEFAULT_ITEM, orbax_errors
+from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
 
@@ -23,8 +23,9 @@ class AbstractCheckpointer:
 
 
 class Checkpointer(AbstractCheckpointer):
-    """Saves and restores one folder. `save` blocks until the checkpoint is durable, for the
-    asynchronous ones too.
+    """Saves and restores one folder.
+
+    `save` blocks until the checkpoint is durable, for the asynchronous ones too.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Checkpointer(AbstractCheckpointer):
         save_context: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Saves; `force` replaces what is there. Raises ValueError where a checkpoint is there
-        already.
+        """Saves; `force` replaces what is there.
+
+        Raises ValueError where a checkpoint is there already.
         """
         given = self._given(args, kwargs, "save")
         call = f"{type(self).__name__}.save"
@@ -85,51 +87,37 @@ class Checkpointer(AbstractCheckpointer):
         return getattr(self._handler, f"{verb}_args")(*args, **kwargs)
 
     def _handler_of(self, item: str) -> Any:
-        return (
-            self._handler.handlers.get(item)
-            if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler)
-            else self._handler
-        )
+        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
+            return self._handler.handlers.get(item)
+        return self._handler
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         with orbax_errors():
-            found = structure(directory)
+            saved = structure(directory)
+
+            def restored(name: str, args: Any) -> Any:
+                item = SavedItem.find(f"{type(self).__name__}.restore", saved, name, read)
+                return items_lib.restore_item(item, args, self._handler_of(name))
 
             def read(name: str, like: Any, **options: Any) -> Any:
-                return load(found.path, like, item=name, **options)
+                return load(saved.path, like, item=name, **options)
 
-            call = f"{type(self).__name__}.restore"
             if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-                wanted = given if isinstance(given, Mapping) else dict.fromkeys(found.items)
-                restored = {
-                    name: items_lib.restore_item(
-                        call, name, items_lib.find(found, name), each, read, self._handler_of(name)
-                    )
-                    for name, each in wanted.items()
-                }
-                return args_lib.Composite(**restored)
-            name = _only_item(found.items)
-            return items_lib.restore_item(
-                call, name, items_lib.find(found, name), given, read, self._handler
-            )
+                wanted = given if isinstance(given, Mapping) else dict.fromkeys(saved.items)
+                values = {name: restored(name, args) for name, args in wanted.items()}
+                return args_lib.Composite(**values)
+            return restored(_only_item(saved.items), given)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Returns what is known of the checkpoint without reading it."""
         with orbax_errors():
-            found = structure(directory)
-        path = to_path(found.path)
+            saved = structure(directory)
         if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-            described: Any = args_lib.Composite(
-                **{
-                    name: items_lib.tree_metadata(item, path / name)
-                    for name, item in found.items.items()
-                }
-            )
+            described: Any = args_lib.Composite(**items_lib.trees_metadata(saved))
         else:
-            described = items_lib.tree_metadata(
-                items_lib.find(found, _only_item(found.items)), path
-            )
-        return step_metadata(found, described)
+            item = items_lib.item_of(saved, _only_item(saved.items))
+            described = items_lib.tree_metadata(item, to_path(saved.path))
+        return step_metadata(saved, described)
 
     def structure(self, directory: str | os.PathLike[str]) -> Any:
         """Returns the tree of an item with what is known of its leaves."""
@@ -155,9 +143,7 @@ def _only_item(items: Mapping[str, Any]) -> str:
 
 
 class AsyncCheckpointer(Checkpointer):
-    """A Checkpointer with the names of an asynchronous one; `save` blocks until the checkpoint is
-    durable.
-    """
+    """A Checkpointer with the names of an asynchronous one, whose `save` blocks none the less."""
 
     def wait_until_finished(self) -> None:
         """Does nothing: nothing is in flight."""
@@ -182,14 +168,9 @@ class StandardCheckpointer(AsyncCheckpointer):
     ) -> Any:
         """Restores a tree like `target`; None: as it was saved, in dicts and lists."""
         given = kwargs.get("args", target)
-        return self._restore(
-            directory,
-            (
-                given
-                if isinstance(given, args_lib.CheckpointArgs)
-                else args_lib.StandardRestore(target, strict=strict)
-            ),
-        )
+        if not isinstance(given, args_lib.CheckpointArgs):
+            given = args_lib.StandardRestore(target, strict=strict)
+        return self._restore(directory, given)
 
 
 class PyTreeCheckpointer(Checkpointer):

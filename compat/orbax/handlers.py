@@ -1,5 +1,4 @@
-"""`orbax.checkpoint.handlers`: those that say of what kind an item is, which hold no code that
-writes, and one's own, of v0 and v1.
+"""`orbax.checkpoint.handlers`: those of Orbax, which say of what kind an item is, and one's own.
 
 What one of one's own writes into a scratch folder is an item of files, and it reads them in such a
 folder again. In a job every process's handler is called, each with a folder of its own, and what
@@ -37,9 +36,8 @@ def to_path(directory: Any) -> Any:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on a thread of its own, since the caller may be inside of an event loop;
-    returns what it returns. Blocks.
-    """
+    """Runs a coroutine and returns what it returns. Blocks."""
+    # On a thread of its own, since the caller may be inside of an event loop.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
@@ -48,8 +46,9 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class CheckpointHandler:
-    """The base of handlers of one's own: `save(directory, args=...)` writes files,
-    `restore(directory, args=...)` reads them.
+    """The base of handlers of one's own.
+
+    `save(directory, args=...)` writes files, `restore(directory, args=...)` reads them.
     """
 
     def metadata(self, directory: Any) -> Any:
@@ -69,8 +68,9 @@ class CheckpointHandler:
 
 
 class AsyncCheckpointHandler(CheckpointHandler):
-    """The base of handlers whose `async_save(directory, args=...)` returns futures; a save waits
-    for them before it returns.
+    """The base of handlers whose `async_save(directory, args=...)` returns futures.
+
+    A save waits for them before it returns.
     """
 
 
@@ -82,15 +82,21 @@ class CallArgs(CheckpointArgs):
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+def _call(method: Callable[..., Any], folder: pathlib.Path, given: Any) -> Any:
+    """Calls a method of a handler as its arguments say."""
+    directory = to_path(folder)
+    if isinstance(given, CallArgs):
+        return method(directory, *given.args, **given.kwargs)
+    return method(directory, args=given)
+
+
 _handlers: dict[str, dict[type, type]] = {"save": {}, "restore": {}}
 
 
 def register_with_handler(
     handler_cls: type, for_save: bool = False, for_restore: bool = False
 ) -> Callable[[type], type]:
-    """Returns a decorator of a class of arguments: items that are saved or restored with them are
-    `handler_cls`'s.
-    """
+    """Returns a decorator of a class of arguments, by which items are `handler_cls`'s."""
     if not (for_save or for_restore):
         raise ValueError("register_with_handler: expected for_save=True, for_restore=True, or both")
 
@@ -106,31 +112,38 @@ def register_with_handler(
 
 
 def get_registered_handler_cls(arg: Any) -> type:
-    """Returns the handler that a class of arguments, or one of them, is registered with. Raises
-    ValueError.
+    """Returns the handler that a class of arguments, or one of them, is registered with.
+
+    Raises ValueError.
     """
     cls = arg if isinstance(arg, type) else type(arg)
-    found = _handlers["save"].get(cls) or _handlers["restore"].get(cls)
-    if found is None:
+    handler_cls = _handler_cls(cls)
+    if handler_cls is None:
         raise ValueError(
             f"Unable to find registered `CheckpointHandler` for {cls}. Use `register_with_handler`."
         )
-    return found
+    return handler_cls
+
+
+def _handler_cls(args_cls: type) -> type | None:
+    return _handlers["save"].get(args_cls) or _handlers["restore"].get(args_cls)
 
 
 def get_registered_args_cls(handler: Any) -> tuple[type, type]:
     """Returns the classes of arguments that a handler was registered with: to save and to restore.
+
     Raises ValueError.
     """
-    found = [_args_class(handler, verb) for verb in ("save", "restore")]
-    if None in found:
+    to_save = _args_class(handler, "save")
+    to_restore = _args_class(handler, "restore")
+    if to_save is None or to_restore is None:
         raise ValueError(f"Unable to find registered `CheckpointArgs` for {handler}.")
-    return found[0], found[1]  # type: ignore[return-value]
+    return to_save, to_restore
 
 
 def has_registered_args(handler: Any) -> bool:
-    """Says whether a handler was registered with arguments to save and to restore."""
-    return None not in [_args_class(handler, verb) for verb in ("save", "restore")]
+    """Returns whether a handler was registered with arguments to save and to restore."""
+    return None not in (_args_class(handler, "save"), _args_class(handler, "restore"))
 
 
 def _args_class(handler: Any, verb: str) -> type | None:
@@ -139,20 +152,19 @@ def _args_class(handler: Any, verb: str) -> type | None:
 
 
 def is_own(handler: Any) -> bool:
-    """Says whether a handler does the writing itself: those of this package hold no code for it."""
-    return callable(getattr(handler, "save", None)) or callable(
-        getattr(handler, "async_save", None)
-    )
+    """Returns whether a handler writes by itself: those of this package hold no code for it."""
+    return any(callable(getattr(handler, method, None)) for method in ("save", "async_save"))
 
 
 def own_handler(handler: Any, args: Any) -> Any:
-    """Returns the handler of one's own for an item: the one given for it, or one of the class that
-    its arguments were registered with.
+    """Returns the handler of one's own for an item, None where it has none.
+
+    It is the one given for the item, or one of the class that its arguments were registered with.
     """
     if is_own(handler):
         return handler
-    cls = _handlers["save"].get(type(args)) or _handlers["restore"].get(type(args))
-    return cls() if cls is not None else None
+    cls = _handler_cls(type(args))
+    return None if cls is None else cls()
 
 
 def make_args(handler: Any, verb: str, *args: Any, **kwargs: Any) -> CheckpointArgs:
@@ -165,38 +177,33 @@ def files_to_save(handler: Any, args: Any) -> Files:
     """Returns the item that a handler of one's own saves."""
 
     def write(folder: pathlib.Path) -> None:
-        directory = to_path(folder)
-        given, named = (
-            (args.args, args.kwargs) if isinstance(args, CallArgs) else ((), {"args": args})
-        )
         if callable(getattr(handler, "async_save", None)):
-            for future in run_to_end(handler.async_save(directory, *given, **named)) or ():
+            for future in run_to_end(_call(handler.async_save, folder, args)) or ():
                 future.result()
         else:
-            handler.save(directory, *given, **named)
-        if is_primary_host(0):
-            getattr(handler, "finalize", lambda directory: None)(directory)
+            _call(handler.save, folder, args)
+        if is_primary_host(0) and hasattr(handler, "finalize"):
+            handler.finalize(to_path(folder))
 
     return Files(write, shared=True)
 
 
 def files_to_restore(handler: Any, args: Any) -> Files:
-    """Returns the `like` by which a handler of one's own restores; None is its arguments'
-    defaults.
+    """Returns the `like` by which a handler of one's own restores.
+
+    No arguments are those of their class without any.
     """
-    chosen = make_args(handler, "restore") if args is None else args
-    given, named = (
-        (chosen.args, chosen.kwargs) if isinstance(chosen, CallArgs) else ((), {"args": chosen})
-    )
-    return Files(read=lambda folder: handler.restore(to_path(folder), *given, **named))
+    given = make_args(handler, "restore") if args is None else args
+    return Files(read=lambda folder: _call(handler.restore, folder, given))
 
 
 # --- v0's that say of what kind an item is
 
 
 class Handler(CheckpointHandler):
-    """Says with which arguments an item is saved and restored. Options on how bytes lie in files
-    have no effect.
+    """Names the arguments by which an item is saved and restored.
+
+    Options on how bytes lie in files have no effect.
     """
 
     save_args: ClassVar[type] = args_lib.StandardSave
@@ -300,8 +307,9 @@ class PathAwaitingCreation:
 
 @runtime_checkable
 class StatefulCheckpointable(Protocol):
-    """A value that writes its own files, and reads them back into itself. What either returns is
-    awaited.
+    """A value that writes its own files, and reads them back into itself.
+
+    What either method returns is awaited.
     """
 
     async def save(self, directory: Any) -> Awaitable[None] | None:
@@ -314,8 +322,10 @@ class StatefulCheckpointable(Protocol):
 
 
 class CheckpointableHandler:
-    """The base of v1's handlers: `save(directory, value)`, `load(directory, abstract)`,
-    `is_handleable`, `is_abstract_handleable`.
+    """The base of v1's handlers.
+
+    They have `save(directory, value)`, `load(directory, abstract)`, `is_handleable(value)` and
+    `is_abstract_handleable(abstract)`.
     """
 
 
@@ -325,8 +335,9 @@ _registered: list[tuple[str | None, Any]] = []
 def register_handler(
     cls: Any, *, checkpointable_name: str | None = None, secondary_typestrs: Any = None
 ) -> Any:
-    """Registers a class of v1's handlers, for one item or (None) for all; of several that can, the
-    last one handles a value.
+    """Registers a class of v1's handlers, for one item or (None) for all.
+
+    Of several that can handle a value the last one does.
     """
     _registered.append((checkpointable_name, cls))
     return cls
@@ -338,45 +349,50 @@ def _find(name: str, can: Callable[[Any], Any]) -> Any:
 
 
 def checkpointable_to_save(name: str, value: Any) -> Any:
-    """Returns a value for `save(items=...)`: files, where it writes them itself or a registered
-    handler does, else the value.
+    """Returns a value for `save(items=...)`: files, where it or a handler writes them.
+
+    Else the value itself.
     """
     handler = _find(name, lambda handler: handler.is_handleable(value))
     if handler is None and not isinstance(value, StatefulCheckpointable):
         return value
 
     async def write(directory: PathAwaitingCreation) -> None:
-        rest = await (value.save(directory) if handler is None else handler.save(directory, value))
+        if handler is None:
+            rest = await value.save(directory)
+        else:
+            rest = await handler.save(directory, value)
         if rest is not None:
             await rest
 
-    return Files(
-        lambda folder: run_to_end(write(PathAwaitingCreation(to_path(folder)))), shared=True
-    )
+    def write_into(folder: pathlib.Path) -> None:
+        run_to_end(write(PathAwaitingCreation(to_path(folder))))
+
+    return Files(write_into, shared=True)
 
 
 def checkpointable_to_load(name: str, target: Any) -> Files | None:
-    """Returns the `like` by which an item of files is loaded as `target` says, None where nobody
-    knows how.
+    """Returns the `like` by which an item of files is loaded, None where nobody knows how.
 
     Without a target it is the handler that was registered for that item, or the only one that is
     registered for all.
     """
     if target is None:
-        named = [cls for chosen, cls in _registered if chosen == name] or [
-            cls for chosen, cls in _registered if chosen is None
-        ]
-        handler = named[0]() if len(set(named)) == 1 else None
+        by_item = [cls for chosen, cls in _registered if chosen == name]
+        for_all = [cls for chosen, cls in _registered if chosen is None]
+        classes = set(by_item or for_all)
+        handler = classes.pop()() if len(classes) == 1 else None
     else:
         handler = _find(name, lambda handler: handler.is_abstract_handleable(target))
     if handler is None and not isinstance(target, StatefulCheckpointable):
         return None
 
     async def read(directory: Any) -> Any:
-        rest = await (
-            target.load(directory) if handler is None else handler.load(directory, target)
-        )
-        value = await rest if rest is not None else None
+        if handler is None:
+            rest = await target.load(directory)
+        else:
+            rest = await handler.load(directory, target)
+        value = None if rest is None else await rest
         return target if handler is None else value
 
     return Files(read=lambda folder: run_to_end(read(to_path(folder))))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +30,7 @@ from .refusals import not_covered
 
 DEFAULT_ITEM = "default"
 PLACEHOLDER = ...
-Read: TypeAlias = Callable[..., Any]  # (item, like, partial=, cast=) -> the item
+Reader: TypeAlias = Callable[..., Any]  # (item, like, partial=, cast=) -> the item
 
 
 class StepAlreadyExistsError(ValueError):
@@ -38,8 +39,9 @@ class StepAlreadyExistsError(ValueError):
 
 @contextlib.contextmanager
 def orbax_errors() -> Iterator[None]:
-    """Raises what Orbax's callers expect: ValueError, FileNotFoundError; holdfast's own error is
-    the cause and says more.
+    """Raises what Orbax's callers expect: ValueError, FileNotFoundError.
+
+    holdfast's own error is the cause and says more.
     """
     try:
         yield
@@ -60,7 +62,8 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
         return Json(args.item)
     if not isinstance(args, args_lib.TREE_SAVES):
         raise _unknown(call, args)
-    item, save_args = args.item, getattr(args, "save_args", None)
+    item = args.item
+    save_args = getattr(args, "save_args", None)
     if getattr(args, "custom_metadata", None):
         raise not_covered(
             f"{call}: custom_metadata of an item", "pass custom_metadata to save itself"
@@ -75,9 +78,8 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
             f"{call}: save_args has {len(casts)} leaves, the item {len(leaves)}; expected one for"
             " each"
         )
-    return jax.tree.unflatten(
-        treedef, [args_lib.cast(leaf, cast) for leaf, cast in zip(leaves, casts, strict=True)]
-    )
+    cast = [args_lib.cast(leaf, each) for leaf, each in zip(leaves, casts, strict=True)]
+    return jax.tree.unflatten(treedef, cast)
 
 
 def _unknown(call: str, args: Any) -> NotImplementedError:
@@ -88,73 +90,97 @@ def _unknown(call: str, args: Any) -> NotImplementedError:
     return not_covered(f"{call} with args.{type(args).__name__}", nearest)
 
 
-def restore_item(
-    call: str, name: str, item: ItemStructure, args: Any, read: Read, handler: Any = None
-) -> Any:
+def item_of(checkpoint: Structure, name: str) -> ItemStructure:
+    """Returns an item of a checkpoint; raises KeyError saying which there are."""
+    if name not in checkpoint.items:
+        raise KeyError(
+            f'Item "{name}" was not found in the checkpoint. Available items:'
+            f" {sorted(checkpoint.items)}"
+        )
+    return checkpoint.items[name]
+
+
+@dataclass(frozen=True)
+class SavedItem:
+    """An item of a checkpoint, and who reads it; `call` is what the user called, for errors."""
+
+    call: str
+    name: str
+    structure: ItemStructure
+    reader: Reader
+
+    @classmethod
+    def find(cls, call: str, checkpoint: Structure, name: str, reader: Reader) -> SavedItem:
+        """Returns an item of a checkpoint; raises KeyError as `item_of` does."""
+        return cls(call, name, item_of(checkpoint, name), reader)
+
+    @property
+    def kind(self) -> str:
+        """What the item is: "tree", "json" or "files"."""
+        return self.structure.kind
+
+    def read(self, like: Any, **options: Any) -> Any:
+        """Reads the item like `like`, with the options of `holdfast.checkpoint.load`."""
+        return self.reader(self.name, like, **options)
+
+
+def restore_item(item: SavedItem, args: Any, handler: Any = None) -> Any:
     """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
     if item.kind == "files":
         own = handlers_lib.own_handler(handler, args)
         if own is None:
-            nearest = (
-                f"give it: CheckpointManager(item_handlers={{{name!r}: handler}}), or restore the"
-                " files with holdfast.checkpoint.load"
-            )
             raise not_covered(
-                f"{call}: the item {name!r}, of a handler that only its writer knows", nearest
+                f"{item.call}: the item {item.name!r}, of a handler that only its writer knows",
+                f"give it: CheckpointManager(item_handlers={{{item.name!r}: handler}}), or restore"
+                " the files with holdfast.checkpoint.load",
             )
-        return read(name, handlers_lib.files_to_restore(own, args))
+        return item.read(handlers_lib.files_to_restore(own, args))
     if item.kind == "json" or isinstance(args, args_lib.JsonRestore):
-        return read(name, None)
+        return item.read(None)
     match args:
         case (
             None
             | args_lib.JaxRandomKeyRestore()
             | args_lib.ArrayRestore(item=None, restore_args=None)
         ):
-            return plain(read(name, SAVED))
+            return plain(item.read(SAVED))
         case args_lib.NumpyRandomKeyRestore():
-            return tuple(plain(read(name, None)))
+            return tuple(plain(item.read(None)))
         case args_lib.ArrayRestore():
-            return restore_tree(name, item, args.item, read, restore_args=args.restore_args)
+            return restore_tree(item, args.item, restore_args=args.restore_args)
         case args_lib.StandardRestore():
-            return _restore_standard(call, name, item, args, read)
+            return _restore_standard(item, args)
         case args_lib.PyTreeRestore():
             partial = args.partial_restore or args.transforms is not None
             return restore_tree(
-                name,
-                item,
-                args.item,
-                read,
-                restore_args=args.restore_args,
-                partial=partial,
-                as_saved=True,
+                item, args.item, restore_args=args.restore_args, partial=partial, as_saved=True
             )
-    raise _unknown(call, args)
+    raise _unknown(item.call, args)
 
 
-def _restore_standard(
-    call: str, name: str, item: ItemStructure, args: args_lib.StandardRestore, read: Read
-) -> Any:
-    target = args.item.tree if isinstance(args.item, TreeMetadata) else args.item
+def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
+    target = _tree(args.item)
+    saved = item.structure.tree
     if target is None and args.fallback_sharding is not None:
-        target = jax.tree.map(lambda leaf: _with_fallback(leaf, args.fallback_sharding), item.tree)
-        return plain(read(name, target, cast=True))
+        target = jax.tree.map(lambda leaf: _with_fallback(leaf, args.fallback_sharding), saved)
+        return plain(item.read(target, cast=True))
     if target is None:
-        return plain(read(name, SAVED))
-    if not args.strict and _shapes_differ(item.tree, target):
+        return plain(item.read(SAVED))
+    if not args.strict and _shapes_differ(saved, target):
         raise not_covered(
-            f"{call} with StandardRestore(strict=False)",
+            f"{item.call} with StandardRestore(strict=False)",
             "nothing is padded or cut; restore the saved shapes and slice them",
         )
-    return restore_tree(name, item, target, read)
+    return restore_tree(item, target)
+
+
+def _tree(given: Any) -> Any:
+    return given.tree if isinstance(given, TreeMetadata) else given
 
 
 def _with_fallback(leaf: Any, sharding: Any) -> Any:
-    if (
-        not isinstance(leaf, jax.ShapeDtypeStruct)
-        or isinstance(leaf, HostShapeDtypeStruct)
-        or leaf.sharding is not None
-    ):
+    on_devices = isinstance(leaf, jax.ShapeDtypeStruct)
+    if not on_devices or isinstance(leaf, HostShapeDtypeStruct) or leaf.sharding is not None:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
@@ -172,37 +198,34 @@ def _by_path(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def restore_tree(
-    name: str,
-    item: ItemStructure,
+    item: SavedItem,
     target: Any,
-    read: Read,
     *,
     restore_args: Any = None,
     partial: bool = False,
     as_saved: bool = False,
 ) -> Any:
-    """Restores in the structure of `target` (None: as saved). Leaves are like `restore_args`, then
-    (not `as_saved`) like `target`.
+    """Restores in the structure of `target` (None: as saved).
+
+    Leaves are like `restore_args`, then (not `as_saved`) like `target`.
     """
-    target, restore_args = (
-        each.tree if isinstance(each, TreeMetadata) else each for each in (target, restore_args)
-    )
-    saved = dict(_by_path(item.tree))
-    leaves, treedef = flatten(item.tree if target is None else target)
-    paths = describe(item.tree if target is None else target)[1]
-    given = [None] * len(leaves)
-    if restore_args is not None:
-        found = dict(_by_path(restore_args))
-        given = [found.get(path) for path in paths]
-    as_saved = as_saved or target is None
-    likes = [
-        _like(saved.get(path), leaf, args, as_saved)
-        for path, leaf, args in zip(paths, leaves, given, strict=True)
-    ]
-    left_out = {path for path, leaf in zip(paths, leaves, strict=True) if leaf is PLACEHOLDER}
+    target = _tree(target)
+    tree = item.structure.tree if target is None else target
+    leaves = list(_by_path(tree))
+    likes = _likes(item, leaves, _tree(restore_args), as_saved or target is None)
+    left_out = {path for path, leaf in leaves if leaf is PLACEHOLDER}
     chosen = (lambda path: path not in left_out) if left_out else partial
-    value = read(name, jax.tree.unflatten(treedef, likes), partial=chosen, cast=True)
+    value = item.read(jax.tree.unflatten(flatten(tree)[1], likes), partial=chosen, cast=True)
     return plain(value) if target is None else value
+
+
+def _likes(
+    item: SavedItem, leaves: Sequence[tuple[str, Any]], restore_args: Any, as_saved: bool
+) -> list[Any]:
+    """Returns what each of `leaves` is to be like."""
+    saved = dict(_by_path(item.structure.tree))
+    args = {} if restore_args is None else dict(_by_path(restore_args))
+    return [_like(saved.get(path), leaf, args.get(path), as_saved) for path, leaf in leaves]
 
 
 def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
@@ -213,20 +236,17 @@ def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
         return _like_args(saved, args)
     if isinstance(target, StringMetadata):
         return ""
-    if as_saved or not hasattr(target, "shape"):
-        return (
-            saved
-            if as_saved
-            or (isinstance(target, bool | int | float) and isinstance(saved, bool | int | float))
-            else target
-        )
-    unplaced = (
-        isinstance(target, jax.ShapeDtypeStruct | ArrayMetadata | ScalarMetadata)
-        and target.sharding is None
-    )
-    if unplaced and (isinstance(saved, HostShapeDtypeStruct | bool | int | float)):
+    if as_saved:
+        return saved
+    if not hasattr(target, "shape"):
+        numbers = isinstance(target, bool | int | float) and isinstance(saved, bool | int | float)
+        return saved if numbers else target
+    abstract = isinstance(target, jax.ShapeDtypeStruct | ArrayMetadata | ScalarMetadata)
+    if not abstract or target.sharding is not None:
+        return target
+    if isinstance(saved, HostShapeDtypeStruct | bool | int | float):
         return HostShapeDtypeStruct(target.shape, target.dtype)  # type: ignore[no-untyped-call]
-    if unplaced and isinstance(saved, jax.ShapeDtypeStruct) and saved.shape == target.shape:
+    if isinstance(saved, jax.ShapeDtypeStruct) and saved.shape == target.shape:
         return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=saved.sharding)  # type: ignore[no-untyped-call]
     return target
 
@@ -250,41 +270,34 @@ def _like_args(saved: Any, args: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """Returns a tree as Orbax gives it back without a target: dicts and lists; an empty namedtuple
-    is None.
+    """Returns a tree as Orbax gives it back without a target: dicts and lists.
+
+    An empty namedtuple is None.
     """
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return {key: plain(value) for key, value in zip(tree._fields, tree, strict=True)} or None
+    if isinstance(tree, tuple) and not tree:
+        return ()
     if isinstance(tree, list | tuple):
-        return [plain(value) for value in tree] if tree or isinstance(tree, list) else ()
+        return [plain(value) for value in tree]
     if isinstance(tree, Node):
-        numbered = len(tree) and list(tree) == list(range(len(tree)))
-        return (
-            [plain(value) for value in tree.values()]
-            if numbered
-            else {str(key): plain(value) for key, value in tree.items()} or None
-        )
+        if len(tree) and list(tree) == list(range(len(tree))):
+            return [plain(value) for value in tree.values()]
+        return {str(key): plain(value) for key, value in tree.items()} or None
     if isinstance(tree, Mapping):
         return {key: plain(value) for key, value in tree.items()}
     return tree
+
+
+def trees_metadata(saved: Structure) -> dict[str, Any]:
+    """Returns the metadata of each item."""
+    path = handlers_lib.to_path(saved.path)
+    return {name: tree_metadata(item, path / name) for name, item in saved.items.items()}
 
 
 def tree_metadata(item: ItemStructure, directory: Any) -> Any:
     """Returns the metadata of an item: a TreeMetadata, None for JSON."""
     if item.kind != "tree":
         return None
-    leaves, treedef = flatten(item.tree)
-    names = describe(item.tree)[1]
-    described = [
-        leaf_metadata(name, leaf, directory) for name, leaf in zip(names, leaves, strict=True)
-    ]
-    return TreeMetadata(plain(jax.tree.unflatten(treedef, described)))
-
-
-def find(found: Structure, name: str) -> ItemStructure:
-    """Returns an item of a structure; raises KeyError saying which there are."""
-    if name not in found.items:
-        raise KeyError(
-            f'Item "{name}" was not found in the checkpoint. Available items: {sorted(found.items)}'
-        )
-    return found.items[name]
+    described = [leaf_metadata(path, leaf, directory) for path, leaf in _by_path(item.tree)]
+    return TreeMetadata(plain(jax.tree.unflatten(flatten(item.tree)[1], described)))

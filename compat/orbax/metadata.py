@@ -1,6 +1,4 @@
-"""`orbax.checkpoint.metadata`: what is known of a checkpoint, a step, an item and a leaf without
-reading it.
-"""
+"""`orbax.checkpoint.metadata`: what is known of a checkpoint without reading it."""
 
 from __future__ import annotations
 
@@ -24,8 +22,10 @@ class Metadata:
 
 @dataclass(frozen=True)
 class ArrayMetadata(Metadata):
-    """An array. `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved
-    one does not fit. Serves as a target.
+    """An array. Serves as a target.
+
+    `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved one does not
+    fit.
     """
 
     shape: tuple[int, ...]
@@ -102,29 +102,31 @@ def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
         return StringMetadata(name, directory)
     if isinstance(leaf, bool | int | float | complex):
         return ScalarMetadata(name, directory, dtype=np.asarray(leaf).dtype)
-    return ArrayMetadata(name, directory, leaf.shape, leaf.sharding, leaf.dtype)
+    return ArrayMetadata(name, directory, leaf.shape, leaf.sharding, dtype=leaf.dtype)
 
 
 def to_shape_dtype_struct(leaf: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
-    """Returns an array, or the metadata of an array or a number, as jax.ShapeDtypeStruct; a number
-    itself as it is.
-    """
+    """Returns an array, or the metadata of a leaf, as jax.ShapeDtypeStruct; a number as it is."""
     if isinstance(leaf, StringMetadata):
         return ""
     if not hasattr(leaf, "shape"):
         return leaf if scalar_dtype is None else scalar_dtype(leaf)
-    sharding = (
-        None if isinstance(leaf, np.ndarray | np.generic) else getattr(leaf, "sharding", None)
-    )
+    sharding = getattr(leaf, "sharding", None)  # numpy's arrays have none
     return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def step_metadata(found: Structure, item_metadata: Any) -> StepMetadata:
+def nanoseconds(time_s: float | None) -> int | None:
+    """Returns a time as Orbax counts it."""
+    return None if time_s is None else int(time_s * 1e9)
+
+
+def step_metadata(saved: Structure, item_metadata: Any) -> StepMetadata:
     """Returns the metadata of a step in Orbax's words."""
-    began, ended = (
-        None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)
-    )
-    kinds = {name: item.kind for name, item in found.items.items()}
     return StepMetadata(
-        kinds, item_metadata, dict(found.metrics), None, began, ended, found.metadata or {}
+        item_handlers={name: item.kind for name, item in saved.items.items()},
+        item_metadata=item_metadata,
+        metrics=dict(saved.metrics),
+        init_timestamp_nsecs=nanoseconds(saved.started_s),
+        commit_timestamp_nsecs=nanoseconds(saved.finished_s),
+        custom_metadata=saved.metadata or {},
     )

@@ -1,6 +1,4 @@
-"""The modules of Orbax's that are not files here, and the names that are refused: which, and what
-to do instead.
-"""
+"""The modules of Orbax's that are not files here, and the names that are refused, with reasons."""
 
 from __future__ import annotations
 
@@ -167,19 +165,11 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
 
 
 def add_modules(package: str) -> None:
-    """Adds to the face what has no file: modules, names that other modules bear, and stand-ins for
-    what is refused.
-    """
+    """Adds to the face what has no file: modules, other modules' names, and stand-ins."""
     face = vars(sys.modules[package])
     for module, (names, reason) in REFUSED_IN.items():
-        vars(module).update(
-            {
-                name: stand_in(
-                    f"orbax.checkpoint.{module.__name__.rpartition('.')[2]}", name, reason
-                )
-                for name in names.split()
-            }
-        )
+        of = f"orbax.checkpoint.{module.__name__.rpartition('.')[2]}"
+        vars(module).update({name: stand_in(of, name, reason) for name in names.split()})
     vars(handlers).update(_handler_args())
     vars(checkpoint_utils)["PLACEHOLDER"] = items.PLACEHOLDER
     offered: tuple[type, ...] = (
@@ -188,8 +178,6 @@ def add_modules(package: str) -> None:
         handlers.CompositeCheckpointHandler,
         handlers.JsonCheckpointHandler,
         handlers.CheckpointHandler,
-    )
-    offered += (
         checkpointers.AbstractCheckpointer,
         checkpointers.AsyncCheckpointer,
         checkpointers.Checkpointer,
@@ -220,17 +208,17 @@ def add_modules(package: str) -> None:
 def _handler_args() -> dict[str, Any]:
     """Returns the arguments under the names that `handlers` has for them."""
     kinds = ("Array", "JaxRandomKey", "Json", "NumpyRandomKey", "PyTree", "Standard")
-    found = {
-        f"{kind}{verb}Args": getattr(args, f"{kind}{verb}")
-        for kind in kinds
-        for verb in ("Save", "Restore")
+    names = [f"{kind}{verb}" for kind in kinds for verb in ("Save", "Restore")]
+    return {f"{name}Args": getattr(args, name) for name in names} | {
+        "ArrayRestoreArgs": args.ArrayRestore,
+        "CompositeArgs": args.Composite,
     }
-    return found | {"ArrayRestoreArgs": args.ArrayRestore, "CompositeArgs": args.Composite}
 
 
 def _covered(module: str) -> dict[str, Any]:
     """Returns what a module without a file of its own has to offer."""
     struct = {"to_shape_dtype_struct": metadata.to_shape_dtype_struct}
+    abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
     steps = {
         "checkpoint_steps": checkpoint_utils.checkpoint_steps,
         "any_checkpoint_step": checkpoint_utils.any_checkpoint_step,
@@ -244,17 +232,10 @@ def _covered(module: str) -> dict[str, Any]:
         managers = {
             "CheckpointManager": checkpoint_manager.CheckpointManager,
             "CheckpointManagerOptions": options.CheckpointManagerOptions,
+            "preservation_policy": policies,
+            "save_decision_policy": policies,
         }
-        abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
-        return (
-            names
-            | managers
-            | abstract
-            | {
-                "preservation_policy": policies,
-                "save_decision_policy": policies,
-            }
-        )
+        return names | managers | abstract
     if module == "type_handlers":
         return {
             "SaveArgs": args.SaveArgs,
@@ -273,7 +254,7 @@ def _covered(module: str) -> dict[str, Any]:
     if module == "multihost":
         return {name: getattr(multihost, name) for name in multihost.__all__}
     if module == "abstract_checkpoint_manager":
-        return {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
+        return abstract
     if module in ("tree", "arrays"):
         return struct
     return steps if module == "step" else {}

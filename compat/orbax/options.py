@@ -21,10 +21,9 @@ class AsyncOptions:
     create_directories_asynchronously: bool = True
 
     def __post_init__(self) -> None:
-        nearest = "call wait_until_finished(), then do it"
         refuse(
             "options.AsyncOptions",
-            nearest,
+            "call wait_until_finished(), then do it",
             post_finalization_callback=self.post_finalization_callback,
         )
         refuse(
@@ -58,9 +57,7 @@ class MultiprocessingOptions:
 
 @dataclass
 class FileOptions:
-    """How files are made: folders of steps have `path_permission_mode`, files too, without leave to
-    execute.
-    """
+    """How files are made: folders have `path_permission_mode`, files are not executable."""
 
     path_permission_mode: int | None = None
     skip_sync_file_validations: bool = False
@@ -140,11 +137,7 @@ class CheckpointManagerOptions:
             raise ValueError(
                 f"CheckpointManagerOptions: best_mode is 'min' or 'max', not {self.best_mode!r}"
             )
-        if (
-            self.preservation_policy is None
-            and self.max_to_keep is not None
-            and self.max_to_keep < 0
-        ):
+        if self.preservation_policy is None and (self.max_to_keep or 0) < 0:
             raise ValueError(
                 "CheckpointManagerOptions: max_to_keep must be None or not below 0, found"
                 f" {self.max_to_keep}"
@@ -182,30 +175,27 @@ class CheckpointManagerOptions:
         preempted = policies.PreemptionCheckpointingPolicy()
         if self.should_save_fn is not None:
             return policies.AnySavePolicy([policies.ShouldSaveFn(self.should_save_fn), preempted])
-        by_step = (
-            [policies.FixedIntervalPolicy(self.save_interval_steps)]
-            if self.save_interval_steps
-            else []
-        )
         named = policies.SpecificStepsPolicy(self.save_on_steps or ())
-        return policies.AnySavePolicy([*by_step, named, preempted, policies.InitialSavePolicy()])
+        chosen: list[Any] = [named, preempted, policies.InitialSavePolicy()]
+        if self.save_interval_steps:
+            chosen.insert(0, policies.FixedIntervalPolicy(self.save_interval_steps))
+        return policies.AnySavePolicy(chosen)
 
     def keep_policy(self) -> Any:
         """Returns the policy of keeping that the options mean, in Orbax's words."""
         if self.preservation_policy is not None:
             return self.preservation_policy
-        chosen: list[Any] = (
-            [] if self.keep_period is None else [policies.EveryNSteps(self.keep_period)]
-        )
+        chosen: list[Any] = []
+        if self.keep_period is not None:
+            chosen.append(policies.EveryNSteps(self.keep_period))
         if self.keep_time_interval is not None:
             chosen.append(policies.EveryNSeconds(int(self.keep_time_interval.total_seconds())))
         if self.best_fn is None:
             return policies.AnyPreservationPolicy([*chosen, policies.LatestN(self.max_to_keep)])
-        without = self.keep_checkpoints_without_metrics
         best = policies.BestN(
             get_metric_fn=self.best_fn,
             reverse=self.best_mode == "min",
             n=self.max_to_keep,
-            keep_checkpoints_without_metrics=without,
+            keep_checkpoints_without_metrics=self.keep_checkpoints_without_metrics,
         )
         return policies.AnyPreservationPolicy([*chosen, best])

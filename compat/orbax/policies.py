@@ -201,8 +201,9 @@ class LatestDuration:
 
 @dataclass
 class EveryNSteps:
-    """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart; of them the
-    newest `max_to_keep`.
+    """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart.
+
+    Of them it keeps the newest `max_to_keep`.
     """
 
     interval_steps: int
@@ -225,8 +226,9 @@ class EveryNSteps:
 
 @dataclass
 class EveryNStepsClosest:
-    """Keeps the step that is closest to each multiple of `interval_steps` (of two the later), and
-    the last.
+    """Keeps the step closest to each multiple of `interval_steps` (of two the later), and the last.
+
+    Of them it keeps the newest `max_to_keep`.
     """
 
     interval_steps: int
@@ -245,13 +247,9 @@ class EveryNStepsClosest:
 
 
 def _flags(steps: Sequence[int], chosen: Sequence[int], max_to_keep: int | None) -> list[bool]:
-    kept = set(
-        chosen
-        if max_to_keep is None
-        else chosen[len(chosen) - max_to_keep :]
-        if max_to_keep < len(chosen)
-        else chosen
-    )
+    # Not chosen[-max_to_keep:], which is all of them for 0.
+    first = 0 if max_to_keep is None else max(0, len(chosen) - max_to_keep)
+    kept = set(chosen[first:])
     return [step in kept for step in steps]
 
 
@@ -269,8 +267,9 @@ class CustomSteps:
 
 @dataclass(kw_only=True)
 class BestN:
-    """Keeps the `n` steps whose metric is highest (`reverse`: lowest); those without metrics too,
-    unless told otherwise.
+    """Keeps the `n` steps whose metric is highest (`reverse`: lowest).
+
+    Those without metrics stay too, unless told otherwise.
     """
 
     get_metric_fn: Callable[[Any], float]
@@ -288,11 +287,7 @@ class BestN:
             key=lambda info: self.get_metric_fn(info.metrics),
             reverse=self.reverse,
         )
-        best = (
-            {info.step for info in ranked[len(ranked) - self.n :]}
-            if 0 < self.n < len(ranked)
-            else {info.step for info in ranked if self.n}
-        )
+        best = {info.step for info in ranked[max(0, len(ranked) - self.n) :]}
         without = self.keep_checkpoints_without_metrics and self.n > 0
         return [info.step in best or (without and not info.metrics) for info in checkpoints]
 
@@ -307,17 +302,16 @@ class AnyPreservationPolicy:
         self, checkpoints: Sequence[Any], *, context: PreservationContext
     ) -> Sequence[bool]:
         answers = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
-        return (
-            [any(each) for each in zip(*answers, strict=True)]
-            if answers
-            else [False] * len(checkpoints)
-        )
+        if not answers:
+            return [False] * len(checkpoints)
+        return [any(each) for each in zip(*answers, strict=True)]
 
 
 @dataclass
 class AskToSave:
-    """A save policy of holdfast's that asks one of Orbax's. `previous` lists the steps, `saving`
-    says if a save is in flight.
+    """A save policy of holdfast's that asks one of Orbax's.
+
+    `previous()` lists the steps, `saving()` returns whether a save is in flight.
     """
 
     policy: Any
@@ -340,8 +334,9 @@ class AskToSave:
 
 @dataclass
 class AskToKeep:
-    """A keep policy of holdfast's that asks one of Orbax's. The newest step stays whatever it
-    says.
+    """A keep policy of holdfast's that asks one of Orbax's.
+
+    The newest step stays whatever the policy answers.
     """
 
     policy: Any

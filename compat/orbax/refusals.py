@@ -1,6 +1,4 @@
-"""What is not covered: an error that names the call, what is nearest and the page; and stand-ins
-for names, which raise it when called.
-"""
+"""What is not covered: an error that says what is nearest, and stand-ins that raise it."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ NATIVE = "holdfast.checkpoint"
 
 
 def not_covered(call: str, nearest: str) -> NotImplementedError:
-    """Returns the error for a call of Orbax's that is not covered; `nearest` says what to do
-    instead.
-    """
+    """Returns the error for a call of Orbax's that is not covered; do `nearest` instead."""
     return NotImplementedError(
         f"{call} is not covered by holdfast.compat.orbax: {nearest}. See {PAGE}"
     )
@@ -44,27 +40,21 @@ def stand_in(module: str, name: str, nearest: str) -> Any:
 
 def refusal_of(value: Any) -> str | None:
     """Returns why a name is refused, None where it is covered."""
-    return (
-        value.refusal
-        if isinstance(value, _StandIn)
-        else getattr(value, "__holdfast_refusal__", None)
-    )
+    if isinstance(value, _StandIn):
+        return value.refusal
+    refusal: str | None = getattr(value, "__holdfast_refusal__", None)
+    return refusal
 
 
 def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
-    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins for the
-    `refused` ones.
-    """
+    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins."""
     module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
-    standing = {
-        each: stand_in(f"orbax.checkpoint.{name}", each, reason) for each in refused.split()
-    }
-    vars(module).update(standing, **names)
+    real = f"orbax.checkpoint.{name}"
+    stand_ins = {each: stand_in(real, each, reason) for each in refused.split()}
+    vars(module).update(stand_ins, **names)
     if not names:
         vars(module)["__holdfast_refusal__"] = reason
-        vars(module)["__getattr__"] = lambda each: _any_name(
-            f"orbax.checkpoint.{name}", each, reason
-        )
+        vars(module)["__getattr__"] = lambda each: _any_name(real, each, reason)
     sys.modules[module.__name__] = module
     return module
 

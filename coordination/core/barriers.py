@@ -34,15 +34,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completion, Completions, Status, name_processes
 from .task_table import TaskTable
 from .timers import Timers
 
 _SHOWN_CHARACTERS = 200  # of a name, in a sentence
 _MOST_LOST = 1_000_000  # calls of one task, in a row; a counter that is further ahead is nonsense
-_MOST_FORGOTTEN = (
-    2**48
-)  # the highest counter of a name that the service does not know; one of 63 bits is far
+_MOST_FORGOTTEN = 2**48  # the highest counter of a name that the service does not know
 
 
 def bits_of(task_ids: Iterable[int]) -> int:
@@ -92,9 +90,8 @@ class Barrier:
     deadline: float = math.inf
     opened: float = 0.0
     began: int = 0  # version of the task table
-    arrived: dict[int, tuple[int, float]] = field(
-        default_factory=dict
-    )  # task: (when its life began, when it came)
+    # task: (when its life began, when it came)
+    arrived: dict[int, tuple[int, float]] = field(default_factory=dict)
     waiting: dict[int, Any] = field(default_factory=dict)  # task: call
     # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable
     # job
@@ -118,6 +115,43 @@ class Barrier:
     def missing(self) -> frozenset[int]:
         """Returns the participants that have not arrived."""
         return self.participants.difference(self.arrived)
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Notes that a task has arrived."""
+        self.arrived[arrival.task_id] = (arrival.life, now)
+        self.unwritten.append(arrival.task_id)
+        if arrival.counter > self.counter:
+            self.counter = arrival.counter
+            self.renumbered = True
+
+    def follow(self, previous: Outcome, former: int) -> None:
+        """Takes over what the instance before has left."""
+        self.previous = previous
+        self.former = former
+
+    def note_told(self, task_id: int) -> None:
+        """Notes that a task has learned the result without having arrived."""
+        self.told |= 1 << task_id
+
+    def end(self, outcome: Outcome) -> None:
+        """Keeps how the instance ended, and drops what only an open one needs."""
+        self.outcome = outcome
+        self.waiting = {}
+        self.arrived = {}
+        self.unwritten = []
+        self.participants = frozenset()
+
+    def note_written(self) -> None:
+        """Notes that the journal has all rows of the instance."""
+        self.renumbered = False
+        if self.unwritten:
+            self.parts += 1
+            self.unwritten = []
+
+    def load_part(self, arrived: dict[int, tuple[int, float]]) -> None:
+        """Puts in one row of arrivals that a journal holds."""
+        self.arrived |= arrived
+        self.parts += 1
 
 
 @dataclass(slots=True)
@@ -143,7 +177,7 @@ class Barriers:
         limits: Limits,
         task_table: TaskTable,
         timers: Timers,
-        completions: list[Completion],
+        completions: Completions,
         recoverable: bool,
     ) -> None:
         self._limits = limits
@@ -155,10 +189,10 @@ class Barriers:
         self.open: dict[str, Barrier] = {}
         self.finished: OrderedDict[str, Barrier] = OrderedDict()
         self.dirty: set[str] = set()
-        self.dropped_parts: list[
-            Barrier
-        ] = []  # instances that are over, whose rows of arrivals the journal still has
-        self.passed = self.failed = 0
+        # instances that are over, whose rows of arrivals the journal still has
+        self.dropped_parts: list[Barrier] = []
+        self.passed = 0
+        self.failed = 0
 
     # --- Arrivals
 
@@ -172,10 +206,11 @@ class Barriers:
         elif self._replay_previous(barrier, arrival, now):
             return
         elif not self._belongs(barrier, arrival):
-            self._refuse(arrival, _counter_mismatch(barrier.name, barrier.counter, arrival.counter))
+            status = _counter_mismatch(barrier.name, barrier.counter, arrival.counter)
+            self._completions.fail(arrival.call, status)
             return
-        elif (status := self._outsider(barrier, arrival)) is not None:
-            self._refuse(arrival, status)
+        elif (refusal := self._outsider(barrier, arrival)) is not None:
+            self._completions.fail(arrival.call, refusal)
             return
         self._enter(barrier, arrival, now)
 
@@ -196,14 +231,10 @@ class Barriers:
                 f"barrier {_shown(barrier.name)}: a newer call of process {task_id} took this one's"
                 " place"
             )
-            self._completions.append(Completion(older, None, Status(Code.CANCELLED, sentence)))
+            self._completions.fail(older, Status(Code.CANCELLED, sentence))
         if task_id not in barrier.arrived:
-            barrier.arrived[task_id] = (arrival.life, now)
-            barrier.unwritten.append(task_id)
+            barrier.enter(arrival, now)
             self.dirty.add(barrier.name)
-            if arrival.counter > barrier.counter:
-                barrier.counter = arrival.counter
-                barrier.renumbered = True
         barrier.waiting[task_id] = arrival.call
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
@@ -212,33 +243,38 @@ class Barriers:
         return arrival.participants or self._task_table.everyone
 
     def _outsider(self, barrier: Barrier, arrival: Arrival) -> Status | None:
-        named, outcome = self._named(arrival), barrier.outcome
+        named = self._named(arrival)
+        outcome = barrier.outcome
         if outcome is not None:
-            alike = (
-                self._everyone if named is self._task_table.everyone else bits_of(named)
-            ) == outcome.members
-        else:  # comparing costs as many steps as there are tasks
+            alike = self._bits(named) == outcome.members
+        else:
+            # Identity first: to compare two sets costs as many steps as there are tasks, for each
+            # of them.
             alike = named is barrier.participants or named == barrier.participants
         if not alike:
             participants = barrier.participants if outcome is None else tasks_of(outcome.members)
-            return _conflict(
-                barrier.name,
-                barrier.counter,
+            why = (
                 f"It is one of {_some(participants)}; process {arrival.task_id} came with"
-                f" {_some(named)}",
+                f" {_some(named)}"
             )
+            return _conflict(barrier.name, barrier.counter, why)
         if arrival.task_id not in named:
             return _not_among(arrival, named, barrier.counter)
         return None
+
+    def _bits(self, task_ids: frozenset[int]) -> int:
+        if task_ids is self._task_table.everyone:
+            return self._everyone
+        return bits_of(task_ids)
 
     def _open_or_answer(self, arrival: Arrival, now: float) -> Barrier | None:
         """Opens an instance, or answers without one: with a replay or an error."""
         finished = self.finished.get(arrival.name)
         if finished is not None and self._replay_previous(finished, arrival, now):
             return None
-        status = self._may_open(finished, arrival)
-        if status is not None:
-            self._refuse(arrival, status)
+        refusal = self._may_open(finished, arrival)
+        if refusal is not None:
+            self._completions.fail(arrival.call, refusal)
             return None
         if finished is not None and self._is_replay(finished, arrival):
             self._replay(finished, arrival, now)
@@ -247,16 +283,20 @@ class Barriers:
 
     def _open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Barrier | None:
         first = 0 if finished is None else finished.counter + 1
-        counter, version = max(first, arrival.counter), self._task_table.version
         barrier = Barrier(
-            arrival.name, self._named(arrival), first, counter, self, arrival.deadline, now, version
+            arrival.name,
+            self._named(arrival),
+            first,
+            max(first, arrival.counter),
+            owner=self,
+            deadline=arrival.deadline,
+            opened=now,
+            began=self._task_table.version,
         )
-        self._succeed(finished, barrier)
+        self._follow(finished, barrier)
         if not self._task_table.lost.isdisjoint(barrier.participants):
-            barrier.arrived[arrival.task_id], barrier.waiting[arrival.task_id] = (
-                (arrival.life, now),
-                arrival.call,
-            )
+            barrier.enter(arrival, now)
+            barrier.waiting[arrival.task_id] = arrival.call
             self._fail_lost(barrier, now)
             return None
         self.open[arrival.name] = barrier
@@ -272,31 +312,29 @@ class Barriers:
             return _not_among(arrival, named, arrival.counter)
         if not named <= self._task_table.everyone:
             return _unknown(arrival, named - self._task_table.everyone, len(self._task_table))
-        first, most = (
-            (0, _MOST_FORGOTTEN)
-            if finished is None
-            else (finished.first, finished.counter + _MOST_LOST)
-        )
-        if not first <= arrival.counter <= most and not (
-            finished is not None and self._is_new_life(finished, arrival)
-        ):
-            return _counter_mismatch(
-                arrival.name, 0 if finished is None else finished.counter, arrival.counter
-            )
-        return self._too_much(arrival.name) if finished is None else None
+        counter = arrival.counter
+        if finished is None:
+            if 0 <= counter <= _MOST_FORGOTTEN:
+                return self._too_much(arrival.name)
+            return _counter_mismatch(arrival.name, 0, counter)
+        fits = finished.first <= counter <= finished.counter + _MOST_LOST
+        if fits or self._is_new_life(finished, arrival):
+            return None
+        return _counter_mismatch(arrival.name, finished.counter, counter)
 
-    def _succeed(self, finished: Barrier | None, barrier: Barrier) -> None:
+    def _follow(self, finished: Barrier | None, barrier: Barrier) -> None:
         """Gives a new instance what it has to know of the finished one before."""
         if finished is None:
             return
-        assert finished.outcome is not None
-        barrier.previous = finished.outcome
+        outcome = finished.outcome
+        assert outcome is not None
+        former = 0
         if self._recoverable:
-            since = self._task_table.begun_until
-            ended = finished.outcome.ended
-            barrier.former = finished.former & since(finished.began) | (
-                finished.outcome.came | finished.told
-            ) & since(ended)
+            begun_until = self._task_table.begun_until
+            knew_of_earlier = finished.former & begun_until(finished.began)
+            knew_of_this = (outcome.came | finished.told) & begun_until(outcome.ended)
+            former = knew_of_earlier | knew_of_this
+        barrier.follow(outcome, former)
 
     # --- Replays
 
@@ -315,19 +353,16 @@ class Barriers:
         """
         if not self._recoverable or arrival.counter != 0:
             return False
-        told = (
-            barrier.outcome is not None
-            and barrier.told >> arrival.task_id & 1
-            and arrival.life <= barrier.outcome.ended
-        )
-        return not told and not (
-            barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began
-        )
+        outcome = barrier.outcome
+        was_told = outcome is not None and arrival.life <= outcome.ended
+        if was_told and barrier.told >> arrival.task_id & 1:
+            return False
+        return not (barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began)
 
     def _replay(self, finished: Barrier, arrival: Arrival, now: float) -> None:
         assert finished.outcome is not None
         if self._recoverable and not finished.outcome.came >> arrival.task_id & 1:
-            finished.told |= 1 << arrival.task_id
+            finished.note_told(arrival.task_id)
             self.dirty.add(finished.name)
         self._completions.append(self._answer(finished.outcome, arrival.call, now))
 
@@ -336,15 +371,12 @@ class Barriers:
         have arrived as a new life, with 0.
         """
         previous = barrier.previous
-        if (
-            previous is None
-            or arrival.counter >= barrier.first
-            or not previous.includes(arrival.task_id, arrival.life)
-        ):
+        if previous is None or arrival.counter >= barrier.first:
             return False
-        if not previous.first <= arrival.counter <= previous.counter and not (
-            self._recoverable and arrival.counter == 0
-        ):
+        if not previous.includes(arrival.task_id, arrival.life):
+            return False
+        among = previous.first <= arrival.counter <= previous.counter
+        if not among and not (self._recoverable and arrival.counter == 0):
             return False
         self._completions.append(self._answer(previous, arrival.call, now))
         return True
@@ -364,21 +396,19 @@ class Barriers:
     # --- Refusals
 
     def _too_much(self, name: str) -> Status | None:
-        if len(name.encode()) > self._limits.barrier_name_bytes:
-            found, most = (
-                f"a barrier name of {len(name.encode())} bytes",
-                self._limits.barrier_name_bytes,
+        limits = self._limits
+        nbytes = len(name.encode())
+        if nbytes > limits.barrier_name_bytes:
+            sentence = (
+                f"a barrier name of {nbytes} bytes; expected at most {limits.barrier_name_bytes}"
             )
-        elif len(self.open) >= self._limits.barriers_open:
-            found, most = f"{len(self.open)} barriers are waited at", self._limits.barriers_open
+        elif len(self.open) >= limits.barriers_open:
+            sentence = (
+                f"{len(self.open)} barriers are waited at; expected at most {limits.barriers_open}"
+            )
         else:
             return None
-        return Status(
-            Code.RESOURCE_EXHAUSTED, f"{found}; expected at most {most}", barrier=(name[:100], 0)
-        )
-
-    def _refuse(self, arrival: Arrival, status: Status) -> None:
-        self._completions.append(Completion(arrival.call, None, status))
+        return Status(Code.RESOURCE_EXHAUSTED, sentence, barrier=(name[:100], 0))
 
     # --- Ends
 
@@ -388,26 +418,10 @@ class Barriers:
         else:
             self.failed += 1
         counter = barrier.counter
-        self._completions += [
-            Completion(call, counter, status) for call in barrier.waiting.values()
-        ]
-        members = (
-            self._everyone
-            if barrier.participants is self._task_table.everyone
-            else bits_of(barrier.participants)
+        self._completions.extend(
+            [Completion(call, counter, status) for call in barrier.waiting.values()]
         )
-        came = members if status is None else bits_of(barrier.arrived)
-        absent = 0 if status is None else bits_of(missing.task_id for missing in status.missing)
-        kept = None if status is None else replace(status, missing=())
-        barrier.outcome = Outcome(
-            barrier.first, counter, kept, members, came, absent, self._task_table.version
-        )
-        barrier.waiting, barrier.arrived, barrier.unwritten, barrier.participants = (
-            {},
-            {},
-            [],
-            frozenset(),
-        )
+        barrier.end(self._outcome(barrier, status))
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
         self.dirty.add(barrier.name)
@@ -415,6 +429,24 @@ class Barriers:
             self.dropped_parts.append(barrier)
         while len(self.finished) > self._limits.barriers_kept:
             self.dirty.add(self.finished.popitem(last=False)[0])
+
+    def _outcome(self, barrier: Barrier, status: Status | None) -> Outcome:
+        members = self._bits(barrier.participants)
+        came = members
+        absent = 0
+        if status is not None:
+            came = bits_of(barrier.arrived)
+            absent = bits_of(missing.task_id for missing in status.missing)
+            status = replace(status, missing=())  # which would grow with every result that is kept
+        return Outcome(
+            barrier.first,
+            barrier.counter,
+            status,
+            members=members,
+            came=came,
+            absent=absent,
+            ended=self._task_table.version,
+        )
 
     def time_out(self, barrier: Barrier, now: float) -> None:
         """Fails an instance whose time is over, naming all that have not arrived."""
@@ -425,28 +457,18 @@ class Barriers:
             f" {now - barrier.opened:.1f} s"
         )
         self._task_table.events.note("barrier", sentence, now)
-        self._finish(
-            barrier,
-            Status(
-                Code.DEADLINE_EXCEEDED,
-                sentence,
-                barrier=(barrier.name, barrier.counter),
-                missing=missing,
-            ),
-        )
+        at = (barrier.name, barrier.counter)
+        status = Status(Code.DEADLINE_EXCEEDED, sentence, barrier=at, missing=missing)
+        self._finish(barrier, status)
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:
         missing = self._task_table.missing(barrier.participants & self._task_table.lost, now)
+        are = "is" if len(missing) == 1 else "are"
         sentence = (
-            f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)}"
-            f" {'is' if len(missing) == 1 else 'are'} lost"
+            f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)} {are} lost"
         )
-        self._finish(
-            barrier,
-            Status(
-                Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter), missing=missing
-            ),
-        )
+        at = (barrier.name, barrier.counter)
+        self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=at, missing=missing))
 
     def fail_lost(self, task_id: int, now: float) -> None:
         """Fails all open instances that a lost task takes part in, even those at which it has
@@ -459,46 +481,48 @@ class Barriers:
         """Fails all open instances at which an agent has arrived whose process has made another
         one: its arrival is nobody's any more.
         """
-        for barrier in [
-            each for each in self.open.values() if each.arrived.get(task_id, (-1, 0.0))[0] == life
-        ]:
+        for barrier in list(self.open.values()):
+            arrived_life, _ = barrier.arrived.get(task_id, (-1, 0.0))
+            if arrived_life != life:
+                continue
             sentence = (
                 f"{_arrived(barrier)}; it can never be passed: process {task_id} arrived with a"
                 " client that another has replaced"
             )
-            self._finish(
-                barrier, Status(Code.INTERNAL, sentence, barrier=(barrier.name, barrier.counter))
-            )
+            at = (barrier.name, barrier.counter)
+            self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=at))
 
     def cancel(self, call: Any, task_id: int, name: str, counter: int, now: float) -> None:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
-            finished = barrier
-            first = 0 if barrier is None else barrier.counter + 1
-            participants = (
-                tasks_of(finished.outcome.members)
-                if finished and finished.outcome
-                else self._task_table.everyone
-            )
-            following = min(max(first, counter), first + _MOST_LOST)
-            barrier = Barrier(
-                name,
-                participants,
-                first,
-                following,
-                self,
-                opened=now,
-                began=self._task_table.version,
-            )
-            self._succeed(finished, barrier)
-        status = self._no_cancel(barrier, task_id, counter)
-        if status is None:
-            sentence = (
-                f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
-            )
-            self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
-        self._completions.append(Completion(call, None, status))
+            barrier = self._next(barrier, name, counter, now)
+        refusal = self._no_cancel(barrier, task_id, counter)
+        if refusal is not None:
+            self._completions.fail(call, refusal)
+            return
+        sentence = f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
+        self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
+        self._completions.succeed(call)
+
+    def _next(self, finished: Barrier | None, name: str, counter: int, now: float) -> Barrier:
+        """Returns an instance that nobody has arrived at, for a caller that cancels it."""
+        first = 0
+        participants = self._task_table.everyone
+        if finished is not None and finished.outcome is not None:
+            first = finished.counter + 1
+            participants = tasks_of(finished.outcome.members)
+        barrier = Barrier(
+            name,
+            participants,
+            first,
+            min(max(first, counter), first + _MOST_LOST),
+            owner=self,
+            opened=now,
+            began=self._task_table.version,
+        )
+        self._follow(finished, barrier)
+        return barrier
 
     def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Status | None:
         if counter < barrier.first:
@@ -531,7 +555,9 @@ class Barriers:
 
 
 def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "...")
+    if len(name) > _SHOWN_CHARACTERS:
+        name = f"{name[:_SHOWN_CHARACTERS]}..."
+    return repr(name)
 
 
 def _arrived(barrier: Barrier) -> str:
@@ -541,7 +567,8 @@ def _arrived(barrier: Barrier) -> str:
 def _some(task_ids: frozenset[int]) -> str:
     shown = ", ".join(map(str, sorted(task_ids)[:40]))
     what = "process" if len(task_ids) == 1 else "processes"
-    return f"{what} {shown}" + (f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else "")
+    more = f" and {len(task_ids) - 40} more" if len(task_ids) > 40 else ""
+    return f"{what} {shown}{more}"
 
 
 def _counter_mismatch(name: str, expected: int, found: int) -> Status:
@@ -562,11 +589,8 @@ def _not_among(arrival: Arrival, named: frozenset[int], counter: int) -> Status:
         f"A non-participating task ({arrival.task_id}) called the barrier:"
         f" {arrival.name[:_SHOWN_CHARACTERS]}::{counter}"
     )
-    return Status(
-        Code.INVALID_ARGUMENT,
-        f"{what}; it is one of {_some(named)}",
-        barrier=(arrival.name, counter),
-    )
+    sentence = f"{what}; it is one of {_some(named)}"
+    return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, counter))
 
 
 def _unknown(arrival: Arrival, unknown: frozenset[int], num_tasks: int) -> Status:
@@ -574,11 +598,8 @@ def _unknown(arrival: Arrival, unknown: frozenset[int], num_tasks: int) -> Statu
     what = (
         f"Unexpected task ({min(unknown)}) that is not in the cluster called the barrier. {where}"
     )
-    return Status(
-        Code.INVALID_ARGUMENT,
-        f"{what}; the job has 0 to {num_tasks - 1}",
-        barrier=(arrival.name, arrival.counter),
-    )
+    sentence = f"{what}; the job has 0 to {num_tasks - 1}"
+    return Status(Code.INVALID_ARGUMENT, sentence, barrier=(arrival.name, arrival.counter))
 
 
 def repeated(arrival: Arrival) -> Status:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .status import Completion, Status
+from .status import Completions, Status
 
 
 @dataclass(slots=True)
@@ -25,25 +25,26 @@ class Devices:
     """Waits for every node of the job."""
 
     num_nodes: int
-    completions: list[Completion]
+    completions: Completions
     nodes: dict[int, Node] = field(default_factory=dict)
-    versions: dict[int, int] = field(
-        default_factory=dict
-    )  # node: the version of profile D that it speaks
+    # node: the version of profile D that it speaks
+    versions: dict[int, int] = field(default_factory=dict)
     waiting: list[Any] = field(default_factory=list)
 
-    def report(self, call: Any, node_id: int, node: Node) -> None:
-        """Takes a node's devices; answers all when the last has reported. A second report replaces,
-        and gives the same global ids.
+    def enumerate(self, call: Any, node_id: int, node: Node) -> None:
+        """Takes a node's devices, and answers all nodes when the last one's have come.
+
+        A node that asks again replaces its devices, and gets the same global ids.
         """
         self.nodes[node_id] = node
         self.waiting.append(call)
         if len(self.nodes) == self.num_nodes:
-            waiting, self.waiting = self.waiting, []
-            numbered = self.numbered()
-            self.completions += [Completion(each, numbered, None) for each in waiting]
+            numbered = self._numbered()
+            for each in self.waiting:
+                self.completions.succeed(each, numbered)
+            self.waiting.clear()
 
-    def numbered(self) -> list[tuple[int, Node, int]]:
+    def _numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
         first = 0
         numbered = []
@@ -54,8 +55,8 @@ class Devices:
 
     def fail(self, status: Status) -> None:
         """Fails all who wait."""
-        waiting, self.waiting = self.waiting, []
-        self.completions += [Completion(each, None, status) for each in waiting]
+        self.completions.fail_all(self.waiting, status)
+        self.waiting.clear()
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""

@@ -49,9 +49,10 @@ class EventLog:
         ):
             self._drop(self._events.pop())
             count = last.processes + 1
-            self._add(Event(self._number, now, kind, f"{count} processes {kind}", None, count))
+            text = f"{count} processes {kind}"
+            self._add(Event(self._number, now, kind, text, processes=count))
         else:
-            self._add(Event(self._number, now, kind, text, task_id))
+            self._add(Event(self._number, now, kind, text, task_id=task_id))
 
     def after(self, number: int) -> list[Event]:
         """Returns the events of a higher number, oldest first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from .barriers import Barrier, Outcome
 from .events import Event
 from .machine import Machine
-from .status import Code, Missing, Status
+from .status import Code, Missing, Status, TaskProgress
 from .task_table import Task, TaskState
 
 META = "meta"
@@ -76,93 +77,66 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     """Puts rows into a fresh machine. Connected tasks count as heard of just now: they cannot help
     our outage.
     """
-    keys: dict[str, bytes] = {}
-    barriers: dict[str, Barrier] = {}
-    parts: list[bytes] = []
-    events: list[Event] = []
-    version = 0
-    task_table = machine.task_table
+    tables: dict[str, dict[str, bytes]] = defaultdict(dict)
     for table, key, value in rows:
         assert value is not None
-        if table == KEY:
-            keys[key] = value
-        elif table == TASK:
-            _load_task(machine, json.loads(value), now)
-        elif table == BARRIER:
-            barriers[key] = _load_barrier(machine, json.loads(value), wall_offset_s)
-        elif table == EVENT:
-            events.append(_load_event(json.loads(value), wall_offset_s))
-        elif table == ARRIVED:
-            parts.append(value)
-        elif key == "state":
-            meta = json.loads(value)
-            machine.registration.gathered, machine.error = (
-                meta["gathered"],
-                _load_status(meta["error"]),
-            )
-            version = meta["version"]
-    task_table.version = version  # last: agents that are set raise it
-    task_table.latest_life = max(
-        max(task.agent_since, task.session_since) for task in task_table.tasks
-    )
-    machine.keys.load(keys)
-    for part in parts:
-        kept = json.loads(part)
-        barrier = barriers[kept["name"]]
-        barrier.arrived |= {
-            task_id: (life, when - wall_offset_s) for task_id, life, when in kept["arrived"]
-        }
-        barrier.parts += 1
+        tables[table][key] = value
+    for task in tables[TASK].values():
+        machine.task_table.load(_load_task(json.loads(task), now))
+    meta = json.loads(tables[META].get("state", b"{}"))
+    machine.load(gathered=meta.get("gathered", False), error=_load_status(meta.get("error")))
+    machine.task_table.load_version(meta.get("version", 0))
+    machine.keys.load(tables[KEY])
+    barriers = {
+        name: _load_barrier(machine, json.loads(row), wall_offset_s)
+        for name, row in tables[BARRIER].items()
+    }
+    for part in map(json.loads, tables[ARRIVED].values()):
+        arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
+        barriers[part["name"]].load_part(arrived)
     machine.barriers.load(barriers.values())
-    machine.events.load(events)
+    machine.events.load(
+        _load_event(json.loads(event), wall_offset_s) for event in tables[EVENT].values()
+    )
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+_TASK_FIELDS = (
+    "task_id",
+    "agent",
+    "session",
+    "host",
+    "pid",
+    "version",
+    "ended",
+    "owner",
+    "former",
+    "agent_since",
+    "session_since",
+)
+
+
 def _task(task: Task) -> bytes:
-    names = (
-        "task_id",
-        "agent",
-        "session",
-        "host",
-        "pid",
-        "version",
-        "ended",
-        "owner",
-        "former",
-        "agent_since",
-        "session_since",
-    )
-    kept = {name: getattr(task, name) for name in names}
-    progress = asdict(task.progress)
-    return _json(
-        kept
-        | {
-            "state": int(task.state),
-            "error": _status(task.error),
-            "seen": task.last_seen is not None,
-            "progress": progress,
-        }
-    )
+    kept = {name: getattr(task, name) for name in _TASK_FIELDS}
+    kept["state"] = int(task.state)
+    kept["error"] = _status(task.error)
+    kept["seen"] = task.last_seen is not None
+    kept["progress"] = asdict(task.progress)
+    return _json(kept)
 
 
-def _load_task(machine: Machine, kept: dict[str, Any], now: float) -> None:
-    task = machine.task_table.tasks[kept["task_id"]]
-    for name in ("session", "host", "pid", "version", "ended", "former"):
-        setattr(task, name, kept[name])
-    machine.task_table.set_state(task, TaskState(kept["state"]))
-    task.error, task.state_since = _load_status(kept["error"]), now
-    task.last_seen = now if kept["seen"] else None
-    for name, value in kept["progress"].items():
-        setattr(task.progress, name, value)
-    machine.task_table.set_agent(task, kept["agent"])
-    task.agent_since = kept["agent_since"]
-    task.session_since = kept["session_since"]
-    machine.task_table.set_owner(task, kept["owner"])
-    if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
-        machine.task_table.lost.add(task.task_id)
+def _load_task(kept: dict[str, Any], now: float) -> Task:
+    return Task(
+        **{name: kept[name] for name in _TASK_FIELDS},
+        state=TaskState(kept["state"]),
+        state_since=now,
+        error=_load_status(kept["error"]),
+        last_seen=now if kept["seen"] else None,
+        progress=TaskProgress(**kept["progress"]),
+    )
 
 
 def _event(event: Event, wall_offset_s: float) -> bytes:
@@ -184,22 +158,17 @@ def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row
     barrier = machine.barriers.open.get(name) or machine.barriers.finished.get(name)
     if barrier is None:
         return [Row(BARRIER, name, None)]
-    rows = (
-        [Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s))]
-        if barrier.done or barrier.renumbered
-        else []
-    )
-    barrier.renumbered = False
+    rows = []
+    if barrier.done or barrier.renumbered:
+        rows.append(Row(BARRIER, name, _barrier(barrier, machine, wall_offset_s)))
     if barrier.unwritten:
-        arrived = [
-            (task_id, barrier.arrived[task_id][0], barrier.arrived[task_id][1] + wall_offset_s)
-            for task_id in barrier.unwritten
-        ]
-        rows.append(
-            Row(ARRIVED, _part(barrier, barrier.parts), _json({"name": name, "arrived": arrived}))
-        )
-        barrier.parts += 1
-        barrier.unwritten = []
+        arrived = []
+        for task_id in barrier.unwritten:
+            life, at = barrier.arrived[task_id]
+            arrived.append((task_id, life, at + wall_offset_s))
+        part = {"name": name, "arrived": arrived}
+        rows.append(Row(ARRIVED, _part(barrier, barrier.parts), _json(part)))
+    barrier.note_written()
     return rows
 
 
@@ -227,22 +196,22 @@ def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) 
         if kept["participants"] is None
         else frozenset(kept["participants"])
     )
-    counters = (kept["first"], kept["counter"])
-    opened = kept["opened"] - wall_offset_s
-    barrier = Barrier(
-        kept["name"], participants, *counters, machine.barriers, opened=opened, renumbered=False
+    deadline = kept["deadline"]
+    return Barrier(
+        kept["name"],
+        participants,
+        kept["first"],
+        kept["counter"],
+        owner=machine.barriers,
+        deadline=math.inf if deadline is None else deadline - wall_offset_s,
+        opened=kept["opened"] - wall_offset_s,
+        began=kept["began"],
+        former=int(kept["former"], 16),
+        told=int(kept["told"], 16),
+        previous=_load_outcome(kept["previous"]),
+        outcome=_load_outcome(kept["outcome"]),
+        renumbered=False,
     )
-    barrier.deadline = math.inf if kept["deadline"] is None else kept["deadline"] - wall_offset_s
-    barrier.began, barrier.former, barrier.told = (
-        kept["began"],
-        int(kept["former"], 16),
-        int(kept["told"], 16),
-    )
-    barrier.previous, barrier.outcome = (
-        _load_outcome(kept["previous"]),
-        _load_outcome(kept["outcome"]),
-    )
-    return barrier
 
 
 def _bits(bits: int) -> str:
@@ -264,10 +233,10 @@ def _load_outcome(kept: list[Any] | None) -> Outcome | None:
         first,
         counter,
         _load_status(status),
-        int(members, 16),
-        int(came, 16),
-        int(absent, 16),
-        ended,
+        members=int(members, 16),
+        came=int(came, 16),
+        absent=int(absent, 16),
+        ended=ended,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Completion, Missing, Status, name_processes
+from .status import Code, Completions, Missing, Status, name_processes
 from .timers import Timers
 
 _INT64 = 2**63
@@ -34,13 +34,17 @@ class KeyWait:
     timeout_status: Status | None = None
     done: bool = False
 
+    def end(self) -> None:
+        """Notes that the call has been answered, or dropped: its timer does nothing any more."""
+        self.done = True
+
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
-        sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-        self.keys.end(
-            self,
-            self.timeout_status or Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False),
-        )
+        status = self.timeout_status
+        if status is None:
+            sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
+            status = Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False)
+        self.keys.fail(self, status)
 
 
 class Keys:
@@ -48,7 +52,7 @@ class Keys:
     written or deleted, to `dirty`.
     """
 
-    def __init__(self, limits: Limits, timers: Timers, completions: list[Completion]) -> None:
+    def __init__(self, limits: Limits, timers: Timers, completions: Completions) -> None:
         self._limits = limits
         self._timers = timers
         self._completions = completions
@@ -64,11 +68,14 @@ class Keys:
         key = normalise(key)
         if not allow_overwrite and key in self.values:
             sentence = f"key {key} already exists. Expected a new key, or allow_overwrite"
-            self._completions.append(
-                Completion(call, None, Status(Code.ALREADY_EXISTS, sentence, from_service=False))
-            )
+            status = Status(Code.ALREADY_EXISTS, sentence, from_service=False)
+            self._completions.fail(call, status)
             return
-        self._completions.append(Completion(call, None, self.put(key, value)))
+        refusal = self.put(key, value)
+        if refusal is None:
+            self._completions.succeed(call)
+        else:
+            self._completions.fail(call, refusal)
 
     def put(self, key: str, value: bytes) -> Status | None:
         """Sets a normalised key and answers all calls that wait for it; returns why it cannot
@@ -85,7 +92,8 @@ class Keys:
         self.values[key] = value
         self.dirty.add(key)
         for wait in list(self._waits.get(key, {}).values()):
-            self.end(wait, None)
+            self._forget(wait)
+            self._completions.succeed(wait.call, (key, value))
         return None
 
     def _too_much(self, key: str, value: bytes) -> Status | None:
@@ -127,21 +135,22 @@ class Keys:
         """
         key = normalise(key)
         if key in self.values:
-            self._completions.append(Completion(call, (key, self.values[key]), None))
+            self._completions.succeed(call, (key, self.values[key]))
             return
-        wait = KeyWait(call, task_id, key, now, depends_on, self, timeout_status)
+        wait = KeyWait(
+            call, task_id, key, now, depends_on=depends_on, keys=self, timeout_status=timeout_status
+        )
         self._waits.setdefault(key, {})[call] = wait
         self._by_call[call] = wait
         self._timers.add(deadline, wait)
 
-    def end(self, wait: KeyWait, status: Status | None) -> None:
-        """Ends a wait with the value, or with an error."""
+    def fail(self, wait: KeyWait, status: Status) -> None:
+        """Ends a wait with an error."""
         self._forget(wait)
-        value = None if status is not None else (wait.key, self.values[wait.key])
-        self._completions.append(Completion(wait.call, value, status))
+        self._completions.fail(wait.call, status)
 
     def _forget(self, wait: KeyWait) -> None:
-        wait.done = True
+        wait.end()
         del self._by_call[wait.call]
         waiting = self._waits[wait.key]
         del waiting[wait.call]
@@ -163,26 +172,26 @@ class Keys:
         """Fails all waits that depend on a lost task."""
         for wait in self.waiting():
             if lost.task_id in wait.depends_on:
-                self._fail(wait, lost)
+                self._fail_for(wait, lost)
 
     def fail_unnamed(self, lost: Missing, tasks: Container[int]) -> None:
         """Fails all waits of `tasks` that do not say on whom they depend."""
         for wait in self.waiting():
             if not wait.depends_on and wait.task_id in tasks:
-                self._fail(wait, lost)
+                self._fail_for(wait, lost)
 
-    def _fail(self, wait: KeyWait, lost: Missing) -> None:
+    def _fail_for(self, wait: KeyWait, lost: Missing) -> None:
         sentence = f"key {wait.key!r} will not be set: {name_processes([lost])} is lost"
-        self.end(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
+        self.fail(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Any, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
-        status = (
-            None if value is not None else Status(Code.NOT_FOUND, f"Config key {key} not found.")
-        )
-        self._completions.append(Completion(call, (key, value), status))
+        if value is None:
+            self._completions.fail(call, Status(Code.NOT_FOUND, f"Config key {key} not found."))
+        else:
+            self._completions.succeed(call, (key, value))
 
     def increment(self, call: Any, key: str, by: int) -> None:
         """Adds to a counter, kept as decimal text, that begins at 0."""
@@ -198,23 +207,20 @@ class Keys:
                 f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal"
                 " number"
             )
-            self._completions.append(
-                Completion(
-                    call, None, Status(Code.FAILED_PRECONDITION, sentence, from_service=False)
-                )
-            )
+            status = Status(Code.FAILED_PRECONDITION, sentence, from_service=False)
+            self._completions.fail(call, status)
             return
         value = str(number).encode()
-        status = self.put(key, value)
-        self._completions.append(Completion(call, (key, value), status))
+        refusal = self.put(key, value)
+        if refusal is None:
+            self._completions.succeed(call, (key, value))
+        else:
+            self._completions.fail(call, refusal)
 
     def list_dir(self, call: Any, key: str) -> None:
         """Answers with all keys below a directory, in order."""
-        self._completions.append(
-            Completion(
-                call, [(name, self.values[name]) for name in self._below(normalise(key))], None
-            )
-        )
+        below = self._below(normalise(key))
+        self._completions.succeed(call, [(name, self.values[name]) for name in below])
 
     def _below(self, key: str) -> list[str]:
         first = bisect.bisect_left(self._order, key + "/")
@@ -232,7 +238,7 @@ class Keys:
         if key in self.values:
             del self._order[bisect.bisect_left(self._order, key)]
             self._drop_value(key)
-        self._completions.append(Completion(call, None, None))
+        self._completions.succeed(call)
 
     def _drop_value(self, key: str) -> None:
         self.total_bytes -= len(key) + len(self.values.pop(key))

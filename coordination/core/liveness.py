@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completions, Status, name_processes
 from .task_table import TaskTable
 from .timers import Timers, Wait
 
@@ -35,8 +35,28 @@ class LivenessWait(Wait):
 class _Gathering:
     """The calls about one set, and how many of its connected members have yet to ask."""
 
+    members: frozenset[int]
     waits: dict[int, LivenessWait] = field(default_factory=dict)
     absent: int = 0
+
+    def count(self, task_table: TaskTable) -> None:
+        """Counts the connected members that have yet to ask."""
+        self.absent = sum(
+            task_table.connected(task_id) for task_id in self.members if task_id not in self.waits
+        )
+
+    def enter(self, wait: LivenessWait, connected: bool) -> LivenessWait | None:
+        """Takes a member's call; returns its former one, whose place this one takes."""
+        former = self.waits.get(wait.task_id)
+        if former is None:
+            self.absent -= connected
+        self.waits[wait.task_id] = wait
+        return former
+
+    def leave(self, task_id: int, connected: bool) -> None:
+        """Forgets a member's call."""
+        del self.waits[task_id]
+        self.absent += connected
 
 
 class LivenessBarrier:
@@ -44,9 +64,7 @@ class LivenessBarrier:
     table.
     """
 
-    def __init__(
-        self, task_table: TaskTable, timers: Timers, completions: list[Completion]
-    ) -> None:
+    def __init__(self, task_table: TaskTable, timers: Timers, completions: Completions) -> None:
         self._task_table = task_table
         self._timers = timers
         self._completions = completions
@@ -68,46 +86,36 @@ class LivenessBarrier:
                 f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks"
                 " request."
             )
-            self._completions.append(
-                Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence, from_service=False))
-            )
+            status = Status(Code.INVALID_ARGUMENT, sentence, from_service=False)
+            self._completions.fail(call, status)
             return
         members = frozenset(task_ids) & self._task_table.everyone
         gathering = self._gatherings.get(members)
         if gathering is None:
-            gathering = self._gatherings[members] = _Gathering()
-            gathering.absent = self._absent(members, gathering)
-        older = gathering.waits.get(task_id)
-        if older is not None:
-            older.done = True
+            gathering = self._gatherings[members] = _Gathering(members)
+            gathering.count(self._task_table)
+        wait = LivenessWait(call, task_id, now, self, members=members)
+        former = gathering.enter(wait, self._task_table.connected(task_id))
+        if former is not None:
+            former.end()
             sentence = f"a newer call of process {task_id} took this one's place"
-            self._completions.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
-        else:
-            gathering.absent -= self._task_table.connected(task_id)
-        gathering.waits[task_id] = LivenessWait(call, task_id, now, self, members=members)
-        self._timers.add(deadline, gathering.waits[task_id])
+            self._completions.fail(former.call, Status(Code.CANCELLED, sentence))
+        self._timers.add(deadline, wait)
         if not gathering.absent:
-            self._answer(members, gathering)
-
-    def _absent(self, members: frozenset[int], gathering: _Gathering) -> int:
-        return sum(
-            self._task_table.connected(task_id)
-            for task_id in members
-            if task_id not in gathering.waits
-        )
+            self._answer(gathering)
 
     def resolve(self) -> None:
         """Answers each set whose connected members have all asked."""
-        for members, gathering in list(self._gatherings.items()):
-            gathering.absent = self._absent(members, gathering)
+        for gathering in list(self._gatherings.values()):
+            gathering.count(self._task_table)
             if not gathering.absent:
-                self._answer(members, gathering)
+                self._answer(gathering)
 
-    def _answer(self, members: frozenset[int], gathering: _Gathering) -> None:
-        del self._gatherings[members]
+    def _answer(self, gathering: _Gathering) -> None:
+        del self._gatherings[gathering.members]
         tasks = [
             self._task_table.tasks[task_id]
-            for task_id in sorted(members)
+            for task_id in sorted(gathering.members)
             if self._task_table.connected(task_id)
         ]
         living = [
@@ -115,27 +123,26 @@ class LivenessBarrier:
             for task in tasks
         ]
         for wait in gathering.waits.values():
-            wait.done = True
-            self._completions.append(Completion(wait.call, living, None))
+            wait.end()
+            self._completions.succeed(wait.call, living)
 
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""
-        members, waits = wait.members, self._gatherings[wait.members].waits
-        missing = self._task_table.missing(
-            [t for t in members if self._task_table.connected(t) and t not in waits], now
-        )
+        members = wait.members
+        waits = self._gatherings[members].waits
+        connected = self._task_table.connected
+        absent = [task_id for task_id in members if connected(task_id) and task_id not in waits]
+        missing = self._task_table.missing(absent, now)
         arrived = f"{len(members) - len(missing)} of {len(members)} asked who is alive"
         sentence = f"{arrived}, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
         self._forget(wait)
-        self._completions.append(
-            Completion(wait.call, None, Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
-        )
+        status = Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)
+        self._completions.fail(wait.call, status)
 
     def _forget(self, wait: LivenessWait) -> None:
-        wait.done = True
+        wait.end()
         gathering = self._gatherings[wait.members]
-        del gathering.waits[wait.task_id]
-        gathering.absent += self._task_table.connected(wait.task_id)
+        gathering.leave(wait.task_id, self._task_table.connected(wait.task_id))
         if not gathering.waits:
             del self._gatherings[wait.members]
 

@@ -21,7 +21,8 @@ here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..limits import Config
@@ -32,7 +33,7 @@ from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
 from .shutdown_barrier import ShutdownBarrier
-from .status import Code, Completion, Status, clip, name_processes
+from .status import Code, Completions, Status, clip, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
@@ -53,13 +54,13 @@ class Machine:
     def __init__(self, config: Config, now: float) -> None:
         self.config = config
         self.started = now
-        self.completions: list[Completion] = []
+        self.completions = Completions()
         self.timers = Timers()
         self.events = EventLog(config.limits.events)
         self.task_table = TaskTable(config.num_tasks, self.events)
-        waits = self.task_table, self.timers, self.completions
+        waits = (self.task_table, self.timers, self.completions)
         self.keys = Keys(config.limits, self.timers, self.completions)
-        self.barriers = Barriers(config.limits, *waits, config.recoverable)
+        self.barriers = Barriers(config.limits, *waits, recoverable=config.recoverable)
         self.watches = TaskWatches(self.task_table, self.completions)
         self.liveness = LivenessBarrier(*waits)
         self.devices = Devices(config.num_tasks, self.completions)
@@ -78,11 +79,18 @@ class Machine:
         self._saved_step: int | None = None
         self._polls: dict[int, Any] = {}  # task: the call that waits for an error
         self._next_scan = now + _SCAN_INTERVAL_S
-        self.fenced: list[
-            int
-            # tasks that were given up: the service ends their Sessions, and takes them from this
-            # list
-        ] = []
+        self.fenced: list[int] = []  # tasks that were given up, whose Sessions are to end
+
+    def load(self, *, gathered: bool, error: Status | None) -> None:
+        """Puts in what a journal holds of the job as a whole."""
+        self.registration.load(gathered)
+        self.error = error
+
+    def take_fenced(self) -> list[int]:
+        """Returns the tasks given up since the last call: the service ends their Sessions."""
+        fenced = self.fenced
+        self.fenced = []
+        return fenced
 
     # --- Who calls
 
@@ -92,6 +100,7 @@ class Machine:
         task_incarnation: int,
         service_incarnation: int,
         now: float,
+        *,
         lost: bool = False,
     ) -> int | Status:
         """Returns the task that an agent's call comes from; an error for a call to another service,
@@ -120,50 +129,61 @@ class Machine:
         if task_incarnation in task.former and not lost:
             return self.task_table.fenced(task)
         if not task.session and task.state is TaskState.CONNECTED:
-            task.last_seen = now
-            task.suspect_since = None
+            task.heard(now)
+            task.trust()
         return known
 
-    def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
-        self.completions.append(Completion(call, value, status))
+    def _fail_call(self, call: Any, code: Code, sentence: str) -> None:
+        self.completions.fail(call, Status(code, sentence))
+
+    def _no_such_task(self, call: Any, task_id: int) -> None:
+        self.completions.fail(call, self.task_table.no_such_task(task_id))
 
     def seen(self, task_id: int, now: float) -> None:
         """Notes a sign of life on a Session."""
-        self.task_table.tasks[task_id].last_seen = now
+        self.task_table.tasks[task_id].heard(now)
+
+    def detach(self, task_id: int) -> None:
+        """Notes that a task's Session has no stream any more."""
+        self.task_table.tasks[task_id].detach()
 
     # --- Lives of tasks
 
     def heartbeat(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
         """Answers an agent's sign of life with the state of its task."""
         task = self.task_table.get(task_id)
-        status: Status | None = None
         if task is None:
-            status = self.task_table.no_such_task(task_id)
-        elif task.state is TaskState.ERROR:
-            status = task.error
+            self._no_such_task(call, task_id)
+        elif task.error is not None:
+            self.completions.fail(call, task.error)
         elif task.agent == 0 or task.state is not TaskState.CONNECTED:
-            status = Status(
-                Code.INVALID_ARGUMENT,
-                f"process {task_id} is not registered; expected a registration before a heartbeat",
+            sentence = (
+                f"process {task_id} is not registered; expected a registration before a heartbeat"
             )
+            self._fail_call(call, Code.INVALID_ARGUMENT, sentence)
         elif task.agent != incarnation:
-            status = Status(
-                Code.ABORTED,
-                f"process {task_id} has been restarted; this heartbeat is from a former life of it",
+            sentence = (
+                f"process {task_id} has been restarted; this heartbeat is from a former life of it"
             )
-        elif not task.session:
-            task.last_seen = now
-        self._complete(call, self.config.incarnation, status)
+            self._fail_call(call, Code.ABORTED, sentence)
+        else:
+            # beside a Session an agent's heartbeat is no sign of life: the task lives by its Session
+            if not task.session:
+                task.heard(now)
+            self.completions.succeed(call, self.config.incarnation)
 
     def heartbeat_session(self, call: Any, task_id: int) -> None:
         """Answers a Session's sign of life with the state of its task."""
-        self._complete(call, self.config.incarnation, self.task_table.tasks[task_id].error)
+        error = self.task_table.tasks[task_id].error
+        if error is None:
+            self.completions.succeed(call, self.config.incarnation)
+        else:
+            self.completions.fail(call, error)
 
     def states(self, call: Any, task_ids: Sequence[int]) -> None:
         """Answers with those of `task_ids` that the job has."""
-        self._complete(
-            call, [task_id for task_id in task_ids if self.task_table.get(task_id) is not None]
-        )
+        there = [task_id for task_id in task_ids if self.task_table.get(task_id) is not None]
+        self.completions.succeed(call, there)
 
     def tick(self, now: float) -> None:
         """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen
@@ -175,24 +195,26 @@ class Machine:
         if now - self._next_scan > STANDSTILL_S:
             self.task_table.forgive(now - self._next_scan, now)
         self._next_scan = now + _SCAN_INTERVAL_S
-        limit_s = self.config.heartbeat_timeout_s
-        grace_s = self.config.reconnect_grace_s
         for task in self.task_table.tasks:
-            if task.state is not TaskState.CONNECTED or task.last_seen is None:
-                continue
-            if now - task.last_seen > limit_s:
-                self._give_up(task, f"its heartbeat timeout is {limit_s:g} s", now)
-            elif (
-                self.registration.gathered
-                and task.suspect_since is not None
-                and now - task.suspect_since > grace_s
-            ):
-                self._give_up(
-                    task,
-                    "its side closed the connection without a goodbye, and it did not come back"
-                    f" within {grace_s:g} s",
-                    now,
-                )
+            if task.state is TaskState.CONNECTED and task.last_seen is not None:
+                self._scan(task, now - task.last_seen, now)
+
+    def _scan(self, task: Task, silent_s: float, now: float) -> None:
+        """Gives a task up that has been silent, or suspect, for too long."""
+        limit_s = self.config.heartbeat_timeout_s
+        if silent_s > limit_s:
+            self._give_up(task, f"its heartbeat timeout is {limit_s:g} s", now)
+            return
+        # While the job gathers a closed connection says little: the heartbeat alone decides.
+        if task.suspect_since is None or not self.registration.gathered:
+            return
+        grace_s = self.config.reconnect_grace_s
+        if now - task.suspect_since > grace_s:
+            why = (
+                "its side closed the connection without a goodbye, and it did not come back"
+                f" within {grace_s:g} s"
+            )
+            self._give_up(task, why, now)
 
     def suspect(self, task_id: int, now: float) -> None:
         """Notes that the side of a task has closed its connection without a goodbye: that is how
@@ -201,7 +223,7 @@ class Machine:
         It is lost after `reconnect_grace_s`, unless it is heard of before; while the job gathers
         its heartbeat alone decides.
         """
-        self.task_table.tasks[task_id].suspect_since = now
+        self.task_table.tasks[task_id].suspect(now)
 
     def _give_up(self, task: Task, why: str, now: float) -> None:
         """Loses a silent task. Before the job has gathered it is merely not there, and may come
@@ -216,7 +238,7 @@ class Machine:
 
     def _end_life(self, task: Task, why: str, now: float) -> None:
         """Loses a task, whose incarnations never come back."""
-        self.task_table.end_life(task)
+        task.end_life()
         self.fenced.append(task.task_id)
         self._fail(task, Status(Code.UNAVAILABLE, why, source_task=task.task_id), now)
 
@@ -232,23 +254,16 @@ class Machine:
             return self.task_table.no_such_task(task_id)
         if task.state is not TaskState.CONNECTED:
             return None
-        task.ended = (
-            f"ended by signal {-exit_code}"
-            if exit_code < 0
-            else f"ended with exit code {exit_code}"
-        )
+        task.note_end(exit_code)
         if not self.registration.gathered:
-            self.task_table.end_life(task)
+            task.end_life()
             self._lose(task, TaskState.DISCONNECTED, now)
             return None
-        self._end_life(
-            task, f"{name_processes(self.task_table.missing([task_id], now))} is lost", now
-        )
+        who = name_processes(self.task_table.missing([task_id], now))
+        self._end_life(task, f"{who} is lost", now)
         (lost,) = self.task_table.missing([task_id], now)
-        self.keys.fail_unnamed(
-            lost,
-            {other.task_id for other in self.task_table.tasks if other.agent and not other.session},
-        )
+        agents = {each.task_id for each in self.task_table.tasks if each.agent and not each.session}
+        self.keys.fail_unnamed(lost, agents)
         return None
 
     def next_due(self) -> float:
@@ -256,19 +271,20 @@ class Machine:
         return min(self._next_scan, self.timers.next_due())
 
     def report_error(
-        self, call: Any, task_id: int, code: int, message: str, now: float, session: bool = True
+        self, call: Any, task_id: int, code: int, message: str, now: float, *, session: bool = True
     ) -> None:
         """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself
         alone, and is let go.
         """
         task = self.task_table.get(task_id)
-        if task is None or task.state is not TaskState.CONNECTED:
-            not_connected = Status(Code.FAILED_PRECONDITION, f"process {task_id} is not connected")
-            self._complete(
-                call, status=not_connected if task else self.task_table.no_such_task(task_id)
-            )
+        if task is None:
+            self._no_such_task(call, task_id)
             return
-        self._complete(call)
+        if task.state is not TaskState.CONNECTED:
+            sentence = f"process {task_id} is not connected"
+            self._fail_call(call, Code.FAILED_PRECONDITION, sentence)
+            return
+        self.completions.succeed(call)
         if task.session and not session:
             self._drop_agent(task)
             return
@@ -291,13 +307,14 @@ class Machine:
             sentence = f"devices cannot be enumerated: {name_processes([lost])} is lost"
             self.devices.fail(Status(Code.INTERNAL, sentence, missing=(lost,)))
         self.shutdown_barrier.resolve(now)
+        self._end_poll(task, error)
+        self._tasks_changed()
+
+    def _end_poll(self, task: Task, error: Status | None = None) -> None:
         poll = self._polls.pop(task.task_id, None)
         if poll is not None:
-            self._complete(
-                poll,
-                status=error or Status(Code.CANCELLED, f"process {task.task_id} has shut down"),
-            )
-        self._tasks_changed()
+            over = Status(Code.CANCELLED, f"process {task.task_id} has shut down")
+            self.completions.fail(poll, error or over)
 
     def _tasks_changed(self) -> None:
         self.liveness.resolve()
@@ -309,39 +326,32 @@ class Machine:
             return
         if self.error is None:
             self.error = error
-            self.task_table.dirty.add(
-                error.source_task or 0
-            )  # the journal writes the job's error beside a task
-        for call in self._polls.values():
-            self._complete(call, status=error)
+            # the journal writes the job's error when it writes a task
+            self.task_table.dirty.add(error.source_task or 0)
+        self.completions.fail_all(self._polls.values(), error)
         self._polls = {}
 
-    def poll_for_error(self, call: Any, task_id: int, now: float) -> None:
+    def poll_for_error(self, call: Any, task_id: int) -> None:
         """Answers with the first error that is everyone's; never with success, which would crash
         jaxlib's client.
         """
         task = self.task_table.get(task_id)
         if task is None:
-            self._complete(call, status=self.task_table.no_such_task(task_id))
-        elif self.error is not None or task.error is not None:
-            self._complete(call, status=task.error or self.error)
+            self._no_such_task(call, task_id)
+            return
+        error = task.error or self.error
+        if error is not None:
+            self.completions.fail(call, error)
         elif task.state is not TaskState.CONNECTED:
             sentence = f"process {task_id} is not registered; expected a registration before a poll"
-            self._complete(call, status=Status(Code.FAILED_PRECONDITION, sentence))
+            self._fail_call(call, Code.FAILED_PRECONDITION, sentence)
         elif self.config.survivable:
-            self._complete(
-                call,
-                status=Status(
-                    Code.CANCELLED,
-                    "errors are reported at the next call: the service may be restarted",
-                ),
-            )
+            sentence = "errors are reported at the next call: the service may be restarted"
+            self._fail_call(call, Code.CANCELLED, sentence)
         else:
             older = self._polls.get(task_id)
             if older is not None:
-                self._complete(
-                    older, status=Status(Code.CANCELLED, "a newer poll took this one's place")
-                )
+                self._fail_call(older, Code.CANCELLED, "a newer poll took this one's place")
             self._polls[task_id] = call
 
     def shut_down(
@@ -353,27 +363,25 @@ class Machine:
         task = self.task_table.get(task_id)
         timeout_s = self.config.shutdown_timeout_s if timeout_s is None else timeout_s
         if task is None:
-            self._complete(call, status=self.task_table.no_such_task(task_id))
+            self._no_such_task(call, task_id)
         elif task.state is not TaskState.CONNECTED:
-            self._complete(
-                call, status=task.error if session else None
-            )  # an error would abort jaxlib's client, which only wants to end
+            # An error would abort jaxlib's client, which only wants to end.
+            if session and task.error is not None:
+                self.completions.fail(call, task.error)
+            else:
+                self.completions.succeed(call)
         elif not session and task.session:  # the agent goes; the process stays, by its Session
-            self._complete(call)
+            self.completions.succeed(call)
             self._drop_agent(task)
         elif self.config.recoverable or timeout_s <= 0:
-            self._complete(call)
+            self.completions.succeed(call)
             self._leave(task, now)
         else:
             self.shutdown_barrier.arrive(call, task_id, now, timeout_s)
 
     def _drop_agent(self, task: Task) -> None:
         self.task_table.set_agent(task, 0)
-        poll = self._polls.pop(task.task_id, None)
-        if poll is not None:
-            self._complete(
-                poll, status=Status(Code.CANCELLED, f"process {task.task_id} has shut down")
-            )
+        self._end_poll(task)
         self.task_table.touch(task)
         self._tasks_changed()
 
@@ -381,16 +389,16 @@ class Machine:
         self._lose(task, TaskState.DISCONNECTED, now)
         self.task_table.set_agent(task, 0)
         self.task_table.set_session(task, 0)
-        task.last_seen = now
+        task.heard(now)
 
     # --- Keys and barriers
 
     def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
         """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
         if twice:
-            self._complete(arrival.call, status=repeated(arrival))
+            self.completions.fail(arrival.call, repeated(arrival))
         elif not self.task_table.connected(arrival.task_id):
-            self._complete(arrival.call, status=self._not_connected(arrival.task_id, now))
+            self.completions.fail(arrival.call, self._not_connected(arrival.task_id, now))
         else:
             self.barriers.arrive(arrival, now)
 
@@ -418,34 +426,31 @@ class Machine:
         *,
         step: int | None = None,
         saved_step: int | None = None,
-        values: dict[str, float] | None = None,
+        values: Mapping[str, float] = MappingProxyType({}),
         trouble: str | None = None,
         root: dict[str, Any] | None = None,
     ) -> None:
         """Notes how far a process has come. What is None keeps its value."""
-        values = values or {}
-        progress = self.task_table.tasks[task_id].progress
+        task = self.task_table.tasks[task_id]
         most = self.config.limits.report_values
-        if len(progress.values | values) > most or any(len(name) > 100 for name in values):
+        count = len(task.progress.values.keys() | values.keys())
+        if count > most or any(len(name) > 100 for name in values):
             sentence = (
-                f"a report of {len(progress.values | values)} values; expected at most {most}, with"
-                " names of at most 100 characters"
+                f"a report of {count} values; expected at most {most}, with names of at most 100"
+                " characters"
             )
-            self._complete(call, status=Status(Code.RESOURCE_EXHAUSTED, sentence))
+            self._fail_call(call, Code.RESOURCE_EXHAUSTED, sentence)
             return
-        progress.root = progress.root if root is None else root
-        progress.step = progress.step if step is None else step
-        if saved_step is not None:
-            progress.saved_step = saved_step
-            self._note_save(saved_step, now)
-        progress.values |= values
-        if step is not None:
-            self.task_table.tasks[task_id].pace.note(step, now)
         if trouble is not None:
-            progress.trouble = clip(trouble, self.config.limits.error_bytes)
-            if trouble:
-                self.events.note("trouble", f"process {task_id}: {progress.trouble}", now, task_id)
-        self._complete(call)
+            trouble = clip(trouble, self.config.limits.error_bytes)
+        task.progress.update(values, step=step, saved_step=saved_step, trouble=trouble, root=root)
+        if saved_step is not None:
+            self._note_save(saved_step, now)
+        if step is not None:
+            task.steps.note(step, now)
+        if trouble:
+            self.events.note("trouble", f"process {task_id}: {trouble}", now, task_id)
+        self.completions.succeed(call)
 
     def _note_save(self, saved_step: int, now: float) -> None:
         """Notes a step that is saved, once for the job."""
@@ -458,8 +463,10 @@ class Machine:
         the time is not counted.
         """
         waits = [wait.task_id for wait in self.keys.waiting() if not wait.key.startswith(OUR_WAITS)]
-        waits += [task_id for barrier in self.barriers.open.values() for task_id in barrier.waiting]
-        waits += [*self.registration.waiting(), *self.shutdown_barrier.waiting()]
+        for barrier in self.barriers.open.values():
+            waits.extend(barrier.waiting)
+        waits.extend(self.registration.waiting())
+        waits.extend(self.shutdown_barrier.waiting())
         return Counter(task_id for task_id in waits if self.task_table.get(task_id) is not None)
 
     # --- Calls that go away
@@ -509,11 +516,9 @@ class Machine:
         """Returns whether processes came before the job had gathered, and none of them is there any
         more.
         """
-        if (
-            self.registration.gathered
-            or self.task_table.connected_count
-            or self.registration.waiting()
-        ):
+        if self.registration.gathered or self.task_table.connected_count:
+            return False
+        if self.registration.waiting():
             return False
         return any(task.last_seen is not None for task in self.task_table.tasks)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..limits import Config
-from .status import Code, Completion, Missing, Status, name_processes
+from .status import Code, Completions, Missing, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -31,7 +31,7 @@ class Registration:
         config: Config,
         task_table: TaskTable,
         timers: Timers,
-        completions: list[Completion],
+        completions: Completions,
         *,
         lose: Callable[[Task, TaskState, float], None],
         propagate: Callable[[Status], None],
@@ -51,8 +51,9 @@ class Registration:
         self._gathering: dict[Any, Wait] = {}
         self._latest: tuple[object, tuple[Missing, ...]] = (None, ())
 
-    def _complete(self, call: Any, value: Any = None, status: Status | None = None) -> None:
-        self._completions.append(Completion(call, value, status))
+    def load(self, gathered: bool) -> None:
+        """Puts in what a journal holds."""
+        self.gathered = gathered
 
     # --- Agents
 
@@ -67,45 +68,44 @@ class Registration:
                 f"Unexpected task registered with task={task_id}: the job has {count}, 0 to"
                 f" {count - 1}"
             )
-            self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
+            self._completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
             return
-        if (
-            self._task_table.by_agent.get(incarnation, task_id) != task_id
-        ):  # by which profile A knows who calls
+        # Profile A's calls name no process: an incarnation that two processes shared would let one
+        # speak for the other.
+        if self._task_table.by_agent.get(incarnation, task_id) != task_id:
             sentence = (
                 f"process {task_id} came with the incarnation of another; expected a random number"
             )
-            self._complete(call, status=Status(Code.INVALID_ARGUMENT, sentence))
+            self._completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
             return
         if incarnation in task.former:
-            self._complete(call, status=self._task_table.fenced(task))
+            self._completions.fail(call, self._task_table.fenced(task))
             return
-        older = self._registering.pop(task_id, None)
-        if older is not None:
-            older.done = True
-            code = Code.ALREADY_EXISTS if older.incarnation != incarnation else Code.CANCELLED
-            self._complete(
-                older.call,
-                status=Status(
-                    code, f"process {task_id} has registered anew; this registration is void"
-                ),
-            )
-        status = self._may_register(task, incarnation)
-        if status is not None:
-            self._complete(call, status=status)
-            self._propagate(status)
+        self._void_older(task_id, incarnation)
+        refusal = self._may_register(task, incarnation)
+        if refusal is not None:
+            self._completions.fail(call, refusal)
+            self._propagate(refusal)
             return
         if not task.session:
-            task.last_seen = now
-        wait = self._registering[task_id] = Wait(call, task_id, now, self, incarnation)
+            task.heard(now)
+        wait = Wait(call, task_id, now, self, incarnation=incarnation)
+        self._registering[task_id] = wait
         self._timers.add(deadline, wait)
         self._gather(now)
 
+    def _void_older(self, task_id: int, incarnation: int) -> None:
+        """Ends the registration whose place a newer one of the same task takes."""
+        older = self._registering.pop(task_id, None)
+        if older is not None:
+            older.end()
+            code = Code.CANCELLED if older.incarnation == incarnation else Code.ALREADY_EXISTS
+            sentence = f"process {task_id} has registered anew; this registration is void"
+            self._completions.fail(older.call, Status(code, sentence))
+
     def _may_register(self, task: Task, incarnation: int) -> Status | None:
-        if self._config.recoverable or task.state in (
-            TaskState.UNINITIALIZED,
-            TaskState.DISCONNECTED,
-        ):
+        may_come = (TaskState.UNINITIALIZED, TaskState.DISCONNECTED)
+        if self._config.recoverable or task.state in may_come:
             return None
         if task.state is TaskState.CONNECTED and task.agent in (0, incarnation):
             return None
@@ -148,11 +148,7 @@ class Registration:
                 return status
             self._begin_life(task, now)
         self._task_table.set_session(task, incarnation)
-        task.host = host
-        task.pid = pid
-        task.last_seen = now
-        task.attached = True
-        task.suspect_since = None
+        task.attach(host, pid, now)
         self._task_table.touch(task)
         self._gather(now)
         return None
@@ -178,7 +174,7 @@ class Registration:
         whose Session opens beside it.
         """
         if task.state is TaskState.CONNECTED and task.session:
-            self._task_table.end_life(task)
+            task.end_life()
             self._lose(task, TaskState.DISCONNECTED, now)
             self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
@@ -201,36 +197,36 @@ class Registration:
         """Connects the agents that register, once all tasks have come."""
         if not self.gathered:
             if self._task_table.connected_count + len(self._registering) < len(self._task_table):
-                return  # which nearly all who come learn without a look at all who wait
+                return  # counts answer nearly all who come, without a look at all who wait
             here = self._task_table.connected_count + sum(
                 not self._task_table.connected(task_id) for task_id in self._registering
             )
             if here < len(self._task_table):
                 return
             self.gathered = True
+            # A process that waited for the others sent no heartbeat: its time begins now.
             for task in self._task_table.tasks:
-                if task.attached:  # it waited for the others: its time to be heard of begins now
-                    task.last_seen = now
+                if task.attached:
+                    task.heard(now)
         for wait in self._registering.values():
-            wait.done = True
-            self._connect_agent(
-                self._task_table.tasks[wait.task_id], wait.incarnation, now
-            )  # which sends no heartbeat before the answer
-            self._complete(wait.call, self._config.incarnation)
+            wait.end()
+            # before the answer: an agent sends its first heartbeat after it
+            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)
+            self._completions.succeed(wait.call, self._config.incarnation)
         for call, wait in self._gathering.items():
-            wait.done = True
-            self._complete(call, self._config.incarnation)
+            wait.end()
+            self._completions.succeed(call, self._config.incarnation)
         self._registering = {}
         self._gathering = {}
         self._connected()
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
         if not task.session or task.state is not TaskState.CONNECTED:
-            task.last_seen = now
+            task.heard(now)
         if task.state is TaskState.CONNECTED and task.agent == incarnation:
             return
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
-            self._task_table.end_life(task)
+            task.end_life()
             self._lose(task, TaskState.DISCONNECTED, now)
         elif task.agent:
             self._replace(task.task_id, task.agent_since)
@@ -250,22 +246,17 @@ class Registration:
             f"{total - len(missing)} of {total} registered, missing {name_processes(missing)};"
             f" waited {now - wait.since:.1f} s"
         )
-        self._complete(wait.call, status=Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing))
+        status = Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)
+        self._completions.fail(wait.call, status)
 
     def _missing(self, now: float) -> tuple[Missing, ...]:
         """Returns those that have not come; a thousand waits that end at one moment share one
         look.
         """
-        seen = now, self._task_table.version, len(self._registering)
+        seen = (now, self._task_table.version, len(self._registering))
         if self._latest[0] != seen:
-            here = self._registering
-            tasks = self._task_table.tasks
-            absent = [
-                task.task_id
-                for task in tasks
-                if task.state is not TaskState.CONNECTED and task.task_id not in here
-            ]
-            self._latest = seen, self._task_table.missing(absent, now)
+            absent = [task_id for task_id in self._task_table.everyone if not self.held(task_id)]
+            self._latest = (seen, self._task_table.missing(absent, now))
         return self._latest[1]
 
     def waiting(self) -> list[int]:
@@ -282,7 +273,7 @@ class Registration:
         return wait is not None
 
     def _end(self, wait: Wait) -> None:
-        wait.done = True
+        wait.end()
         self._gathering.pop(wait.call, None)
         if self._registering.get(wait.task_id) is wait:
             del self._registering[wait.task_id]

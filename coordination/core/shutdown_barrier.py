@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .status import Code, Completion, Status, name_processes
+from .status import Code, Completions, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -19,7 +19,7 @@ class ShutdownBarrier:
         self,
         task_table: TaskTable,
         timers: Timers,
-        completions: list[Completion],
+        completions: Completions,
         *,
         leave: Callable[[Task, float], None],
         propagate: Callable[[Status], None],
@@ -35,9 +35,9 @@ class ShutdownBarrier:
         """Lets a task arrive at the shutdown barrier."""
         older = self._waits.pop(task_id, None)
         if older is not None:
-            older.done = True
+            older.end()
             sentence = f"a newer call of process {task_id} took this one's place"
-            self._completions.append(Completion(older.call, None, Status(Code.CANCELLED, sentence)))
+            self._completions.fail(older.call, Status(Code.CANCELLED, sentence))
         wait = self._waits[task_id] = Wait(call, task_id, now, self)
         self._timers.add(now + timeout_s, wait)
         self.resolve(now)
@@ -46,18 +46,21 @@ class ShutdownBarrier:
         """Lets all go together, once all that have not left alone have arrived; fails where one of
         them is in error.
         """
-        counts, total = self._task_table.counts, len(self._task_table)
-        if not self._waits or (
-            not counts[TaskState.ERROR]
-            and len(self._waits) + counts[TaskState.DISCONNECTED] < total
-        ):
-            return  # which each arrival but the last learns without a look at all tasks
+        if not self._waits:
+            return
+        counts = self._task_table.counts
+        gone = len(self._waits) + counts[TaskState.DISCONNECTED]
+        # Counts answer all arrivals but the last: a look at all tasks for each of a thousand
+        # arrivals is a million looks.
+        if gone < len(self._task_table) and not counts[TaskState.ERROR]:
+            return
         dead = [task.task_id for task in self._task_table.tasks if task.state is TaskState.ERROR]
         if dead:
             self._fail(dead, Code.INTERNAL, now)
         elif not self._absent():
-            for wait in (waits := self._take()):
-                self._completions.append(Completion(wait.call, None, None))
+            waits = self._take()
+            for wait in waits:
+                self._completions.succeed(wait.call)
             for wait in waits:
                 self._leave(self._task_table.tasks[wait.task_id], now)
 
@@ -68,9 +71,10 @@ class ShutdownBarrier:
         return [task.task_id for task in tasks if task.task_id not in self._waits]
 
     def _take(self) -> list[Wait]:
-        waits, self._waits = list(self._waits.values()), {}
+        waits = list(self._waits.values())
+        self._waits = {}
         for wait in waits:
-            wait.done = True
+            wait.end()
         return waits
 
     def time_out(self, wait: Wait, now: float) -> None:
@@ -85,7 +89,7 @@ class ShutdownBarrier:
             f"Shutdown barrier has failed: {arrived}, missing {name_processes(missing)}",
             missing=missing,
         )
-        self._completions += [Completion(wait.call, None, status) for wait in self._take()]
+        self._completions.fail_all([wait.call for wait in self._take()], status)
         self._propagate(status)
 
     def waiting(self) -> dict[int, float]:
@@ -96,7 +100,7 @@ class ShutdownBarrier:
         """Forgets a call whose client has gone away; returns whether it waited here."""
         for task_id, wait in self._waits.items():
             if wait.call is call:
-                wait.done = True
+                wait.end()
                 del self._waits[task_id]
                 return True
         return False

@@ -4,7 +4,7 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -33,16 +33,25 @@ class Code(IntEnum):
 
 
 @dataclass(slots=True)
-class Progress:
-    """What a process last reported of its own work."""
+class TaskProgress:
+    """What a process last reported of its own work.
+
+    `trouble` is what has gone wrong and not been mended since. `root` holds the job's checkpoints:
+    the fields of CheckpointRoot of the session's protocol.
+    """
 
     step: int | None = None
     saved_step: int | None = None
     values: dict[str, float] = field(default_factory=dict)
-    trouble: str = ""  # what has gone wrong and not been mended since
-    root: dict[str, Any] | None = (
-        None  # the job's checkpoints: CheckpointRoot of the session's protocol, by its fields
-    )
+    trouble: str = ""
+    root: dict[str, Any] | None = None
+
+    def update(self, values: Mapping[str, float], **given: Any) -> None:
+        """Takes a report: what it leaves out, or gives as None, keeps its value."""
+        self.values |= values
+        for name, value in given.items():
+            if value is not None:
+                setattr(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +64,19 @@ class Missing:
     host: str
     silent_s: float | None
     lost: bool
-    progress: Progress | None = None  # None where it has reported nothing
+    progress: TaskProgress | None = None  # None where it has reported nothing
     ended: str = ""  # how, where a launcher saw it: "ended by signal 9"
 
     def __str__(self) -> str:
-        silence = (
-            "never seen"
-            if self.silent_s is None
-            else f"silent for {self.silent_s:.{0 if self.silent_s >= 10 else 1}f} s"
-        )
-        silence = self.ended or silence
-        return (
-            f"{self.task_id} (host {self.host}, {silence})"
-            if self.host
-            else f"{self.task_id} ({silence})"
-        )
+        if self.ended:
+            state = self.ended
+        elif self.silent_s is None:
+            state = "never seen"
+        else:
+            decimals = 0 if self.silent_s >= 10 else 1
+            state = f"silent for {self.silent_s:.{decimals}f} s"
+        host = f"host {self.host}, " if self.host else ""
+        return f"{self.task_id} ({host}{state})"
 
 
 def clip(text: str, most_bytes: int) -> str:
@@ -88,7 +95,8 @@ def name_processes(missing: Sequence[Missing]) -> str:
     names = [str(each) for each in missing[:MAX_NAMED]]
     if len(missing) > MAX_NAMED:
         names.append(f"and {len(missing) - MAX_NAMED} more")
-    return ("process " if len(missing) == 1 else "processes ") + ", ".join(names)
+    what = "process" if len(missing) == 1 else "processes"
+    return f"{what} {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +111,9 @@ class Status:
     source_task: int | None = None  # the task that the error is about
     reported: bool = False  # by the task itself
     barrier: tuple[str, int] | None = None  # BarrierError: name and the service's counter
-    mismatch: int | None = (
-        None  # ServiceMismatchError: the incarnation that the caller had named, never ours
-    )
+    # ServiceMismatchError: the incarnation that the caller had named. Never ours: who has not
+    # registered must not learn it from an error.
+    mismatch: int | None = None
     missing: tuple[Missing, ...] = ()
 
 
@@ -115,3 +123,27 @@ class Completion(NamedTuple):
     call: Any
     value: Any
     status: Status | None
+
+
+class Completions(list[Completion]):
+    """The effects of a machine, in order. Its parts share one list; who sends them takes them."""
+
+    __slots__ = ()
+
+    def succeed(self, call: Any, value: Any = None) -> None:
+        """Ends a call with a value."""
+        self.append(Completion(call, value, None))
+
+    def fail(self, call: Any, status: Status) -> None:
+        """Ends a call with an error."""
+        self.append(Completion(call, None, status))
+
+    def fail_all(self, calls: Iterable[Any], status: Status) -> None:
+        """Ends calls with one error."""
+        self.extend([Completion(call, None, status) for call in calls])
+
+    def take(self) -> list[Completion]:
+        """Returns what has come since the last call, for who sends it."""
+        taken = self[:]
+        self.clear()
+        return taken

@@ -7,13 +7,14 @@ from collections import deque
 WINDOW_S = 10.0
 """Over which steps per second are counted."""
 
-_LEAST_SPAN_S = 5.0  # of the reports that a usual pace is taken from
+_LEAST_SPAN_S = 5.0  # of the reports that a usual rate is taken from
 _SPACING_S = 0.25  # between reports that are kept: a loop may report a thousand steps a second
 
 
-class Pace:
-    """The reports of one process's steps. `usual` is the fastest pace of a window so far, in steps
-    per second; 0 until there is one.
+class StepRate:
+    """The steps that one process has reported.
+
+    `usual` is the fastest rate of a window so far, in steps per second; 0 until there is one.
     """
 
     __slots__ = ("_points", "moved_at", "usual")
@@ -32,20 +33,21 @@ class Pace:
             points.clear()
         self.moved_at = now
         if len(points) > 1 and now - points[-2][0] < _SPACING_S:
-            points[-1] = now, step
+            points[-1] = (now, step)
         else:
             points.append((now, step))
         while len(points) > 2 and now - points[1][0] >= WINDOW_S:
             points.popleft()
-        (first_at, first), (last_at, last) = points[0], points[-1]
-        if last_at - first_at >= _LEAST_SPAN_S:
-            self.usual = max(self.usual, (last - first) / (last_at - first_at))
+        first_at, first = points[0]
+        if now - first_at >= _LEAST_SPAN_S:
+            self.usual = max(self.usual, (step - first) / (now - first_at))
 
     def per_second(self, now: float) -> float:
         """Returns the steps per second of the last reports, down to 0 while none comes."""
         if len(self._points) < 2:
             return 0.0
-        (first_at, first), (last_at, last) = self._points[0], self._points[-1]
+        first_at, first = self._points[0]
+        last_at, last = self._points[-1]
         silent_s = now - last_at
         spacing_s = (last_at - first_at) / (len(self._points) - 1)
         end = last_at if silent_s <= spacing_s else now

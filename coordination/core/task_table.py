@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from .events import EventLog
-from .status import Code, Missing, Progress, Status
-from .step_rate import Pace
+from .status import Code, Missing, Status, TaskProgress
+from .step_rate import StepRate
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
 
@@ -56,20 +56,102 @@ class Task:
     agent_since: int = 0  # the table's version when the agent came
     session_since: int = 0
     attached: bool = False  # its Session has a stream now
-    suspect_since: float | None = (
-        None  # its side closed the connection without a goodbye, and it has not been heard of since
-    )
-    former: list[int] = field(
-        default_factory=list
-    )  # incarnations that are over for good, the latest last
-    progress: Progress = field(default_factory=Progress)
-    pace: Pace = field(default_factory=Pace, compare=False)  # not kept in a journal
+    # since when its side has closed the connection without a goodbye, unheard of
+    suspect_since: float | None = None
+    # incarnations that are over for good, the latest last
+    former: list[int] = field(default_factory=list)
+    progress: TaskProgress = field(default_factory=TaskProgress)
+    steps: StepRate = field(default_factory=StepRate, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
         """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an
         agent's.
         """
-        return (self.session or self.agent) if session else (self.agent or self.session)
+        if session:
+            return self.session or self.agent
+        return self.agent or self.session
+
+    def heard(self, now: float) -> None:
+        """Notes a sign of life."""
+        self.last_seen = now
+
+    def suspect(self, now: float) -> None:
+        """Notes that the task's side has closed the connection without a goodbye."""
+        self.suspect_since = now
+
+    def trust(self) -> None:
+        """Takes a suspicion back."""
+        self.suspect_since = None
+
+    def attach(self, host: str, pid: int, now: float) -> None:
+        """Notes that the task's Session has a stream."""
+        self.host = host
+        self.pid = pid
+        self.attached = True
+        self.heard(now)
+        self.trust()
+
+    def detach(self) -> None:
+        """Notes that the task's Session has no stream."""
+        self.attached = False
+
+    def begin_agent(self, incarnation: int, version: int) -> None:
+        """Takes an agent, which came at a version of the table."""
+        self.agent = incarnation
+        self.agent_since = version
+
+    def end_agent(self) -> None:
+        """Lets the agent go."""
+        self.agent = 0
+
+    def begin_session(self, incarnation: int, version: int) -> None:
+        """Takes a Session, which came at a version of the table."""
+        self.session = incarnation
+        self.session_since = version
+
+    def end_session(self) -> None:
+        """Lets the Session go."""
+        self.session = 0
+
+    def own(self, owner: str) -> None:
+        """Gives the task to the holder of a key."""
+        self.owner = owner
+
+    def enter(self, state: TaskState, now: float, error: Status | None) -> None:
+        """Enters a state, with the error that put the task there."""
+        self.state = state
+        self.state_since = now
+        self.error = error
+        if state is TaskState.CONNECTED:
+            self.ended = ""
+            self.trust()
+
+    def change(self, version: int) -> None:
+        """Notes the version of the table at which something changed that watchers see."""
+        self.version = version
+
+    def note_end(self, exit_code: int) -> None:
+        """Notes how the process ended, as its launcher saw it."""
+        if exit_code < 0:
+            self.ended = f"ended by signal {-exit_code}"
+        else:
+            self.ended = f"ended with exit code {exit_code}"
+
+    def end_life(self) -> None:
+        """Notes that the incarnations of the task are over for good."""
+        over = [
+            incarnation
+            for incarnation in (self.session, self.agent)
+            if incarnation and incarnation not in self.former
+        ]
+        self.former = (self.former + over)[-_FORMER_KEPT:]
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Takes back a silence that was the service's own."""
+        if self.last_seen is not None:
+            self.last_seen = min(now, self.last_seen + seconds)
+        if self.suspect_since is not None:
+            self.suspect_since = min(now, self.suspect_since + seconds)
 
 
 class TaskTable:
@@ -83,9 +165,8 @@ class TaskTable:
         self.counts = Counter({TaskState.UNINITIALIZED: num_tasks})
         self.version = 0
         self.latest_life = 0  # the version at which the latest life began
-        self.lost: set[int] = (
-            set()
-        )  # tasks that were CONNECTED and no longer are: no barrier can wait for them
+        # tasks that were CONNECTED and no longer are: no barrier can wait for them
+        self.lost: set[int] = set()
         self.dirty: set[int] = set()  # tasks that the journal has yet to write
         self.owned = Counter({"": num_tasks})  # owner: the number of its tasks
 
@@ -113,27 +194,26 @@ class TaskTable:
         """The number of tasks that are CONNECTED."""
         return self.counts[TaskState.CONNECTED]
 
-    def set_state(self, task: Task, state: TaskState) -> None:
-        """Sets a task's state, and counts it there."""
-        self.counts[task.state] -= 1
-        self.counts[state] += 1
-        task.state = state
+    def _begin_life(self) -> int:
+        self.version += 1
+        self.latest_life = self.version
+        return self.version
 
     def set_agent(self, task: Task, incarnation: int) -> None:
         """Sets a task's agent, 0 for none."""
         self.by_agent.pop(task.agent, None)
-        task.agent = incarnation
         if incarnation:
             self.by_agent[incarnation] = task.task_id
-            self.version += 1
-            task.agent_since = self.latest_life = self.version
+            task.begin_agent(incarnation, self._begin_life())
+        else:
+            task.end_agent()
 
     def set_session(self, task: Task, incarnation: int) -> None:
         """Sets a task's Session, 0 for none."""
-        if incarnation not in (0, task.session):
-            self.version += 1
-            task.session_since = self.latest_life = self.version
-        task.session = incarnation
+        if not incarnation:
+            task.end_session()
+        elif incarnation != task.session:
+            task.begin_session(incarnation, self._begin_life())
 
     def life_of(self, task_id: int, incarnation: int) -> int:
         """Returns the version at which an incarnation of a task came."""
@@ -155,17 +235,15 @@ class TaskTable:
         self.owned[task.owner] -= 1
         if not self.owned[task.owner]:
             del self.owned[task.owner]
-        task.owner = owner
+        task.own(owner)
         self.owned[owner] += 1
 
     def move(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
-        self.set_state(task, state)
-        task.error = error
-        task.state_since = now
+        self.counts[task.state] -= 1
+        self.counts[state] += 1
+        task.enter(state, now, error)
         if state is TaskState.CONNECTED:
-            task.ended = ""
-            task.suspect_since = None
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
@@ -173,7 +251,8 @@ class TaskTable:
         self._note(task, now)
 
     def _note(self, task: Task, now: float) -> None:
-        who = f"process {task.task_id}" + (f" (host {task.host})" if task.host else "")
+        host = f" (host {task.host})" if task.host else ""
+        who = f"process {task.task_id}{host}"
         if task.state is TaskState.CONNECTED:
             self.events.note("joined", f"{who} joined", now, task.task_id)
         elif task.state is TaskState.ERROR and task.error is not None:
@@ -184,17 +263,8 @@ class TaskTable:
     def touch(self, task: Task) -> None:
         """Notes that something about a task has changed that its watchers see."""
         self.version += 1
-        task.version = self.version
+        task.change(self.version)
         self.dirty.add(task.task_id)
-
-    def end_life(self, task: Task) -> None:
-        """Notes that the incarnations of a task are over for good."""
-        over = [
-            incarnation
-            for incarnation in (task.session, task.agent)
-            if incarnation and incarnation not in task.former
-        ]
-        task.former = (task.former + over)[-_FORMER_KEPT:]
 
     def fenced(self, task: Task) -> Status:
         """Returns the error of an incarnation that is over for good."""
@@ -208,10 +278,24 @@ class TaskTable:
     def forgive(self, seconds: float, now: float) -> None:
         """Takes back a silence that was the service's own."""
         for task in self.tasks:
-            if task.last_seen is not None:
-                task.last_seen = min(now, task.last_seen + seconds)
-            if task.suspect_since is not None:
-                task.suspect_since = min(now, task.suspect_since + seconds)
+            task.forgive(seconds, now)
+
+    def load(self, task: Task) -> None:
+        """Puts in a task that a journal holds."""
+        self.counts[self.tasks[task.task_id].state] -= 1
+        self.counts[task.state] += 1
+        self.owned[""] -= 1
+        self.owned[task.owner] += 1
+        self.tasks[task.task_id] = task
+        if task.agent:
+            self.by_agent[task.agent] = task.task_id
+        if task.state in (TaskState.DISCONNECTED, TaskState.ERROR):
+            self.lost.add(task.task_id)
+
+    def load_version(self, version: int) -> None:
+        """Sets the version that a journal holds, once all its tasks are in."""
+        self.version = version
+        self.latest_life = max(max(task.agent_since, task.session_since) for task in self.tasks)
 
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
         """Describes tasks as an error names them, in order of their ids."""
@@ -219,9 +303,14 @@ class TaskTable:
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
-        progress = None if task.progress == Progress() else replace(task.progress)
+        progress = None if task.progress == TaskProgress() else replace(task.progress)
         return Missing(
-            task.task_id, task.host, silent_s, task.task_id in self.lost, progress, task.ended
+            task.task_id,
+            host=task.host,
+            silent_s=silent_s,
+            lost=task.task_id in self.lost,
+            progress=progress,
+            ended=task.ended,
         )
 
     def changed_since(self, version: int) -> list[Task]:

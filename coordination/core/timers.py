@@ -32,6 +32,10 @@ class Wait:
     incarnation: int = 0
     done: bool = False
 
+    def end(self) -> None:
+        """Notes that the call has been answered, or dropped: its timer does nothing any more."""
+        self.done = True
+
     def expire(self, now: float) -> None:
         """Ends the wait: its time is over."""
         self.owner.time_out(self, now)
@@ -51,6 +55,8 @@ class Timers:
             return
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, timer))
+        # Most waits end long before their time, so a heap that has grown is mostly waits that are
+        # over. It is swept when it has doubled: a constant cost for each timer.
         if len(self._heap) > self._sweep_at:
             self._heap = [entry for entry in self._heap if not entry[2].done]
             heapq.heapify(self._heap)

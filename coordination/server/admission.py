@@ -32,7 +32,7 @@ _NO_KEY = (
 _UNKNOWN_KEY = "no process has come with the key of this call; expected a registration first"
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that is not let in, and why."""
 
     def __init__(self, code: Code, message: str) -> None:
@@ -54,14 +54,14 @@ class Admission:
     def admit(
         self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
     ) -> str:
-        """Returns the call's key, "" without one. Raises Refused unless the call holds the token
+        """Returns the call's key, "" without one. Raises CallRefused unless the call holds the token
         and its peer is within bounds.
         """
         key = ""
         if self._keys:
             token, shown = _headers(metadata)
             if self._expected is not None and not hmac.compare_digest(token, self._expected):
-                raise Refused(
+                raise CallRefused(
                     Code.UNAUTHENTICATED,
                     f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}",
                 )
@@ -83,7 +83,7 @@ class Admission:
         name = peer()
         calls = self._calls[name] = self._calls.get(name, 0) + 1
         if calls > self._limits.calls_per_second:
-            raise Refused(
+            raise CallRefused(
                 Code.RESOURCE_EXHAUSTED,
                 f"more than {self._limits.calls_per_second} calls in a second from one peer; slow"
                 " down",

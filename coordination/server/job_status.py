@@ -16,9 +16,8 @@ from ..core.task_table import Task
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
 _MAX_PREFIXES = 50
-_STACKS_PREFIX = (  # where the watchdog of holdfast.multihost leaves its report as JSON
-    "holdfast/stacks/"
-)
+# where the watchdog of holdfast.multihost leaves the stacks that it found, as JSON
+_STACKS_PREFIX = "holdfast/stacks/"
 
 
 def status_of(
@@ -73,9 +72,7 @@ def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[sessio
 
 
 def left_stacks(machine: Machine, task_id: int) -> str:
-    """Returns the report that the watchdog of a process has left in a key, "" where there is
-    none.
-    """
+    """Returns the stacks that the watchdog of a process has left in a key, "" where it has not."""
     try:
         record = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
         return f"Left by its watchdog: {record['why']}\n{record['stacks']}"
@@ -86,7 +83,9 @@ def left_stacks(machine: Machine, task_id: int) -> str:
 def _phase(machine: Machine) -> str:
     if not machine.registration.gathered:
         return "gathering"
-    return "ending" if machine.shutdown_barrier.waiting() or machine.task_table.lost else "running"
+    if machine.shutdown_barrier.waiting() or machine.task_table.lost:
+        return "ending"
+    return "running"
 
 
 def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
@@ -100,9 +99,9 @@ def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
         has_session=has_session,
         has_agent=task.agent != 0,
         progress=session_pb2.ReportRequest(**asdict(task.progress)),
-        step_age_s=-1.0 if task.pace.moved_at is None else now - task.pace.moved_at,
-        steps_per_second=task.pace.per_second(now),
-        usual_steps_per_second=task.pace.usual,
+        step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
+        steps_per_second=task.steps.per_second(now),
+        usual_steps_per_second=task.steps.usual,
     )
 
 

@@ -16,9 +16,9 @@ from holdfast.proto import distributed_runtime_pb2 as d
 from ..core.barriers import Arrival
 from ..core.devices import Node
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Status
+from ..core.status import Code, Status
 from ..names import PROFILE_D
-from .profiles import Caller, Rpc, registered
+from .profiles import Call, Caller, Claim, Rpc, encode_nothing, nobody, registered
 
 _VERSIONS = (1, 2, 3)
 _RENUMBERED = 3  # the version from which on LocalTopologyProto has a boot id
@@ -29,104 +29,108 @@ def _session_of(machine: Machine, version: int) -> int:
     return (machine.config.incarnation & ~_VERSION_BITS) | version
 
 
-def _known(machine: Machine, call: Any, request: Any) -> bool:
+def _known(call: Call) -> bool:
     """Returns whether the call names a session of ours; answers the call if not."""
-    if request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
+    if call.request.session_id in [_session_of(call.machine, version) for version in _VERSIONS]:
         return True
-    status = Status(
-        Code.INVALID_ARGUMENT,
-        "the session is not one of this service; expected one that Connect has returned",
-    )
-    machine.completions.append(Completion(call, None, status))
+    sentence = "the session is not one of this service; expected one that Connect has returned"
+    call.fail(Code.INVALID_ARGUMENT, sentence)
     return False
 
 
-def _key(machine: Machine, call: Any, key: bytes) -> str | None:
+def _name(call: Call, name: bytes) -> str | None:
+    """Returns the name of a key or a barrier, None after an answer where it is no text."""
     try:
-        return key.decode()
+        return name.decode()
     except UnicodeDecodeError:
-        status = Status(Code.INVALID_ARGUMENT, f"a name of UTF-8 was expected; found {key[:40]!r}")
-        machine.completions.append(Completion(call, None, status))
+        sentence = f"a name of UTF-8 was expected; found {name[:40]!r}"
+        call.fail(Code.INVALID_ARGUMENT, sentence)
         return None
 
 
-def _connect(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if request.protocol_version not in _VERSIONS:
-        sentence = (
-            f"protocol version {request.protocol_version} is not spoken here; expected 1, 2 or 3"
-        )
-        machine.completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
+def _deadline(call: Call) -> float:
+    return call.now + int(call.request.timeout_milliseconds) / 1000
+
+
+def _connect(call: Call) -> None:
+    machine, handle, request, caller, now = call
+    version = request.protocol_version
+    if version not in _VERSIONS:
+        sentence = f"protocol version {version} is not spoken here; expected 1, 2 or 3"
+        call.fail(Code.INVALID_ARGUMENT, sentence)
         return
-    deadline = (
-        now + request.timeout_milliseconds / 1000 if request.timeout_milliseconds > 0 else math.inf
+    machine.devices.versions[request.node_id] = version
+    deadline = _deadline(call) if request.timeout_milliseconds > 0 else math.inf
+    machine.registration.register(
+        handle, request.node_id, caller.incarnation, now, deadline=deadline
     )
-    machine.devices.versions[request.node_id] = request.protocol_version
-    machine.registration.register(call, request.node_id, caller.incarnation, now, deadline)
 
 
-def _enumerate(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if not _known(machine, call, request):
+def _enumerate(call: Call) -> None:
+    if not _known(call):
         return
-    topology = request.local_topology
-    if not machine.task_table.connected(topology.node_id):
-        status = Status(
-            Code.INVALID_ARGUMENT,
-            f"node {topology.node_id} has not connected; expected Connect before EnumerateDevices",
-        )
-        machine.completions.append(Completion(call, None, status))
+    topology = call.request.local_topology
+    node_id = topology.node_id
+    if not call.machine.task_table.connected(node_id):
+        sentence = f"node {node_id} has not connected; expected Connect before EnumerateDevices"
+        call.fail(Code.INVALID_ARGUMENT, sentence)
         return
     devices = sorted(topology.devices, key=lambda device: int(device.local_device_ordinal))
-    machine.devices.report(call, topology.node_id, Node(devices, getattr(topology, "boot_id", "")))
+    node = Node(devices, getattr(topology, "boot_id", ""))
+    call.machine.devices.enumerate(call.handle, node_id, node)
 
 
-def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if _known(machine, call, request) and (key := _key(machine, call, request.key)) is not None:
-        timeout_status = Status(
-            Code.NOT_FOUND,
-            f"key {key!r} was not set within {request.timeout_milliseconds} ms",
-            from_service=False,
-        )
-        machine.keys.get(
-            call,
+def _get(call: Call) -> None:
+    request = call.request
+    if _known(call) and (key := _name(call, request.key)) is not None:
+        sentence = f"key {key!r} was not set within {request.timeout_milliseconds} ms"
+        call.machine.keys.get(
+            call.handle,
             -1,
             key,
-            now,
-            now + request.timeout_milliseconds / 1000,
-            timeout_status=timeout_status,
+            call.now,
+            deadline=_deadline(call),
+            timeout_status=Status(Code.NOT_FOUND, sentence, from_service=False),
         )
 
 
-def _set(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if _known(machine, call, request) and (key := _key(machine, call, request.key)) is not None:
-        machine.keys.insert(call, key, request.value, allow_overwrite=True)
+def _set(call: Call) -> None:
+    if _known(call) and (key := _name(call, call.request.key)) is not None:
+        call.machine.keys.insert(call.handle, key, call.request.value, allow_overwrite=True)
 
 
-def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    known = _known(machine, call, request) and registered(machine, call, caller)
-    if known and (name := _key(machine, call, request.barrier_id)) is not None:
-        counter = machine.barriers.counter_for(name, caller.task_id)
-        deadline = now + request.timeout_milliseconds / 1000
-        life = machine.task_table.life_of(caller.task_id, caller.incarnation)
-        machine.barrier(
-            Arrival(call, caller.task_id, life, name, counter, deadline, frozenset()), now
+def _barrier(call: Call) -> None:
+    machine, handle, request, caller, now = call
+    known = _known(call) and registered(call)
+    if known and (name := _name(call, request.barrier_id)) is not None:
+        arrival = Arrival(
+            handle,
+            caller.task_id,
+            machine.task_table.life_of(caller.task_id, caller.incarnation),
+            name,
+            counter=machine.barriers.counter_for(name, caller.task_id),
+            deadline=_deadline(call),
+            participants=frozenset(),
         )
+        machine.barrier(arrival, now)
 
 
-def _heartbeat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if _known(machine, call, request):
-        machine.heartbeat(call, caller.task_id, caller.incarnation, now)
+def _heartbeat(call: Call) -> None:
+    if _known(call):
+        caller = call.caller
+        call.machine.heartbeat(call.handle, caller.task_id, caller.incarnation, call.now)
 
 
-def _shut_down(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if _known(machine, call, request):
-        machine.shut_down(call, caller.task_id, False, now)
+def _shut_down(call: Call) -> None:
+    if _known(call):
+        call.machine.shut_down(call.handle, call.caller.task_id, False, call.now)
 
 
 def _parse_enumerate(body: bytes) -> Any:
     version = d.HeartbeatRequest.FromString(body).session_id & _VERSION_BITS
-    return (
-        d.EnumerateDevicesRequest3 if version >= _RENUMBERED else d.EnumerateDevicesRequest
-    ).FromString(body)
+    if version >= _RENUMBERED:
+        return d.EnumerateDevicesRequest3.FromString(body)
+    return d.EnumerateDevicesRequest.FromString(body)
 
 
 def _encode_connect(machine: Machine, value: int, caller: Caller) -> bytes:
@@ -141,9 +145,10 @@ def _encode_devices(machine: Machine, value: list[tuple[int, Node, int]], caller
         entry = response.global_topology.nodes.add(node_id=node_id)
         if newer:
             entry.boot_id = node.boot_id
-        for place, device in enumerate(node.devices):
-            entry.devices.add().CopyFrom(device)
-            entry.devices[place].global_device_id = first + place
+        for number, device in enumerate(node.devices, start=first):
+            numbered = entry.devices.add()
+            numbered.CopyFrom(device)
+            numbered.global_device_id = number
     return bytes(response.SerializeToString())
 
 
@@ -151,37 +156,31 @@ def _encode_value(machine: Machine, value: tuple[str, bytes], caller: Caller) ->
     return d.KeyValueGetResponse(found=True, value=value[1]).SerializeToString()
 
 
-def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
-    return b""
+def _node(request: Any) -> Claim:
+    return Claim(request.node_id)
 
 
-def _node(request: Any) -> tuple[int | None, int, int | None]:
-    return request.node_id, 0, None
+def _client(request: Any) -> Claim:
+    # client ids of two nodes may be equal, incarnations may not
+    incarnation = (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64
+    return Claim(request.node_id, incarnation or 1)
 
 
-def _client(request: Any) -> tuple[int | None, int, int | None]:
-    return (
-        request.node_id,
-        (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64 or 1,
-        None,
-    )
-
-
-def _topology_node(request: Any) -> tuple[int | None, int, int | None]:
-    return request.local_topology.node_id, 0, None
-
-
-def _nobody(request: Any) -> tuple[int | None, int, int | None]:
-    return -1, 0, None
+def _topology_node(request: Any) -> Claim:
+    return Claim(request.local_topology.node_id)
 
 
 _RPCS = {
-    "Connect": Rpc(d.ConnectRequest.FromString, _client, _connect, _encode_connect, True, True),
-    "EnumerateDevices": Rpc(_parse_enumerate, _topology_node, _enumerate, _encode_devices, True),
-    "KeyValueGet": Rpc(d.KeyValueGetRequest.FromString, _nobody, _get, _encode_value, True),
-    "KeyValueSet": Rpc(d.KeyValueSetRequest.FromString, _nobody, _set, _nothing),
-    "WaitAtBarrier": Rpc(d.WaitAtBarrierRequest.FromString, _node, _barrier, _nothing),
-    "Heartbeat": Rpc(d.HeartbeatRequest.FromString, _node, _heartbeat, _nothing),
-    "Shutdown": Rpc(d.ShutdownRequest.FromString, _node, _shut_down, _nothing),
+    "Connect": Rpc(
+        d.ConnectRequest.FromString, _client, _connect, _encode_connect, waits=True, registers=True
+    ),
+    "EnumerateDevices": Rpc(
+        _parse_enumerate, _topology_node, _enumerate, _encode_devices, waits=True
+    ),
+    "KeyValueGet": Rpc(d.KeyValueGetRequest.FromString, nobody, _get, _encode_value, waits=True),
+    "KeyValueSet": Rpc(d.KeyValueSetRequest.FromString, nobody, _set, encode_nothing),
+    "WaitAtBarrier": Rpc(d.WaitAtBarrierRequest.FromString, _node, _barrier, encode_nothing),
+    "Heartbeat": Rpc(d.HeartbeatRequest.FromString, _node, _heartbeat, encode_nothing),
+    "Shutdown": Rpc(d.ShutdownRequest.FromString, _node, _shut_down, encode_nothing),
 }
 RPCS_D = {PROFILE_D + name: rpc for name, rpc in _RPCS.items()}

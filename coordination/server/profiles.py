@@ -15,7 +15,7 @@ from holdfast.proto import coordination_pb2 as a
 from ..core.barriers import Arrival
 from ..core.liveness import Living
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Status
+from ..core.status import Code, Status
 from ..core.task_table import Task
 from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
 
@@ -30,147 +30,194 @@ class Caller(NamedTuple):
     depends_on: frozenset[int] = frozenset()
 
 
+class Claim(NamedTuple):
+    """Who an agent's request says that it is from; None where it does not say."""
+
+    task_id: int | None
+    incarnation: int = 0
+    service_incarnation: int | None = None
+
+
+class Call(NamedTuple):
+    """One call of an rpc, while the machine takes it. `handle` is what the machine ends."""
+
+    machine: Machine
+    handle: Any
+    request: Any
+    caller: Caller
+    now: float
+
+    def fail(self, code: Code, sentence: str) -> None:
+        """Ends the call with an error."""
+        self.machine.completions.fail(self.handle, Status(code, sentence))
+
+
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One rpc: `parse` its request, `run` it, `encode` its value. `caller` reads who calls, for
-    rpcs that are not on a Session.
+    """One rpc: `parse` its request, `run` it, `encode` its value. `claim` reads who calls, for
+    calls that are not on a Session.
+
+    `waits`: for other tasks, and not at a barrier; the transport reports a client that goes away.
+    `registers`: the task is given to the caller. `lost`: a process that was given up is served,
+    too; by such a call it learns that it is lost, or ends. `kept`: jaxlib's agents never take the
+    call back, so where one goes away unanswered its process has most likely died.
     """
 
     parse: Callable[[bytes], Any]
-    caller: Callable[
-        [Any], tuple[int | None, int, int | None]
-    ]  # task id, its and the service's incarnations; None: not given
-    run: Callable[[Machine, Any, Any, Caller, float], None]
+    claim: Callable[[Any], Claim]
+    run: Callable[[Call], None]
     encode: Callable[[Machine, Any, Caller], bytes]
-    # for other tasks, and not at a barrier: the transport reports a client that goes away
     waits: bool = False
-    registers: bool = False  # the task is given to the caller
-    lost: bool = False  # also served to a process that was given up: by it, it learns so, or ends
-    # jaxlib's agents never take it back: where one goes away unanswered, its process has most
-    # likely died
+    registers: bool = False
+    lost: bool = False
     kept: bool = False
 
 
-_EMPTY = b""
+def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
+    """Encodes the response of an rpc that returns nothing."""
+    return b""
 
 
-def _nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
-    return _EMPTY
+def nobody(request: Any) -> Claim:
+    """Reads the caller of a request that names none."""
+    return Claim(-1)
 
 
 # --- Profile A
 
 
-def _named(request: Any) -> tuple[int | None, int, int | None]:
-    return (
-        request.source_task_id,
-        request.incarnations.task_incarnation,
-        request.incarnations.service_incarnation,
+def _named(request: Any) -> Claim:
+    told = request.incarnations
+    return Claim(request.source_task_id, told.task_incarnation, told.service_incarnation)
+
+
+def _unnamed(request: Any) -> Claim:
+    told = request.incarnations
+    return Claim(None, told.task_incarnation, told.service_incarnation)
+
+
+def _asking(request: Any) -> Claim:
+    told = request.incarnations
+    return Claim(request.requesting_task_id, told.task_incarnation, told.service_incarnation)
+
+
+def _registers(request: Any) -> Claim:
+    return Claim(request.source_task_id, request.incarnation)
+
+
+def _register(call: Call) -> None:
+    caller = call.caller
+    registration = call.machine.registration
+    if caller.session:
+        registration.wait_for_all(call.handle, caller.task_id, call.now, caller.deadline)
+    else:
+        registration.register(call.handle, caller.task_id, caller.incarnation, call.now)
+
+
+def _beat(call: Call) -> None:
+    task_id = call.caller.task_id
+    if call.caller.session:
+        call.machine.heartbeat_session(call.handle, task_id)
+    else:
+        call.machine.heartbeat(call.handle, task_id, call.request.incarnation, call.now)
+
+
+def _poll(call: Call) -> None:
+    call.machine.poll_for_error(call.handle, call.caller.task_id)
+
+
+def _shut_down(call: Call) -> None:
+    caller = call.caller
+    timeout_s = None if caller.deadline == math.inf else caller.deadline - call.now
+    call.machine.shut_down(
+        call.handle, caller.task_id, caller.session, call.now, timeout_s=timeout_s
     )
 
 
-def _unnamed(request: Any) -> tuple[int | None, int, int | None]:
-    return None, request.incarnations.task_incarnation, request.incarnations.service_incarnation
+def _watch(call: Call) -> None:
+    call.machine.watches.watch(call.handle, call.request.version_number)
 
 
-def _asking(request: Any) -> tuple[int | None, int, int | None]:
-    return (
-        request.requesting_task_id,
-        request.incarnations.task_incarnation,
-        request.incarnations.service_incarnation,
-    )
+def _insert(call: Call) -> None:
+    entry = call.request.kv
+    call.machine.keys.insert(call.handle, entry.key, entry.value, call.request.allow_overwrite)
 
 
-def _registers(request: Any) -> tuple[int | None, int, int | None]:
-    return request.source_task_id, request.incarnation, None
-
-
-def _register(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if caller.session:
-        machine.registration.wait_for_all(call, caller.task_id, now, caller.deadline)
-    else:
-        machine.registration.register(call, caller.task_id, caller.incarnation, now)
-
-
-def _beat(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if caller.session:
-        machine.heartbeat_session(call, caller.task_id)
-    else:
-        machine.heartbeat(call, caller.task_id, request.incarnation, now)
-
-
-def _poll(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.poll_for_error(call, caller.task_id, now)
-
-
-def _shut_down(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    timeout_s = None if caller.deadline == math.inf else caller.deadline - now
-    machine.shut_down(call, caller.task_id, caller.session, now, timeout_s)
-
-
-def _watch(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.watches.watch(call, request.version_number)
-
-
-def _insert(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.insert(call, request.kv.key, request.kv.value, request.allow_overwrite)
-
-
-def _get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.get(call, caller.task_id, request.key, now, caller.deadline, caller.depends_on)
-    for lost in machine.task_table.missing(caller.depends_on & machine.task_table.lost, now):
-        machine.keys.fail_dependents(lost)
-
-
-def _try_get(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.try_get(call, request.key)
-
-
-def _increment(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.increment(call, request.key, request.increment)
-
-
-def _list_dir(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.list_dir(call, request.directory_key)
-
-
-def _delete(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.keys.delete(call, request.key)
-
-
-def _barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    _arrive(machine, call, request, caller, now, request.task_ids)
-
-
-def _arrive(
-    machine: Machine, call: Any, request: Any, caller: Caller, now: float, task_ids: Sequence[int]
-) -> None:
-    deadline = now + request.barrier_timeout_in_ms / 1000
-    life = machine.task_table.life_of(caller.task_id, caller.incarnation)
-    arrival = Arrival(
-        call,
+def _get(call: Call) -> None:
+    machine, handle, request, caller, now = call
+    machine.keys.get(
+        handle,
         caller.task_id,
-        life,
+        request.key,
+        now,
+        deadline=caller.deadline,
+        depends_on=caller.depends_on,
+    )
+    lost = caller.depends_on & machine.task_table.lost
+    for missing in machine.task_table.missing(lost, now):
+        machine.keys.fail_dependents(missing)
+
+
+def _try_get(call: Call) -> None:
+    call.machine.keys.try_get(call.handle, call.request.key)
+
+
+def _increment(call: Call) -> None:
+    call.machine.keys.increment(call.handle, call.request.key, call.request.increment)
+
+
+def _list_dir(call: Call) -> None:
+    call.machine.keys.list_dir(call.handle, call.request.directory_key)
+
+
+def _delete(call: Call) -> None:
+    call.machine.keys.delete(call.handle, call.request.key)
+
+
+def _barrier(call: Call) -> None:
+    _arrive(call, call.request.task_ids)
+
+
+def _arrive(call: Call, task_ids: Sequence[int]) -> None:
+    machine, handle, request, caller, now = call
+    arrival = Arrival(
+        handle,
+        caller.task_id,
+        machine.task_table.life_of(caller.task_id, caller.incarnation),
         request.barrier_id,
-        request.counter,
-        deadline,
-        frozenset(task_ids),
+        counter=request.counter,
+        deadline=now + request.barrier_timeout_in_ms / 1000,
+        participants=frozenset(task_ids),
     )
     machine.barrier(arrival, now, twice=len(task_ids) != len(arrival.participants))
 
 
-def _cancel_barrier(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.barriers.cancel(call, caller.task_id, request.barrier_id, request.counter, now)
+def _cancel_barrier(call: Call) -> None:
+    machine, handle, request, caller, now = call
+    machine.barriers.cancel(handle, caller.task_id, request.barrier_id, request.counter, now=now)
 
 
-def _alive(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.liveness.arrive(call, caller.task_id, request.task_ids, now, caller.deadline)
+def _alive(call: Call) -> None:
+    _ask_who_lives(call, call.request.task_ids)
 
 
-def _report_error(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if registered(machine, call, caller):
+def _ask_who_lives(call: Call, task_ids: Sequence[int]) -> None:
+    caller = call.caller
+    call.machine.liveness.arrive(
+        call.handle, caller.task_id, task_ids, call.now, deadline=caller.deadline
+    )
+
+
+def _report_error(call: Call) -> None:
+    machine, handle, request, caller, now = call
+    if registered(call):
         machine.report_error(
-            call, caller.task_id, request.error_code, request.error_message, now, session=False
+            handle,
+            caller.task_id,
+            request.error_code,
+            request.error_message,
+            now=now,
+            session=False,
         )
 
 
@@ -182,7 +229,8 @@ def task_info(task: Task, session: bool) -> a.TaskInfo:
         incarnation=task.incarnation(session),
     )
     if task.error is not None:
-        info.error_code, info.error_message = int(task.error.code), task.error.message
+        info.error_code = int(task.error.code)
+        info.error_message = task.error.message
         info.error_payload.CopyFrom(
             a.CoordinationServiceError(
                 is_reported_error=task.error.reported, source_task_id=task.task_id
@@ -230,90 +278,100 @@ def _encode_alive(machine: Machine, value: list[Living], caller: Caller) -> byte
 
 RPCS_A: dict[str, Rpc] = {
     "RegisterTask": Rpc(
-        a.RegisterTaskRequest.FromString, _registers, _register, _encode_registered, True, True
+        a.RegisterTaskRequest.FromString,
+        _registers,
+        _register,
+        _encode_registered,
+        waits=True,
+        registers=True,
     ),
     "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
     "PollForError": Rpc(
-        a.PollForErrorRequest.FromString, _named, _poll, _nothing, True, lost=True, kept=True
+        a.PollForErrorRequest.FromString,
+        _named,
+        _poll,
+        encode_nothing,
+        waits=True,
+        lost=True,
+        kept=True,
     ),
-    "ShutdownTask": Rpc(a.ShutdownTaskRequest.FromString, _named, _shut_down, _nothing, lost=True),
+    "ShutdownTask": Rpc(
+        a.ShutdownTaskRequest.FromString, _named, _shut_down, encode_nothing, lost=True
+    ),
     "WatchTasks": Rpc(
-        a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, True, kept=True
+        a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, waits=True, kept=True
     ),
-    "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, _nothing),
+    "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, encode_nothing),
     "GetKeyValue": Rpc(
-        a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, True, kept=True
+        a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, waits=True, kept=True
     ),
     "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(
         a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv
     ),
     "GetKeyValueDir": Rpc(a.GetKeyValueDirRequest.FromString, _unnamed, _list_dir, _encode_dir),
-    "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, _nothing),
+    "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, encode_nothing),
     "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier, kept=True),
-    "CancelBarrier": Rpc(a.CancelBarrierRequest.FromString, _named, _cancel_barrier, _nothing),
-    "GetAliveTasks": Rpc(a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, True),
+    "CancelBarrier": Rpc(
+        a.CancelBarrierRequest.FromString, _named, _cancel_barrier, encode_nothing
+    ),
+    "GetAliveTasks": Rpc(
+        a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, waits=True
+    ),
     "ReportErrorToService": Rpc(
-        a.ReportErrorToServiceRequest.FromString, _named, _report_error, _nothing
+        a.ReportErrorToServiceRequest.FromString, _named, _report_error, encode_nothing
     ),
 }
 
 # --- Profile B, where it differs
 
 
-def _source_task(request: Any) -> tuple[int | None, int, int | None]:
-    return request.source_task.task_id, 0, None
+def _source_task(request: Any) -> Claim:
+    return Claim(request.source_task.task_id)
 
 
-def _source_and_incarnation(request: Any) -> tuple[int | None, int, int | None]:
-    return request.source_task.task_id, request.incarnation, None
+def _source_and_incarnation(request: Any) -> Claim:
+    return Claim(request.source_task.task_id, request.incarnation)
 
 
-def _nobody(request: Any) -> tuple[int | None, int, int | None]:
-    return -1, 0, None
+def _asking_task(request: Any) -> Claim:
+    return Claim(request.requesting_task.task_id)
 
 
-def _asking_task(request: Any) -> tuple[int | None, int, int | None]:
-    return request.requesting_task.task_id, 0, None
+def _origin(request: Any) -> Claim:
+    return Claim(request.error_origin.task_id)
 
 
-def _origin(request: Any) -> tuple[int | None, int, int | None]:
-    return request.error_origin.task_id, 0, None
-
-
-def registered(machine: Machine, call: Any, caller: Caller) -> bool:
+def registered(call: Call) -> bool:
     """Returns whether an agent has registered for the caller's task; answers the call if not.
     Profiles B and D prove nothing more.
     """
-    task = machine.task_table.get(caller.task_id)
+    task_id = call.caller.task_id
+    task = call.machine.task_table.get(task_id)
     if task is not None and task.agent:
         return True
-    sentence = f"process {caller.task_id} is not registered; expected a registration first"
-    machine.completions.append(Completion(call, None, Status(Code.INVALID_ARGUMENT, sentence)))
+    sentence = f"process {task_id} is not registered; expected a registration first"
+    call.fail(Code.INVALID_ARGUMENT, sentence)
     return False
 
 
-def _barrier_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if registered(machine, call, caller):
-        _arrive(machine, call, request, caller, now, [task.task_id for task in request.tasks])
+def _barrier_b(call: Call) -> None:
+    if registered(call):
+        _arrive(call, [task.task_id for task in call.request.tasks])
 
 
-def _cancel_barrier_b(
-    machine: Machine, call: Any, request: Any, caller: Caller, now: float
-) -> None:
-    if registered(machine, call, caller):
-        _cancel_barrier(machine, call, request, caller, now)
+def _cancel_barrier_b(call: Call) -> None:
+    if registered(call):
+        _cancel_barrier(call)
 
 
-def _alive_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    if registered(machine, call, caller):
-        machine.liveness.arrive(
-            call, caller.task_id, [task.task_id for task in request.tasks], now, caller.deadline
-        )
+def _alive_b(call: Call) -> None:
+    if registered(call):
+        _ask_who_lives(call, [task.task_id for task in call.request.tasks])
 
 
-def _states_b(machine: Machine, call: Any, request: Any, caller: Caller, now: float) -> None:
-    machine.states(call, [task.task_id for task in request.source_task])
+def _states_b(call: Call) -> None:
+    call.machine.states(call.handle, [task.task_id for task in call.request.source_task])
 
 
 def _task_b(task_id: int) -> b.CoordinatedTask:
@@ -327,7 +385,8 @@ def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
         incarnation=task.incarnation(session=False),
     )
     if task.error is not None:
-        info.error_code, info.error_message = int(task.error.code), task.error.message
+        info.error_code = int(task.error.code)
+        info.error_message = task.error.message
         info.error_payload.CopyFrom(
             b.CoordinationServiceError(
                 is_reported_error=task.error.reported, source_task=_task_b(task.task_id)
@@ -369,33 +428,35 @@ RPCS_B: dict[str, Rpc] = {
         _source_and_incarnation,
         _register,
         _encode_registered_b,
-        True,
-        True,
+        waits=True,
+        registers=True,
     ),
     "Heartbeat": Rpc(
         b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b
     ),
-    "PollForError": Rpc(b.PollForErrorRequest.FromString, _source_task, _poll, _nothing, True),
-    "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, _nothing),
+    "PollForError": Rpc(
+        b.PollForErrorRequest.FromString, _source_task, _poll, encode_nothing, waits=True
+    ),
+    "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, encode_nothing),
     "ReportErrorToService": Rpc(
-        b.ReportErrorToServiceRequest.FromString, _origin, _report_error, _nothing
+        b.ReportErrorToServiceRequest.FromString, _origin, _report_error, encode_nothing
     ),
-    "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, _nobody, _states_b, _encode_states_b),
-    "WatchJobState": Rpc(b.WatchJobStateRequest.FromString, _nobody, _watch, _encode_watch_b, True),
-    "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, _nobody, _insert, _nothing),
-    "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, _nobody, _get, _encode_kv, True),
-    "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, _nobody, _try_get, _encode_kv),
-    "IncrementKeyValue": Rpc(
-        b.IncrementKeyValueRequest.FromString, _nobody, _increment, _encode_kv
+    "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, nobody, _states_b, _encode_states_b),
+    "WatchJobState": Rpc(
+        b.WatchJobStateRequest.FromString, nobody, _watch, _encode_watch_b, waits=True
     ),
-    "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, _nobody, _list_dir, _encode_dir),
-    "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, _nobody, _delete, _nothing),
+    "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, nobody, _insert, encode_nothing),
+    "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, nobody, _get, _encode_kv, waits=True),
+    "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, nobody, _try_get, _encode_kv),
+    "IncrementKeyValue": Rpc(b.IncrementKeyValueRequest.FromString, nobody, _increment, _encode_kv),
+    "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, nobody, _list_dir, _encode_dir),
+    "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, nobody, _delete, encode_nothing),
     "Barrier": Rpc(b.BarrierRequest.FromString, _source_task, _barrier_b, _encode_barrier),
     "CancelBarrier": Rpc(
-        b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, _nothing
+        b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, encode_nothing
     ),
     "GetAliveTasks": Rpc(
-        b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, True
+        b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, waits=True
     ),
 }
 
@@ -411,22 +472,22 @@ MESSAGE_BYTES = 3_000
 
 def payloads(status: Status) -> dict[str, bytes]:
     """Returns the payloads of an error that C++ agents act on."""
-    found: dict[str, bytes] = {}
+    encoded: dict[str, bytes] = {}
     if status.from_service:
         about = a.CoordinationServiceError(
             is_reported_error=status.reported, source_task_id=status.source_task or 0
         )
-        found[SERVICE_ERROR_TYPE] = about.SerializeToString()
+        encoded[SERVICE_ERROR_TYPE] = about.SerializeToString()
     if status.barrier is not None:
         name, counter = status.barrier
-        found[BARRIER_ERROR_TYPE] = a.BarrierError(
+        encoded[BARRIER_ERROR_TYPE] = a.BarrierError(
             barrier_id=name, counter=counter
         ).SerializeToString()
     if status.mismatch is not None:
-        found[MISMATCH_TYPE] = a.ServiceMismatchError(
+        encoded[MISMATCH_TYPE] = a.ServiceMismatchError(
             service_incarnation=status.mismatch
         ).SerializeToString()
-    return found
+    return encoded
 
 
 def status_details(status: Status) -> bytes:
@@ -437,4 +498,6 @@ def status_details(status: Status) -> bytes:
 def message_of(status: Status) -> str:
     """Returns the sentence, cut where jaxlib would cut it."""
     text = status.message
-    return text if len(text) <= MESSAGE_BYTES else text[:MESSAGE_BYTES] + " ..."
+    if len(text) > MESSAGE_BYTES:
+        text = f"{text[:MESSAGE_BYTES]} ..."
+    return text

@@ -35,7 +35,7 @@ from ..names import (
 from .admission import TaskOwners
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Caller, Rpc, message_of, status_details
+from .profiles import RPCS, Call, Caller, Claim, Rpc, message_of, status_details
 from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams, StacksCall
 
 log = logging.getLogger("holdfast.coordination")
@@ -68,14 +68,11 @@ class UnaryCall:
         """
         return self.rpc.kept and not self.writer.timed
 
-    def settle(self, machine: Machine, completion: Completion) -> None:
+    def answer(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine."""
-        if completion.status is not None:
-            self.writer.fail(
-                completion.status.code,
-                message_of(completion.status),
-                status_details(completion.status),
-            )
+        status = completion.status
+        if status is not None:
+            self.writer.fail(status.code, message_of(status), status_details(status))
         else:
             self.writer.succeed(self.rpc.encode(machine, completion.value, self.caller))
 
@@ -114,7 +111,8 @@ class Service:
 
     def publish_status(self) -> None:
         """Begins to publish the status once a second for `published_status`."""
-        self._published, self._publish_at = self.status(), 0.0
+        self._published = self.status()
+        self._publish_at = 0.0
 
     @property
     def config(self) -> Config:
@@ -136,92 +134,78 @@ class Service:
         try:
             request = rpc.parse(body)
         except DecodeError:
-            writer.fail(
-                Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b""
-            )
+            _refuse_request(path, writer)
             return None
         return self._run(rpc, request, writer)
 
     def _run(self, rpc: Rpc, request: Any, writer: ResponseWriter) -> UnaryCall | None:
-        now, machine = self._clock(), self.machine
-        task_id, incarnation, service_incarnation = rpc.caller(request)
-        admitted = self._admit(rpc, writer, task_id, incarnation, service_incarnation, now)
-        if isinstance(admitted, Status):
-            writer.fail(admitted.code, admitted.message, status_details(admitted))
+        now = self._clock()
+        machine = self.machine
+        claim = rpc.claim(request)
+        task_id = self._admit(rpc, writer, claim, now)
+        if isinstance(task_id, Status):
+            writer.fail(task_id.code, task_id.message, status_details(task_id))
             return None
-        task_id = admitted
+        incarnation = claim.incarnation
         if incarnation == 0 and (task := machine.task_table.get(task_id)) is not None:
             incarnation = task.agent  # profiles B and D do not say it
-        call = UnaryCall(writer, rpc, Caller(task_id, incarnation, False))
-        rpc.run(machine, call, request, call.caller, now)
+        caller = Caller(task_id, incarnation, False)
+        call = UnaryCall(writer, rpc, caller)
+        rpc.run(Call(machine, call, request, caller, now))
         return call
 
-    def _admit(
-        self,
-        rpc: Rpc,
-        writer: ResponseWriter,
-        task_id: int | None,
-        incarnation: int,
-        service_incarnation: int | None,
-        now: float,
-    ) -> int | Status:
+    def _admit(self, rpc: Rpc, writer: ResponseWriter, claim: Claim, now: float) -> int | Status:
         """Returns the task that a call comes from, or why it is not let in. The owner comes first:
         a stranger's call is no sign of life.
         """
+        task_id, incarnation, service_incarnation = claim
         if self._owners is not None:
-            named = (
-                self.machine.task_table.by_agent.get(incarnation) if task_id is None else task_id
-            )
-            if named is not None:
-                key = writer.key
-                names = writer.names
-                owners = self._owners
-                status = (
-                    owners.may_join(named, key, names())
-                    if rpc.registers
-                    else owners.may_call(named, key, names)
-                )
-                if status is not None:
-                    return status
+            named = task_id
+            if named is None:
+                named = self.machine.task_table.by_agent.get(incarnation)
+            refusal = None if named is None else self._refusal(rpc, writer, named)
+            if refusal is not None:
+                return refusal
         if service_incarnation is not None:
-            return self.machine.identify(task_id, incarnation, service_incarnation, now, rpc.lost)
+            return self.machine.identify(
+                task_id, incarnation, service_incarnation, now, lost=rpc.lost
+            )
         assert task_id is not None
         return task_id
+
+    def _refusal(self, rpc: Rpc, writer: ResponseWriter, task_id: int) -> Status | None:
+        assert self._owners is not None
+        if rpc.registers:
+            return self._owners.may_join(task_id, writer.key, writer.names())
+        return self._owners.may_call(task_id, writer.key, writer.names)
 
     def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
         """Serves what is of holdfast alone, and no Session."""
         if path not in _SPECIAL:
-            writer.fail(
-                Code.UNIMPLEMENTED,
-                f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}",
-                b"",
+            sentence = (
+                f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}"
             )
+            writer.fail(Code.UNIMPLEMENTED, sentence, b"")
             return
         kind, serve = _SPECIAL[path]
         try:
             request = kind.FromString(body)
         except DecodeError:
-            writer.fail(
-                Code.INVALID_ARGUMENT, f"{path}: the request is not a message of this rpc", b""
-            )
+            _refuse_request(path, writer)
             return
         serve(self, request, writer)
 
     def _ask_stacks(self, request: session_pb2.StacksRequest, writer: ResponseWriter) -> None:
-        self.sessions.ask_stacks(
-            StacksCall(writer, request.task_id), request.task_id, self._clock()
-        )
+        call = StacksCall(writer, request.task_id)
+        self.sessions.ask_stacks(call, request.task_id, self._clock())
 
     def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that a process has ended. Who speaks for the process holds its
         key, as for any call in its name.
         """
-        status = self._owners and self._owners.may_call(
-            request.process_id, writer.key, writer.names
-        )
-        status = status or self.machine.report_exit(
-            request.process_id, request.exit_code, self._clock()
-        )
+        process_id = request.process_id
+        status = self._owners and self._owners.may_call(process_id, writer.key, writer.names)
+        status = status or self.machine.report_exit(process_id, request.exit_code, self._clock())
         if status is None:
             writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
         else:
@@ -230,16 +214,16 @@ class Service:
     def _answer_status(self, request: session_pb2.StatusRequest, writer: ResponseWriter) -> None:
         status = self.status()
         if request.with_events:
-            status.events.extend(
-                events_of(self.machine, request.events_after, time.time() - self._clock())
-            )
+            wall_offset_s = time.time() - self._clock()
+            status.events.extend(events_of(self.machine, request.events_after, wall_offset_s))
         writer.succeed(status.SerializeToString())
 
     def _report_event(
         self, request: session_pb2.ReportEventRequest, writer: ResponseWriter
     ) -> None:
         """Takes a line of a launcher's history."""
-        now, most = self._clock(), self.config.limits.error_bytes
+        now = self._clock()
+        most = self.config.limits.error_bytes
         at = min(now, request.unix_s - (time.time() - now)) if request.unix_s else now
         self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
         writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
@@ -281,13 +265,11 @@ class Service:
         """
         if call.rpc.waits:
             self.machine.drop(call)
+        if not call.suspicious:
+            return
+        # An agent beside a Session says nothing of the task, nor does one of a former life.
         task = self.machine.task_table.get(call.caller.task_id)
-        if (
-            task is not None
-            and not task.session
-            and task.agent == call.caller.incarnation
-            and call.suspicious
-        ):
+        if task is not None and not task.session and task.agent == call.caller.incarnation:
             self.machine.suspect(task.task_id, self._clock())
 
     # --- Sessions
@@ -317,7 +299,8 @@ class Service:
             self.machine.forget_changes()
         self.sessions.tick(now)
         if now >= self._publish_at:
-            self._published, self._publish_at = self.status(), now + 1.0
+            self._published = self.status()
+            self._publish_at = now + 1.0
 
     def flush(self) -> None:
         """Writes the journal, then sends all completions of the machine."""
@@ -325,15 +308,15 @@ class Service:
         if self._journal is not None:
             self._journal.write(machine)
         while machine.completions:
-            completions, machine.completions[:] = machine.completions[:], []
-            for completion in completions:
+            for completion in machine.completions.take():
                 call: UnaryCall | SessionCall | StacksCall = completion.call
-                call.settle(machine, completion)
+                call.answer(machine, completion)
         self.sessions.note_changes(self._clock())
 
     def over(self, linger_s: float, startup_timeout_s: float) -> str | None:
         """Returns why the service should end, None while it should not. A time of 0 is never."""
-        now, machine = self._clock(), self.machine
+        now = self._clock()
+        machine = self.machine
         self._finished = machine.all_shut_down()
         if self._finished:
             return "every process has shut down"
@@ -345,10 +328,8 @@ class Service:
         elif self._deserted_at is None:
             self._deserted_at = now
         elif linger_s and now - self._deserted_at > linger_s:
-            return (
-                "the job never gathered, and nobody of it has been there for"
-                f" {now - self._deserted_at:.0f} s"
-            )
+            alone_s = now - self._deserted_at
+            return f"the job never gathered, and nobody of it has been there for {alone_s:.0f} s"
         never = all(task.last_seen is None for task in machine.task_table.tasks)
         if never and startup_timeout_s and now - machine.started > startup_timeout_s:
             return f"no process came within {startup_timeout_s:.0f} s"
@@ -359,6 +340,11 @@ class Service:
         self.sessions.close_all(Status(Code.CANCELLED, "the coordination service ends"))
         if self._journal is not None:
             self._journal.close(finished=self._finished)
+
+
+def _refuse_request(path: str, writer: ResponseWriter) -> None:
+    sentence = f"{path}: the request is not a message of this rpc"
+    writer.fail(Code.INVALID_ARGUMENT, sentence, b"")
 
 
 _SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] = {

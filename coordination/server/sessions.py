@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -19,7 +19,7 @@ from ..limits import Config
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
 from .job_status import left_stacks
-from .profiles import RPCS_A, Caller, Rpc, message_of, payloads, task_info
+from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -29,16 +29,19 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class SessionStream(Protocol):
-    """The stream of one Session, as a transport implements it; `session` is set here."""
+    """The stream of one Session, as a transport implements it; `bind` sets its `session`.
+
+    `key` is the caller's, in a secured service; `names` are the alternative names in its
+    certificate. `finish` ends the stream after what has been written.
+    """
 
     session: Session | None
-    key: str  # of the caller, in a secured service
+    key: str
 
-    def names(self) -> Sequence[bytes]: ...  # the alternative names in the caller's certificate
+    def bind(self, session: Session | None) -> None: ...
+    def names(self) -> Sequence[bytes]: ...
     def write(self, frame: bytes) -> None: ...
-    def finish(
-        self, code: int, message: str
-    ) -> None: ...  # ends the stream after what has been written
+    def finish(self, code: int, message: str) -> None: ...
     @property
     def backlog_bytes(self) -> int: ...
 
@@ -46,12 +49,14 @@ class SessionStream(Protocol):
 class ResponseWriter(Protocol):
     """Writes the response of one unary call, as a transport implements it. `succeed` or `fail` is
     called, once.
+
+    `key` and `names` are as in SessionStream; `timed`: the caller waits for a limited time.
     """
 
-    key: str  # of the caller, in a secured service
-    timed: bool  # the caller waits for a limited time
+    key: str
+    timed: bool
 
-    def names(self) -> Sequence[bytes]: ...  # the alternative names in the caller's certificate
+    def names(self) -> Sequence[bytes]: ...
     def succeed(self, body: bytes) -> None: ...
     def fail(self, code: int, message: str, details: bytes) -> None: ...
 
@@ -80,6 +85,25 @@ class Session:
         self.frames = 0
         self.calls: dict[int, SessionCall] = {}
 
+    def count_frame(self, now: float) -> int:
+        """Counts a frame; returns how many have come in the present second."""
+        if now - self.second >= 1.0:
+            self.second = now
+            self.frames = 0
+        self.frames += 1
+        return self.frames
+
+    def ask(self, number: int) -> None:
+        """Sends an Ask for stacks."""
+        self.query = number
+        ask = session_pb2.Ask(id=number, what="stacks")
+        self.stream.write(session_pb2.ServerFrame(ask=ask).SerializeToString())
+
+    def write_delta(self, frame: bytes, version: int) -> None:
+        """Sends the changes of tasks up to a version."""
+        self.version = version
+        self.stream.write(frame)
+
 
 class SessionCall:
     """One request of a Session."""
@@ -92,16 +116,15 @@ class SessionCall:
         self.rpc = rpc
         self.caller = caller
 
-    def settle(self, machine: Machine, completion: Completion) -> None:
+    def answer(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine as a frame."""
         self.session.calls.pop(self.number, None)
         limits = machine.config.limits
         stream = self.session.stream
+        # A client that calls and never reads would fill the memory of a host that others need.
         if stream.backlog_bytes > 2 * limits.message_bytes:
-            stream.finish(
-                Code.RESOURCE_EXHAUSTED,
-                f"the client has left {stream.backlog_bytes} bytes of replies unread",
-            )
+            sentence = f"the client has left {stream.backlog_bytes} bytes of replies unread"
+            stream.finish(Code.RESOURCE_EXHAUSTED, sentence)
             return
         out = session_pb2.ServerFrame()
         if completion.status is None:
@@ -116,7 +139,9 @@ class SessionCall:
 
 
 def _fill_failure(message: session_pb2.Reply, number: int, status: Status) -> None:
-    message.id, message.code, message.message = number, int(status.code), message_of(status)
+    message.id = number
+    message.code = int(status.code)
+    message.message = message_of(status)
     for name, payload in payloads(status).items():
         message.payloads[name] = payload
     if status.missing:
@@ -131,10 +156,8 @@ class _MissingEncoder:
 
     def of(self, missing: tuple[Missing, ...]) -> bytes:
         if self._latest[0] is not missing:
-            self._latest = (
-                missing,
-                session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString(),
-            )
+            encoded = session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString()
+            self._latest = (missing, encoded)
         return self._latest[1]
 
 
@@ -145,12 +168,13 @@ def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
     """Returns the fields of a root, within their bounds."""
     limits = config.limits
     steps = []
-    for step in root.steps[-config.limits.root_steps :]:
-        copies = [
+    for step in root.steps[-limits.root_steps :]:
+        fields = {field.name: value for field, value in step.ListFields()}
+        fields["copies"] = [
             {"processes": list(each.processes[: limits.root_copies])}
             for each in step.copies[: config.num_tasks]
         ]
-        steps.append({field.name: value for field, value in step.ListFields()} | {"copies": copies})
+        steps.append(fields)
     return {
         "path": clip(root.path, limits.root_path_bytes),
         "num_steps": root.num_steps,
@@ -159,19 +183,17 @@ def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
 
 
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
-    silent_s = -1.0 if missing.silent_s is None else missing.silent_s
-    progress = (
-        None
-        if missing.progress is None
-        else session_pb2.ReportRequest(**asdict(replace(missing.progress, root=None)))
-    )
-    return session_pb2.MissingTask(
+    message = session_pb2.MissingTask(
         task_id=missing.task_id,
         host=missing.host,
-        silent_s=silent_s,
+        silent_s=-1.0 if missing.silent_s is None else missing.silent_s,
         lost=missing.lost,
-        progress=progress,
     )
+    if missing.progress is not None:
+        # without the root: a thousand of them in one error are more than a message may have
+        fields = asdict(replace(missing.progress, root=None))
+        message.progress.CopyFrom(session_pb2.ReportRequest(**fields))
+    return message
 
 
 class StacksCall:
@@ -185,20 +207,27 @@ class StacksCall:
         self._writer = writer
         self._task_id = task_id
 
-    def settle(self, machine: Machine, completion: Completion) -> None:
+    def answer(self, machine: Machine, completion: Completion) -> None:
         """Answers with all that is known; fails only where nothing is."""
-        live = (
-            session_pb2.StacksResponse.FromString(completion.value).stacks.decode()
-            if completion.status is None
-            else ""
-        )
-        stacks = "\n".join(filter(None, [live, left_stacks(machine, self._task_id)]))
-        if stacks or completion.status is None:
-            self._writer.succeed(
-                session_pb2.StacksResponse(stacks=stacks.encode()).SerializeToString()
-            )
+        known = [left_stacks(machine, self._task_id)]
+        status = completion.status
+        if status is None:
+            live = session_pb2.StacksResponse.FromString(completion.value)
+            known.insert(0, live.stacks.decode())
+        stacks = "\n".join(filter(None, known))
+        if stacks or status is None:
+            response = session_pb2.StacksResponse(stacks=stacks.encode())
+            self._writer.succeed(response.SerializeToString())
         else:
-            self._writer.fail(completion.status.code, message_of(completion.status), b"")
+            self._writer.fail(status.code, message_of(status), b"")
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """An Ask that has been sent to a process: the calls that wait for its answer, and until when."""
+
+    due: float
+    askers: list[SessionCall | StacksCall] = field(default_factory=list)
 
 
 class SessionStreams:
@@ -217,7 +246,7 @@ class SessionStreams:
         self._sent_version = 0
         self._send_at = math.inf
         self._sent_at = -math.inf
-        self._queries: dict[int, tuple[list[SessionCall | StacksCall], float]] = {}
+        self._queries: dict[int, _Query] = {}
         self._query_count = 0
 
     def open_tasks(self) -> set[int]:
@@ -255,19 +284,17 @@ class SessionStreams:
         status = self._check_job(opening) or self._check_owner(stream, opening)
         if status is None:
             status = self._machine.registration.open_session(
-                opening.process_id, opening.incarnation, opening.host, opening.pid, now
+                opening.process_id, opening.incarnation, opening.host, opening.pid, now=now
             )
         if status is not None:
             stream.finish(status.code, status.message)
             return
         older = self._sessions.pop(opening.process_id, None)
         if older is not None:
-            self._end(
-                older.stream,
-                Code.ABORTED,
-                f"process {opening.process_id} has opened another Session",
-            )
-        session = stream.session = Session(stream, opening.process_id, opening.incarnation)
+            sentence = f"process {opening.process_id} has opened another Session"
+            self._end(older.stream, Code.ABORTED, sentence)
+        session = Session(stream, opening.process_id, opening.incarnation)
+        stream.bind(session)
         self._sessions[session.task_id] = session
         config = self._machine.config
         opened = session_pb2.Opened(
@@ -290,11 +317,9 @@ class SessionStreams:
 
     def _check_job(self, opening: session_pb2.Open) -> Status | None:
         config = self._machine.config
-        if (
-            opening.job
-            and config.job
-            and (opening.job, opening.attempt) != (config.job, config.attempt)
-        ):
+        theirs = (opening.job, opening.attempt)
+        both_say = opening.job and config.job
+        if both_say and theirs != (config.job, config.attempt):
             expected = f"job {config.job!r}, attempt {config.attempt}"
             found = f"job {opening.job!r}, attempt {opening.attempt}"
         elif opening.num_processes not in (0, config.num_tasks):
@@ -311,32 +336,25 @@ class SessionStreams:
         rpc = RPCS_A.get(request.method)
         deadline = now + request.timeout_ms / 1000 if request.timeout_ms > 0 else math.inf
         depends_on = frozenset(request.needs) if request.needs else _NOBODY
-        caller = Caller(session.task_id, session.incarnation, True, deadline, depends_on)
+        caller = Caller(session.task_id, session.incarnation, True, deadline, depends_on=depends_on)
         call = SessionCall(session, request.id, rpc, caller)
         if (sentence := self._too_much(session, now)) is not None:
-            call.settle(
-                self._machine, Completion(call, None, Status(Code.RESOURCE_EXHAUSTED, sentence))
-            )
+            status = Status(Code.RESOURCE_EXHAUSTED, sentence)
+            call.answer(self._machine, Completion(call, None, status))
             return
         session.calls[request.id] = call
         try:
             if rpc is not None:
-                rpc.run(self._machine, call, rpc.parse(request.body), caller, now)
+                rpc.run(Call(self._machine, call, rpc.parse(request.body), caller, now))
             else:
                 self._own_method(call, request, now)
         except DecodeError:
-            status = Status(
-                Code.INVALID_ARGUMENT, f"{request.method}: the body is not a message of this method"
-            )
-            self._machine.completions.append(Completion(call, None, status))
+            sentence = f"{request.method}: the body is not a message of this method"
+            self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
 
     def _too_much(self, session: Session, now: float) -> str | None:
         limits = self._machine.config.limits
-        if now - session.second >= 1.0:
-            session.second = now
-            session.frames = 0
-        session.frames += 1
-        if session.frames > limits.calls_per_second:
+        if session.count_frame(now) > limits.calls_per_second:
             return (
                 f"process {session.task_id} makes more than {limits.calls_per_second} calls in a"
                 " second; slow down"
@@ -352,34 +370,28 @@ class SessionStreams:
         task_id = call.caller.task_id
         if request.method == "Report":
             report = session_pb2.ReportRequest.FromString(request.body)
-            given = {
-                name: getattr(report, name)
-                for name in ("step", "saved_step", "trouble")
-                if report.HasField(name)
-            }
-            given |= {"root": _root(report.root, machine.config)} if report.HasField("root") else {}
+            names = ("step", "saved_step", "trouble")
+            given = {name: getattr(report, name) for name in names if report.HasField(name)}
+            if report.HasField("root"):
+                given["root"] = _root(report.root, machine.config)
             machine.report(call, task_id, now, values=dict(report.values), **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)
-            machine.report_error(call, task_id, error.error_code, error.error_message, now)
+            machine.report_error(call, task_id, error.error_code, error.error_message, now=now)
         elif request.method == "GetStatus":
-            machine.completions.append(
-                Completion(call, self._job_status().SerializeToString(), None)
-            )
+            machine.completions.succeed(call, self._job_status().SerializeToString())
         elif request.method == "Stacks":
             self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
         else:
             status = Status(Code.UNIMPLEMENTED, f"there is no method {request.method[:100]!r}")
-            machine.completions.append(Completion(call, None, status))
+            machine.completions.fail(call, status)
 
     def _cancel(self, session: Session, number: int) -> None:
         call = session.calls.get(number)
         if call is not None:
             self._machine.drop(call)
-            call.settle(
-                self._machine,
-                Completion(call, None, Status(Code.CANCELLED, "the caller took the call back")),
-            )
+            status = Status(Code.CANCELLED, "the caller took the call back")
+            call.answer(self._machine, Completion(call, None, status))
 
     def tell_over(self, why: str) -> None:
         """Sends every process the word that its launcher has given the attempt up."""
@@ -393,34 +405,31 @@ class SessionStreams:
         """Sends a process an Ask for the stacks of its threads."""
         asked = self._sessions.get(task_id)
         if asked is None:
-            status = Status(
-                Code.UNAVAILABLE, f"process {task_id} has no Session now, so it cannot be asked"
-            )
-            self._machine.completions.append(Completion(call, None, status))
+            sentence = f"process {task_id} has no Session now, so it cannot be asked"
+            self._machine.completions.fail(call, Status(Code.UNAVAILABLE, sentence))
             return
-        askers, _ = self._queries.get(asked.query, ([], now))
-        if len(askers) >= self._machine.config.limits.waiters_per_task:
-            status = Status(
-                Code.RESOURCE_EXHAUSTED,
-                f"{len(askers)} calls wait for the stacks of process {task_id}; expected fewer",
-            )
-            self._machine.completions.append(Completion(call, None, status))
+        query = self._queries.get(asked.query)
+        if query is None:
+            query = _Query(now + _STACKS_TIMEOUT_S)
+            self._query_count += 1
+            self._queries[self._query_count] = query
+            asked.ask(self._query_count)
+        # An Ask that is under way has one answer, for all who ask meanwhile.
+        waiting = len(query.askers)
+        if waiting < self._machine.config.limits.waiters_per_task:
+            query.askers.append(call)
             return
-        askers.append(call)
-        if len(askers) > 1:  # an Ask is under way: its one answer is for all
-            return
-        self._query_count += 1
-        asked.query = self._query_count
-        self._queries[asked.query] = (askers, now + _STACKS_TIMEOUT_S)
-        ask = session_pb2.Ask(id=asked.query, what="stacks")
-        asked.stream.write(session_pb2.ServerFrame(ask=ask).SerializeToString())
+        sentence = f"{waiting} calls wait for the stacks of process {task_id}; expected fewer"
+        self._machine.completions.fail(call, Status(Code.RESOURCE_EXHAUSTED, sentence))
 
     def _take_answer(self, session: Session, answer: session_pb2.Answer) -> None:
         if answer.id != session.query:
-            return  # not the Ask that it was sent
-        askers, _ = self._queries.pop(answer.id, ([], 0.0))
-        body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
-        self._machine.completions += [Completion(call, body, None) for call in askers]
+            return  # to no Ask that this process was sent
+        query = self._queries.pop(answer.id, None)
+        if query is not None:
+            body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
+            for call in query.askers:
+                self._machine.completions.succeed(call, body)
 
     # --- Deltas
 
@@ -430,12 +439,12 @@ class SessionStreams:
         """
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
-        fenced, self._machine.fenced[:] = self._machine.fenced[:], []
-        for session in filter(None, map(self._sessions.get, fenced)):
-            status = self._machine.task_table.fenced(
-                self._machine.task_table.tasks[session.task_id]
-            )
-            self._end(session.stream, status.code, status.message)
+        for task_id in self._machine.take_fenced():
+            session = self._sessions.get(task_id)
+            if session is not None:
+                task_table = self._machine.task_table
+                status = task_table.fenced(task_table.tasks[task_id])
+                self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
         if self._send_at == math.inf:
@@ -443,24 +452,20 @@ class SessionStreams:
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
-        return (
-            min(self._send_at, min(due for _, due in self._queries.values()))
-            if self._queries
-            else self._send_at
-        )
+        if not self._queries:
+            return self._send_at
+        return min(self._send_at, *(query.due for query in self._queries.values()))
 
     def tick(self, now: float) -> None:
         """Sends every Session what has changed, drops those that do not read, and gives up on
         queries without an answer.
         """
-        for number, (askers, due) in list(self._queries.items()):
-            if due <= now:
+        for number, query in list(self._queries.items()):
+            if query.due <= now:
                 del self._queries[number]
-                status = Status(
-                    Code.DEADLINE_EXCEEDED,
-                    f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s",
-                )
-                self._machine.completions += [Completion(call, None, status) for call in askers]
+                sentence = f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s"
+                status = Status(Code.DEADLINE_EXCEEDED, sentence)
+                self._machine.completions.fail_all(query.askers, status)
         if now < self._send_at:
             return
         self._send_at = math.inf
@@ -471,29 +476,25 @@ class SessionStreams:
             self._send_delta(session, frames)
 
     def _send_delta(self, session: Session, frames: dict[int, bytes]) -> None:
+        unread_bytes = session.stream.backlog_bytes
+        most = self._machine.config.limits.backlog_bytes
+        if unread_bytes > most:
+            sentence = f"the client has left {unread_bytes} bytes unread; expected {most} at most"
+            self._end(session.stream, Code.RESOURCE_EXHAUSTED, sentence)
+            return
+        version = self._machine.task_table.version
+        if session.version == version:
+            return
+        # Thousands of Sessions know the same version: what has changed since is encoded once.
+        if session.version not in frames:
+            frames[session.version] = self._delta_since(session.version)
+        session.write_delta(frames[session.version], version)
+
+    def _delta_since(self, version: int) -> bytes:
         task_table = self._machine.task_table
-        if session.stream.backlog_bytes > self._machine.config.limits.backlog_bytes:
-            most = self._machine.config.limits.backlog_bytes
-            self._end(
-                session.stream,
-                Code.RESOURCE_EXHAUSTED,
-                f"the client has left {session.stream.backlog_bytes} bytes unread; expected {most}"
-                " at most",
-            )
-            return
-        if session.version == task_table.version:
-            return
-        frame = frames.get(session.version)
-        if frame is None:
-            tasks = [_task_message(task) for task in task_table.changed_since(session.version)]
-            delta = session_pb2.Delta(
-                version=task_table.version, full=session.version < 0, tasks=tasks
-            )
-            frame = frames[session.version] = session_pb2.ServerFrame(
-                delta=delta
-            ).SerializeToString()
-        session.version = task_table.version
-        session.stream.write(frame)
+        tasks = [_task_message(task) for task in task_table.changed_since(version)]
+        delta = session_pb2.Delta(version=task_table.version, full=version < 0, tasks=tasks)
+        return session_pb2.ServerFrame(delta=delta).SerializeToString()
 
     # --- Ends
 
@@ -508,22 +509,22 @@ class SessionStreams:
 
     def closed(self, stream: SessionStream) -> None:
         """Forgets a stream that has ended, with the calls that wait on it."""
-        session, stream.session = stream.session, None
+        session = stream.session
         if session is None:
             return
-        for call in list(session.calls.values()):
+        stream.bind(None)
+        own = session.calls.values()
+        for call in list(own):
             self._machine.drop(call)
-        askers, _ = self._queries.pop(session.query, ([], 0.0))
-        gone = Status(
-            Code.UNAVAILABLE,
-            f"process {session.task_id} has ended its Session, so it cannot answer",
-        )
-        self._machine.completions += [
-            Completion(call, None, gone) for call in askers if call not in session.calls.values()
-        ]
+        query = self._queries.pop(session.query, None)
+        if query is not None:
+            sentence = f"process {session.task_id} has ended its Session, so it cannot answer"
+            others = [call for call in query.askers if call not in own]
+            self._machine.completions.fail_all(others, Status(Code.UNAVAILABLE, sentence))
+        # A Session that opened meanwhile has taken the place of this one: its task stays attached.
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]
-            self._machine.task_table.tasks[session.task_id].attached = False
+            self._machine.detach(session.task_id)
 
     def _end(self, stream: SessionStream, code: Code, message: str) -> None:
         self.closed(stream)

@@ -13,7 +13,7 @@ import grpc
 from ..core.machine import STANDSTILL_S
 from ..core.status import Code
 from ..names import SESSION, STATUS_DETAILS
-from .admission import Refused
+from .admission import CallRefused
 from .service import Service
 from .sessions import Session
 from .transports import ALTERNATIVE_NAMES, Listening, channel_options
@@ -31,10 +31,11 @@ class _UnaryWriter:
     """A ResponseWriter: its outcome is set by the service, and awaited by gRPC's handler."""
 
     def __init__(self, context: Any, key: str) -> None:
-        self._context, self.key, self.timed = context, key, context.time_remaining() is not None
-        self.outcome: asyncio.Future[tuple[int, str, bytes]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._context = context
+        self.key = key
+        self.timed = context.time_remaining() is not None
+        loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[tuple[int, str, bytes]] = loop.create_future()
 
     def names(self) -> Sequence[bytes]:
         return _names(self._context)
@@ -58,12 +59,18 @@ class _QueuedStream:
         self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self.backlog_bytes = 0
 
+    def bind(self, session: Session | None) -> None:
+        self.session = session
+
     def names(self) -> Sequence[bytes]:
         return _names(self._context)
 
     def write(self, frame: bytes) -> None:
         self.backlog_bytes += len(frame)
         self.queue.put_nowait(frame)
+
+    def note_written(self, frame: bytes) -> None:
+        self.backlog_bytes -= len(frame)
 
     def finish(self, code: int, message: str) -> None:
         self.queue.put_nowait((code, message))
@@ -117,7 +124,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
             return self._admission.admit(
                 context.peer, context.invocation_metadata(), self._listening.clock()
             )
-        except Refused as refused:
+        except CallRefused as refused:
             await context.abort(_STATUS[refused.code], str(refused))
             raise AssertionError("abort raises") from refused
 
@@ -143,7 +150,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
                 item = await stream.queue.get()
                 if not isinstance(item, tuple):
                     await context.write(item)
-                    stream.backlog_bytes -= len(item)
+                    stream.note_written(item)
                 elif item[0] == Code.OK:  # which gRPC does not abort with
                     return
                 else:

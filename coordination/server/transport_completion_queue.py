@@ -21,7 +21,7 @@ from grpc._cython import cygrpc
 from ..core.machine import STANDSTILL_S
 from ..core.status import Code
 from ..names import SESSION, STATUS_DETAILS
-from .admission import Refused
+from .admission import CallRefused
 from .service import Service, UnaryCall
 from .sessions import Session
 from .transports import ALTERNATIVE_NAMES, Listening, channel_options
@@ -135,6 +135,9 @@ class _QueuedStream:
         call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
         self._read()
 
+    def bind(self, session: Session | None) -> None:
+        self.session = session
+
     def names(self) -> Sequence[bytes]:
         """Returns the alternative names in the caller's certificate."""
         return _names(self._call)
@@ -182,10 +185,9 @@ class _QueuedStream:
         if self._ended:
             return
         if self._writing and code == Code.RESOURCE_EXHAUSTED:
+            # A client that does not read never comes to the end of what waits for it.
             self._ended = True
-            self._call.cancel(
-                int(code), message
-            )  # a client that does not read does not get to its end
+            self._call.cancel(int(code), message)
         elif self._writing:
             self._queue.append((int(code), message))
         else:
@@ -211,14 +213,15 @@ class CompletionQueueTransport:
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""
-        server, address = self._server, self._listening.address.encode()
-        port = self._listening.bind(
-            lambda tls: (
-                server.add_http2_port(address, tls._credentials)
-                if tls
-                else server.add_http2_port(address)
-            )
-        )
+        server = self._server
+        address = self._listening.address.encode()
+
+        def add_port(tls: Any) -> int:
+            if tls is None:
+                return int(server.add_http2_port(address))
+            return int(server.add_http2_port(address, tls._credentials))
+
+        port = self._listening.bind(add_port)
         server.start()
         for _ in range(_ACCEPTED_AHEAD):
             self._accept_next()
@@ -237,10 +240,9 @@ class CompletionQueueTransport:
             key = self._admission.admit(
                 call.peer, event.invocation_metadata, self._listening.clock()
             )
-        except Refused as refused:
-            status = cygrpc.SendStatusFromServerOperation(
-                None, int(refused.code), str(refused).encode(), 0
-            )
+        except CallRefused as refused:
+            why = str(refused).encode()
+            status = cygrpc.SendStatusFromServerOperation(None, int(refused.code), why, 0)
             call.start_server_batch((_SEND_INITIAL, status), _ignore)
             return
         if path == SESSION:
@@ -262,9 +264,8 @@ class CompletionQueueTransport:
                     break
                 next_stop_poll = now + _STOP_POLL_S
             due = service.next_due()
-            event = poll(
-                time.time() + min(due, next_stop_poll) - now
-            )  # what has arrived is read before time passes
+            # What has arrived is read before time passes: a heartbeat may be in it.
+            event = poll(time.time() + min(due, next_stop_poll) - now)
             remaining = batch
             while event.completion_type != _TIMED_OUT:
                 self._handle(event)
@@ -274,11 +275,9 @@ class CompletionQueueTransport:
                 event = poll(0)
             self._flush()
             if (late_s := clock() - due) >= 0:
-                if (
-                    late_s > STANDSTILL_S
-                    # this process may have been stopped within poll, which then says that its time
-                    # is over
-                ):
+                # A process that was stopped within poll finds its time over, and the heartbeats
+                # of the whole standstill unread.
+                if late_s > STANDSTILL_S:
                     self._catch_up()
                 service.tick()
                 self._flush()
@@ -308,9 +307,9 @@ class CompletionQueueTransport:
     def _flush(self) -> None:
         self.service.flush()
         if self.unanswered:
-            unanswered, self.unanswered = self.unanswered, []
-            for unary in unanswered:
+            for unary in self.unanswered:
                 unary.watch()
+            self.unanswered.clear()
 
     def _stop(self) -> None:
         """Ends the waiting calls, lets the last responses go out, and closes the port."""
@@ -321,6 +320,6 @@ class CompletionQueueTransport:
         deadline = time.time() + 1.0
         while not stopped and time.time() < deadline:
             event = self._queue.poll(time.time() + 0.05)
-            if event.completion_type != _TIMED_OUT:
-                event.tag(event) if event.tag == stopped.append else None
+            if event.completion_type != _TIMED_OUT and event.tag == stopped.append:
+                event.tag(event)
         self._server.cancel_all_calls()

@@ -45,13 +45,12 @@ def unique_barrier_key(key: str, *, prefix: str | None = None, suffix: str | Non
 
 
 def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierSyncFn:
-    """Returns the barrier of all processes (None), or of those given by their numbers; one that
-    does nothing where it may be skipped.
+    """Returns the barrier of all processes (None), or of those given by their numbers.
 
-    The function is safe from several threads: different keys never wait for each other, one key may
-    be used again. It raises BarrierTimeout naming who is missing, ProcessLost, CoordinatorLost.
-    Raises ValueError when this process is not among `processes`, or the job does not have one of
-    them.
+    It does nothing where there is nobody to wait for. The function is safe from several threads:
+    different keys never wait for each other, one key may be used again. It raises BarrierTimeout
+    naming who is missing, ProcessLost, CoordinatorLost. Raises ValueError when this process is not
+    among `processes`, or the job does not have one of them.
     """
     if should_skip_process_sync(processes):
         return lambda *, key, timeout_ms: None

@@ -52,17 +52,14 @@ def tls_files() -> tuple[str, str, str] | None:
     None where it has none, or a relay has them.
     """
     spec = current_spec()
-    if spec is not None:
-        cert, key, ca = spec.tls_cert, spec.tls_key, spec.tls_ca
-    else:
-        cert, key, ca = (_jax_file(name) for name in ("cert", "key", "ca"))
+    files: list[str | None] = [
+        getattr(jax.config, f"jax_mtls_{name}_file", None)  # since jax 0.12
+        if spec is None
+        else getattr(spec, f"tls_{name}")
+        for name in ("cert", "key", "ca")
+    ]
+    cert, key, ca = files
     return (cert, key, ca) if cert and key and ca else None
-
-
-def _jax_file(name: str) -> str | None:
-    """Returns a file that jax was told (since jax 0.12)."""
-    file: str | None = getattr(jax.config, f"jax_mtls_{name}_file", None)
-    return file
 
 
 def current_client() -> Client:

@@ -235,7 +235,7 @@ def test_a_leaked_manager_warns(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         manager = CheckpointManager(tmp_path)
-        manager._worker.wait(60)
+        manager._state.worker.wait(60)
         del manager
         gc.collect()
     assert any(
@@ -306,11 +306,11 @@ def test_many_saves_in_a_row_leave_no_trace(tmp_path: Path, saves: int) -> None:
             manager.save(step, state)
             if step % (saves // 4) == saves // 4 - 1:
                 manager.wait_until_finished()
-                manager._worker.wait(60)
+                manager._state.worker.wait(60)
                 loads.append(_load(loads[0][0] if loads else 1 << 20))
         assert (
             manager.all_steps() == [saves - 3, saves - 2, saves - 1]
-            and manager._index.steps() == manager.all_steps()
+            and manager._state.index.steps() == manager.all_steps()
         )
         threads, handles, resident = zip(*loads, strict=True)
         assert max(threads) <= threads[0] and max(handles) <= handles[0], loads

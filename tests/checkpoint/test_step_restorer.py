@@ -5,6 +5,7 @@ whole. (Local ones: test_tier.py.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
-from holdfast.checkpoint.storage.base import Entry
+from holdfast.checkpoint.step_restorer import StepRestorer
+from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -63,12 +65,19 @@ def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
             manager.restore(like={"w": np.zeros((2, 4))}, fallback=True)
         with pytest.raises(StepNotFound, match=r"no item .weights."):
             manager.restore(like=tree(0), item="weights", fallback=True)
-        listed = manager._restorer._agreed_steps
+        listed = manager._parts.restorer._agreed_steps
         once = iter([[1, 2, 3]])  # 3 is deleted, and 4 saved, between the listing and the reading
-        manager._restorer._agreed_steps = lambda: next(once, None) or listed()  # type: ignore[method-assign]
+        manager._parts.restorer._agreed_steps = lambda: next(once, None) or listed()  # type: ignore[method-assign]
         manager.save(4, tree(4))
         manager.wait_until_finished()
         assert equal(manager.restore(like=tree(0), fallback=True), 4)
+
+
+def read_through(manager: CheckpointManager, storage: Storage) -> None:
+    """Lets the manager restore from its root by another way to the store."""
+    catalog = manager._catalog
+    catalog = replace(catalog, root=replace(catalog.root, storage=storage))
+    manager._parts = replace(manager._parts, restorer=StepRestorer(catalog))
 
 
 @pytest.mark.parametrize("found", ["folders", "record", "packs"])
@@ -80,7 +89,7 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
         writer.save(1, tree(1))
         writer.wait_until_finished()
         with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-            inner = reader._storage
+            inner = reader._root.storage
             replaced = []
 
             class Replacing(LocalStorage):
@@ -94,7 +103,7 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
                         replaced.append(1)
                         writer.save(len(replaced) + 1, tree(len(replaced) + 1))
                         writer.wait_until_finished()
-                        writer._worker.wait(30)
+                        writer._state.worker.wait(30)
                     return result
 
                 def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
@@ -109,7 +118,7 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
                     result = inner.read(name, offset, buffers)
                     return self._replace(name, result) if found == "packs" else result  # type: ignore[return-value]
 
-            reader._restorer._storage = Replacing(tmp_path)
+            read_through(reader, Replacing(tmp_path))
             assert equal(reader.restore(like=tree(0), fallback=True), 21) and len(replaced) == 20
 
 
@@ -119,7 +128,7 @@ def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> Non
         writer.save(1, tree(1))
         writer.wait_until_finished()
         with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
-            inner = reader._storage
+            inner = reader._root.storage
 
             class Deleting(LocalStorage):
                 def fetch(self, name: str, limit_bytes: int) -> bytes:
@@ -127,10 +136,10 @@ def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> Non
                     if name == f"{step}/checkpoint.json":
                         writer.save(step + 1, tree(step + 1))
                         writer.wait_until_finished()
-                        writer._worker.wait(30)
+                        writer._state.worker.wait(30)
                     return data
 
-            reader._restorer._storage = Deleting(tmp_path)
+            read_through(reader, Deleting(tmp_path))
             with pytest.raises(
                 StepGone, match="the step was deleted while it was being read"
             ) as caught:
@@ -156,10 +165,10 @@ def test_a_step_that_is_overwritten_under_a_reader(tmp_path: Path) -> None:
                             1, items={"state": tree(2), "config": Json({"n": 2})}, overwrite=True
                         )
                         writer.wait_until_finished()
-                        writer._worker.wait(30)
+                        writer._state.worker.wait(30)
                     return data
 
-            reader._restorer._storage = Overwriting(tmp_path)
+            read_through(reader, Overwriting(tmp_path))
             for item in ("state", "config"):
                 for fallback in (False, True):
                     writer.save(

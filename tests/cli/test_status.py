@@ -88,7 +88,7 @@ def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
             for part in parts
         ]
         with job(tmp_path / "root", hosts) as later:
-            address = later.managers[0]._group._group_client.client.address  # type: ignore[attr-defined]
+            address = later.managers[0]._root.group._group_client.client.address  # type: ignore[attr-defined]
             steps: list[dict[str, Any]] = []
             while not steps:  # a report goes out at once, and is not waited for
                 output = subprocess.run(

@@ -1,14 +1,12 @@
-"""What the tests of checkpoints in several processes share: the start of their scripts, and how
-they are run.
-"""
+"""How tests of checkpoints run several processes."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from holdfast.coordination import CoordinationClient, CoordinationService, Timeouts
@@ -16,55 +14,6 @@ from holdfast.multihost import ClusterGroup
 from tests.support.cluster import Processes
 
 T = TypeVar("T")
-
-_JOIN = (
-    'jax.distributed.initialize(f"127.0.0.1:{port}", count, index,'
-    ' coordinator_bind_address=f"127.0.0.1:{port}")'
-)
-START = (
-    f"""
-import json, os, signal, sys, time
-import jax, jax.numpy as jnp, numpy as np
-index, count, port, root = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-{_JOIN}
-"""
-    + """
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from holdfast.checkpoint import *
-from holdfast.coordination import *
-mesh = Mesh(np.array(jax.devices()), ("x",))
-
-def state(step, size=1 << 10):
-    # [devices, size] f32 sharded over devices, one replicated array, and a count on this process's own device.
-    whole = np.arange(len(jax.devices()) * size, dtype=np.float32).reshape(len(jax.devices()), size) + step
-    put = lambda value, spec: jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda i: value[i])
-    return {"w": put(whole, P("x")), "r": put(whole[0], P()), "n": jnp.int32(step), "name": "net"}
-
-def same(got, step, size=1 << 10):
-    want = state(step, size)
-    for key in ("w", "r"):
-        assert got[key].sharding == want[key].sharding
-        for a, b in zip(got[key].addressable_shards, want[key].addressable_shards):
-            assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (key, step)
-    assert int(got["n"]) == step and got["name"] == "net"
-    return True
-
-def goes(call, kind):
-    try:
-        call()
-    except kind as error:
-        print("caught", type(error).__name__, error, flush=True)
-        return error
-    raise SystemExit(f"no {kind.__name__}")
-"""
-)
-
-
-# So do processes whose environment says who they are and where their coordinator is.
-START_LAUNCHED = START.replace(
-    _JOIN, "import holdfast.multihost as multihost; multihost.initialize(timeout_s=60)"
-)
 
 
 def free_port() -> int:
@@ -75,18 +24,17 @@ def free_port() -> int:
 
 
 def together(
-    script: str, count: int, root: object, *arguments: object, **options: object
+    script: Path, count: int, root: object, *arguments: object, **options: object
 ) -> Processes:
-    """Starts `count` processes of one jax.distributed job that run START and then `script`; `root`
-    and `arguments` are its arguments.
+    """Starts `count` processes of a program that imports `joined`; `root` and `arguments` are its
+    arguments.
     """
-    return Processes(
-        START + textwrap.dedent(script), count, arguments=[free_port(), root, *arguments], **options
-    )  # type: ignore[arg-type]
+    own = [free_port(), root, *arguments]
+    return Processes(script, count, arguments=own, **options)  # type: ignore[arg-type]
 
 
 def run_together(
-    script: str,
+    script: Path,
     count: int,
     root: object,
     *arguments: object,

@@ -39,14 +39,14 @@ class Processes:
     """Runs `count` copies of a Python script, each with its own environment, and ends whatever is
     left on exit.
 
-    The script is source text (dedented); `argv[1]` is the process's index, `argv[2]` the count,
+    The script is a file, or source text (dedented); `argv[1]` is the process's index, `argv[2]` the count,
     `argv[3:]` are `arguments`. `env_of(index)` adds variables for one process. jax sees the CPU
     with `devices` devices.
     """
 
     def __init__(
         self,
-        script: str,
+        script: Path | str,
         count: int,
         *,
         arguments: Sequence[object] = (),
@@ -57,8 +57,9 @@ class Processes:
         cwd: str | Path | None = None,
     ) -> None:
         self._scratch = tempfile.TemporaryDirectory()
-        path = Path(self._scratch.name) / "script.py"
-        path.write_text(textwrap.dedent(script))
+        path = script if isinstance(script, Path) else Path(self._scratch.name) / "script.py"
+        if isinstance(script, str):
+            path.write_text(textwrap.dedent(script))
         base = {
             key: value
             for key, value in os.environ.items()
@@ -178,7 +179,7 @@ class Processes:
 
 
 def run_processes(
-    script: str,
+    script: Path | str,
     count: int,
     *,
     timeout_s: float = 90,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import program
 from tests.support.proxy import Proxy
 
 HOLDFAST = [sys.executable, "-c", "from holdfast.cli import main; main()"]
@@ -23,71 +24,14 @@ VICTIM = 2
 SAID_WITHIN_S = 30.0  # from a fault to the sentence about it
 COUNT = 3
 
-TRAINER = """
-import ctypes, os, sys, time
-from pathlib import Path
-from holdfast import multihost
-folder = Path(sys.argv[1])
-index = int(os.environ.get("HOLDFAST_PROCESS_ID", sys.argv[2] if len(sys.argv) > 2 else 0))
-if len(sys.argv) > 3:
-    multihost.initialize(sys.argv[3], int(sys.argv[4]), index)
-else:
-    multihost.initialize()
-import jax, jax.numpy as jnp
-from jax.experimental import multihost_utils
-from holdfast.checkpoint import CheckpointManager
-
-def fault():
-    try:
-        return (folder / "fault").read_text() if index == 2 else ""
-    except FileNotFoundError:
-        return ""
-
-def load_batch():
-    time.sleep(0.3 if fault() == "slow" else 0.1)  # SLOW
-    if fault() == "loader":
-        time.sleep(3600)  # LOADER
-    if fault() == "loop":
-        spin()
-    if fault() == "gil":
-        ctypes.PyDLL(None).sleep(3600)  # GIL
-
-def spin():
-    count = 0
-    while True:  # LOOP
-        count += 1
-
-def all_reduce():
-    return float(multihost_utils.process_allgather(jnp.ones(8)).sum())  # REDUCE
-
-def train():
-    manager = CheckpointManager(folder / "root") if (folder / "root").exists() else None
-    step = 0
-    while True:
-        step += 1
-        multihost.reached_preemption(step)
-        load_batch()
-        if fault() != "skip":
-            all_reduce()
-        if fault() == "ahead":
-            step += 1
-        multihost.sync_global_processes(f"step {step}")  # BARRIER
-        if manager is not None and step % 5 == 0:
-            try:
-                manager.save(step, {"weights": jnp.ones(100_000)})
-                manager.wait_until_finished()
-            except Exception as error:
-                print("not saved:", error, flush=True)
-
-train()
-"""
+TRAINER = program("drill_trainer")
 
 
 def line_of(mark: str) -> int:
     """Returns the line of the trainer that bears a mark."""
     return next(
         number
-        for number, line in enumerate(TRAINER.strip().splitlines(), 1)
+        for number, line in enumerate(TRAINER.read_text().splitlines(), 1)
         if line.endswith(f"# {mark}")
     )
 
@@ -167,7 +111,7 @@ def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[
     coordinator, the victim through a proxy.
     """
     script = folder / "train.py"
-    script.write_text(TRAINER.strip() + "\n")
+    script.write_text(TRAINER.read_text())
     with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:
         environment = os.environ | {"TMPDIR": base, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
         if under_launcher:

@@ -205,7 +205,7 @@ def check_root(root: Path, operation: str, trial: dict[str, Any]) -> dict[str, A
     there, the next save works.
     """
     with CheckpointManager(root, group=Solo()) as manager:
-        manager._worker.wait()
+        manager._state.worker.wait()
         found: dict[int, int | None] = {}
         for step in manager.all_steps():
             verify(root / str(step))

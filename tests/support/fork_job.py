@@ -36,7 +36,15 @@ LIBRARY.killpoint_hold.argtypes = (ctypes.c_char_p, ctypes.c_long)
 LIBRARY.killpoint_held.argtypes = (ctypes.c_double,)
 CHILD_S = 10.0  # of a child's end, which takes some milliseconds
 HANG_S = 60.0
-PHASES = ("manager.py", "async_saver.py", "stager.py", "snapshot.py", "planner.py", "scheduler.py")
+PHASES = (
+    "manager.py",
+    "lanes.py",
+    "async_saver.py",
+    "stager.py",
+    "snapshot.py",
+    "planner.py",
+    "scheduler.py",
+)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -109,14 +117,16 @@ def forks_while_it_saves(root: Path, every: int) -> int:
             LIBRARY.killpoint_hold(os.fsencode(root), (step - 1) * every)
             manager.save(step, state(step))
             held = False
-            while not held and (manager._saver.busy() or not manager._worker.wait(0)):
+            while not held and (
+                manager.is_saving_in_progress() or not manager._state.worker.wait(0)
+            ):
                 held = bool(LIBRARY.killpoint_held(0.01))
             if held:
                 for end in ENDS:
                     fork(end, manager)
                 LIBRARY.killpoint_release()
             manager.wait_until_finished(HANG_S / 2)
-            manager._worker.wait()
+            manager._state.worker.wait()
             LIBRARY.killpoint_disarm()
             check(manager.restore(step), step)
             assert manager.all_steps() == [step - 1, step][-step:], manager.all_steps()

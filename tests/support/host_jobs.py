@@ -32,6 +32,8 @@ import pytest
 
 import holdfast.multihost as multihost
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
+from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.saving.stager import SaveOrder
 from holdfast.coordination import CoordinationService, Endpoint, ServiceTimeouts
 from tests.support.network import Network, namespaces
 
@@ -265,11 +267,11 @@ def begin(program: Program, step: int) -> None:
     """Begins a save: of every `place.every`th step a durable one, of others a local one, at this
     very step.
     """
-    tier = program.manager._tier
-    if tier is None or step % program.place.every == 0:
+    tier = program.manager._catalog.tier
+    if not isinstance(tier, LocalTier) or step % program.place.every == 0:
         program.manager.save(step, program.state(step))
     else:
-        tier.save(step, {"state": program.state(step)}, None, None)
+        tier.save(SaveOrder(step, program.state(step)))
 
 
 def wait(program: Program) -> None:
@@ -279,8 +281,9 @@ def wait(program: Program) -> None:
 
 def wait_locally(program: Program) -> None:
     """Waits for the local save that was begun, whatever the durable one does."""
-    assert program.manager._tier is not None
-    program.manager._tier.join()
+    tier = program.manager._catalog.tier
+    assert isinstance(tier, LocalTier)
+    tier.join()
 
 
 def delete(program: Program, step: int) -> None:

@@ -92,6 +92,9 @@ class InMemoryStream:
         self.frames: list[session_pb2.ServerFrame] = []
         self.end: tuple[str, str] | None = None
 
+    def bind(self, session: Session | None) -> None:
+        self.session = session
+
     def names(self) -> Sequence[bytes]:
         return ()
 

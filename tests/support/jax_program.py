@@ -2,34 +2,12 @@
 of holdfast.
 """
 
+from tests.support.paths import program
+
 BIND = {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 """Lets process 0's own service idle on a spare port: the coordinator is ours."""
 
-JAX_PROGRAM = """
-import os, signal, sys
-import jax, numpy as np
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if len(sys.argv) > 4:  # a part of a cluster: the first index here, and how many there are in all
-    index, count = index + int(sys.argv[4]), int(sys.argv[5])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(address, count, index)
-from jax.experimental import multihost_utils as multihost
-assert len(jax.devices()) == count * jax.local_device_count()
-multihost.sync_global_devices("hello")
-assert multihost.broadcast_one_to_all(np.float32(index + 5)) == 5
-assert list(multihost.process_allgather(np.float32(index))) == list(range(count))
-with multihost.live_devices(jax.devices()) as devices:
-    assert len(devices) == len(jax.devices())
-step = 0
-while not multihost.reached_preemption_sync_point(step):
-    step += 1
-    if step == 3 and index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    multihost.sync_global_devices(f"step {step}")
-print("jax", jax.__version__)
-print("preempted at", step)
-jax.distributed.shutdown()
-"""
+JAX_PROGRAM = program("jax_program")
 
 
 def preempted_at(outputs: list[str]) -> set[str]:

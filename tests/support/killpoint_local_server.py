@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options
+from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.saving.stager import SaveOrder
 from holdfast.coordination import CoordinationClient, CoordinationService, HoldfastError, Timeouts
 from holdfast.multihost import ClusterGroup, Group, Solo
 
@@ -75,12 +77,12 @@ def save(manager: CheckpointManager, group: Group, step: int) -> bool:
     """Saves a step on the hosts, and says whether it is known. In a group the primary chooses when
     that is: here it is now.
     """
-    tier = manager._tier
-    assert tier is not None
+    tier = manager._catalog.tier
+    assert isinstance(tier, LocalTier)
     if group.count == 1:
         manager.save(step, state(step, 0))
     elif not tier.statistics()["local_off"]:
-        tier.save(step, {"state": state(step, group.index)}, None, None)
+        tier.save(SaveOrder(step, state(step, group.index)))
     manager.wait_until_finished()
     return manager.local_steps() == [step]
 

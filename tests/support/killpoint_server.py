@@ -77,7 +77,7 @@ def save(root: Path, group: Group, mesh: Mesh | None, then: Callable[[], None]) 
         with CheckpointManager(
             root, keep_policy=KeepLast(2), group=group, options=OPTIONS
         ) as manager:
-            manager._worker.wait()
+            manager._state.worker.wait()
             if INCREMENTAL:  # something to link to
                 manager.save(2, items=items(2, group.index, mesh), overwrite=True)
                 manager.wait_until_finished()
@@ -184,7 +184,7 @@ def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     """
     linked = any(path.stat().st_nlink > 1 for path in root.glob("3/*/*"))
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
-        manager._worker.wait()
+        manager._state.worker.wait()
         steps = manager.all_steps()
         assert (
             2 in steps

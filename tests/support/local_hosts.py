@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
+from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.saving.stager import SaveOrder
 from tests.support.checkpointing import at_once, groups
 
 SIZE = 5000
@@ -64,11 +66,11 @@ class Job:
         at this very step.
         """
         manager = self.managers[rank]
-        tier = manager._tier
-        if tier is None or step % self._every == 0:
+        tier = manager._catalog.tier
+        if not isinstance(tier, LocalTier) or step % self._every == 0:
             manager.save(step, found, **options)
         elif not tier.statistics()["local_off"]:
-            tier.save(step, {"state": found}, options.get("metrics"), options.get("metadata"))
+            tier.save(SaveOrder(step, found, **options))
 
     def restore(self, step: int | None = None, **options: Any) -> int:
         """Restores on all ranks, asserts that each got its own of one step to the bit, and returns

@@ -85,10 +85,9 @@ class SimulatedService:
 
     def _fence(self, machine: Machine) -> None:
         """Ends the streams of those that were given up."""
-        fenced, machine.fenced[:] = machine.fenced[:], []
-        for task_id in fenced:
+        for task_id in machine.take_fenced():
             stream, client = self._streams.pop(task_id, 0), self._clients[task_id]
-            machine.task_table.tasks[task_id].attached = False
+            machine.detach(task_id)
             self._drop(task_id, stream)
             self._world.at(
                 self._world.delay_s(),
@@ -121,7 +120,7 @@ class SimulatedService:
         if self._crash_unwritten and life.completions:
             self._end()
             return
-        completions, life.completions[:] = list(life.completions), []
+        completions = life.completions.take()
         if self.disk is not None:
             self.disk.write(life)
         self._truth.written()
@@ -206,7 +205,7 @@ class SimulatedService:
         if self.machine is not None:
             if self._streams.get(task_id) == stream:
                 self.machine.suspect(task_id, self._world.now)
-                self.machine.task_table.tasks[task_id].attached = False
+                self.machine.detach(task_id)
             self._drop(task_id, stream)
             self._flush_soon()
 

@@ -5,44 +5,25 @@ ours.
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from tests.support.cluster import free_port, run_processes
+from tests.support.paths import program
 
 # argv: index, count, port of the coordinator, "ours" or "jaxlib", then the test's own.
-START = """
-import sys, threading, time
-import jax
-index, count, port, which = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-import holdfast.multihost as multihost
-from holdfast.coordination import BarrierTimeout, ProcessLost
-if which == "ours":
-    multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60, heartbeat_timeout_s=6)
-else:
-    jax.distributed.initialize(f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}")
-from holdfast.multihost import sync_global_processes, get_barrier_sync_fn
-jax.devices()
-"""
-
-
-END = """
-multihost.shutdown()
-"""
 
 
 BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
 
 
 def run(
-    which: str, script: str, count: int, *arguments: object, timeout_s: float = 90
+    which: str, script: Path, count: int, *arguments: object, timeout_s: float = 90
 ) -> list[str]:
-    source = START + textwrap.dedent(script) + END
     return run_processes(
-        source, count, arguments=[free_port(), which, *arguments], timeout_s=timeout_s
+        script, count, arguments=[free_port(), which, *arguments], timeout_s=timeout_s
     )
 
 
@@ -53,15 +34,7 @@ def test_subsets_and_names_used_again(which: str) -> None:
     """
     run(
         which,
-        """
-        mine = {0, 2} if index in (0, 2) else {1, 3}
-        half = get_barrier_sync_fn(processes=mine)
-        for turn in range(20):
-            sync_global_processes("step", timeout=30)
-            sync_global_processes("step", timeout=30, processes=mine)
-            half(key="step", timeout_ms=30000)
-            half(key=f"step {turn}", timeout_ms=30000)
-        """,
+        program("barriers_subsets_names_used_again"),
         4,
     )
 
@@ -73,22 +46,7 @@ def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
     """
     outputs = run(
         which,
-        """
-        client = multihost.current_client()
-        multihost.default_group().report(step=40 + index)
-        sync_global_processes("reported", timeout=60)
-        if index == 2:
-            client.blocking_key_value_get("late", 60000)
-        start = time.monotonic()
-        try:
-            sync_global_processes("epoch", timeout=2)
-        except BarrierTimeout as error:
-            assert isinstance(error, TimeoutError), error
-            print("missing", error.missing, "name", error.name, "in time", time.monotonic() - start < 10, str(error).replace(chr(10), " "))
-        if index == 0:
-            client.key_value_set("late", "now")
-        sync_global_processes("epoch", timeout=30)
-        """,
+        program("barriers_missing_named_name_still"),
         3,
     )
     for index in (0, 1):
@@ -105,45 +63,12 @@ def test_threads_of_one_name_take_turns(which: str) -> None:
     """
     run(
         which,
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(8) as pool:
-            for future in [pool.submit(sync_global_processes, "same", timeout=60) for _ in range(64)]:
-                future.result()
-        """,
+        program("barriers_threads_one_name_take"),
         3,
     )
 
 
-CONCURRENT = """
-import mmap, numpy as np
-from concurrent.futures import ThreadPoolExecutor
-rounds, path = int(sys.argv[5]), sys.argv[6]
-NAMES, THREADS = 50, 10
-with open(path, "r+b") as file:
-    seen = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.int32).reshape(NAMES, count)
-def work(thread, turn):
-    for name in range(thread, NAMES, THREADS):
-        processes = [None, {p for p in range(count) if p % 2 == index % 2}, {p for p in range(count) if p // 4 == index // 4}][name % 3]
-        seen[name, index] = turn
-        sync_global_processes(f"name {name}", timeout=60, processes=processes)
-        with_me = sorted(processes or range(count))
-        assert set(seen[name, with_me] - turn) <= {0, 1}, (name, turn, seen[name])
-service_pid = sys.argv[7]
-def service_bytes():
-    with open(f"/proc/{service_pid}/statm") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
-with ThreadPoolExecutor(THREADS) as pool:
-    for turn in range(1, rounds + 1):
-        list(pool.map(lambda thread: work(thread, turn), range(THREADS)))
-        if index == 0 and service_pid != "0" and turn == max(1, rounds // 10):
-            first = service_bytes()
-sync_global_processes("all done", timeout=60)
-left = [key for key, _ in multihost.current_client().key_value_dir_get("holdfast") if "name" in key]
-assert not left, left
-if index == 0 and service_pid != "0":
-    print(f"the service grew by {service_bytes() - first} bytes")
-"""
+CONCURRENT = program("barriers_concurrent")
 
 
 def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> int:
@@ -165,9 +90,9 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
         survivable=True,
     ) as service:
         arguments = [service.address.rpartition(":")[2], which, rounds, board, service.pid]
-        start = START.replace(", heartbeat_timeout_s=6", "")  # the service's own
+        # The timeout of lost processes is the service's own.
         outputs = run_processes(
-            start + CONCURRENT + END, 8, arguments=arguments, timeout_s=timeout_s
+            CONCURRENT, 8, arguments=arguments, timeout_s=timeout_s, env={"TEST_HEARTBEAT_S": ""}
         )
     return int(re.search(r"grew by (-?\d+) bytes", outputs[0])[1])  # type: ignore[index]
 
@@ -196,30 +121,7 @@ def test_numbers_of_no_process_are_refused_and_no_time_is_now() -> None:
     does not wait for anybody.
     """
     run_processes(
-        """
-        import sys, time
-        import holdfast.multihost as multihost
-        index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-        multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60)
-        def refused(call, *arguments, **options):
-            try:
-                call(*arguments, **options)
-            except ValueError as error:
-                assert "the job has 2" in str(error) and "0 to 1" in str(error), error
-                return True
-        assert refused(multihost.sync_global_processes, "x", processes={index, 9})
-        assert refused(multihost.get_barrier_sync_fn, processes={index, -1})
-        assert refused(multihost.live_processes, [index, 9])
-        assert refused(multihost.runtime_to_distributed_process_id, 9)
-        if index == 0:
-            begun_s = time.monotonic()
-            try:
-                multihost.sync_global_processes("alone", timeout=0)
-                raise SystemExit("somebody came")
-            except TimeoutError as error:
-                assert error.missing == (1,) and time.monotonic() - begun_s < 30
-        multihost.shutdown()
-        """,
+        program("barriers_numbers_no_process_refused"),
         2,
         arguments=[free_port()],
     )

@@ -21,113 +21,16 @@ from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
 from tests.support.libraries import need
+from tests.support.paths import program
 
 ON_HOLDFAST = ("-m", "holdfast.compat.orbax")
 
-KERAS = """
-import json
-import os
-import sys
+KERAS = program("clients_keras")
 
-os.environ["KERAS_BACKEND"] = "jax"
-
-import keras
-import numpy as np
-
-x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(32, 4)
-y = x.sum(axis=1, keepdims=True)
+BRAX = program("clients_brax")
 
 
-def make():
-    keras.utils.set_random_seed(7)
-    inputs = keras.Input((4,))
-    hidden = keras.layers.Dense(8, activation="relu", name="hidden")(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1, name="out")(hidden))
-    model.compile(optimizer="adam", loss="mse")
-    return model
-
-
-def look(model):  # what it says, and how it goes on: by its weights, and by the state of its optimizer
-    keras.utils.set_random_seed(1)
-    return [model.predict(x, verbose=0).tolist(), model.fit(x, y, epochs=2, verbose=0).history["loss"]]
-
-
-root, others = sys.argv[1], sys.argv[2:]
-model = make()
-callback = keras.callbacks.OrbaxCheckpoint(root, max_to_keep=2)
-found = {"losses": model.fit(x, y, epochs=4, verbose=0, callbacks=[callback]).history["loss"]}
-found["steps"] = sorted(name for name in os.listdir(root) if name.isdigit())
-model.save(f"{root}.keras")
-found["saved"] = look(keras.saving.load_model(f"{root}.keras"))
-found["checkpoints"], found["weights"] = [], []
-for name in [root, *others]:
-    found["checkpoints"].append(look(keras.saving.load_model(name)))
-    fresh = make()
-    fresh.load_weights(name)
-    found["weights"].append(fresh.predict(x, verbose=0).tolist())
-print(json.dumps(found))
-"""
-
-BRAX = """
-import functools
-import json
-import os
-import sys
-
-import jax
-import jax.numpy as jnp
-from brax.training.acme import running_statistics, specs
-from brax.training.agents.ppo import checkpoint, networks
-
-sizes = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,), "mean_kernel_init_fn": jax.nn.initializers.lecun_uniform}
-make = functools.partial(networks.make_ppo_networks, **sizes)
-network = make(5, 2, preprocess_observations_fn=running_statistics.normalize)
-normalizer = running_statistics.init_state(specs.Array((5,), jnp.dtype("float32")))
-normalizer = running_statistics.update(normalizer, jnp.arange(20.0).reshape(4, 5))
-params = normalizer, network.policy_network.init(jax.random.key(1)), network.value_network.init(jax.random.key(2))
-
-root, others = sys.argv[1], sys.argv[2:]
-for step in (10, 20):
-    checkpoint.save(root, step, params, checkpoint.network_config(5, 2, True, make))
-found = {"steps": sorted(os.listdir(root)), "actions": [], "params": []}
-for name in [os.path.join(root, found["steps"][-1]), *others]:
-    actions, _ = checkpoint.load_policy(name, make)(jnp.linspace(-1, 1, 5), jax.random.key(0))
-    found["actions"].append(actions.tolist())
-    leaves = jax.tree_util.tree_leaves_with_path(checkpoint.load(name))
-    arrays = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if hasattr(leaf, "dtype")]
-    found["params"].append([(path, str(leaf.dtype), leaf.tolist()) for path, leaf in arrays])
-print(json.dumps(found))
-"""
-
-
-GRAIN = """
-import json
-import sys
-
-import grain
-import orbax.checkpoint as ocp
-from grain.checkpoint import CheckpointRestore, CheckpointSave
-
-
-def batches():
-    return iter(grain.MapDataset.range(100).shuffle(seed=7).batch(4).to_iter_dataset())
-
-
-def read(root):
-    with ocp.CheckpointManager(root) as manager:
-        restored = manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(batches())))["data"]
-        return [batch.tolist() for batch in restored]
-
-
-root, others = sys.argv[1], sys.argv[2:]
-data = batches()
-for _ in range(3):
-    next(data)
-with ocp.CheckpointManager(root) as manager:
-    manager.save(1, args=ocp.args.Composite(data=CheckpointSave(data), state=ocp.args.StandardSave({"w": 1.0})))
-    manager.wait_until_finished()
-print(json.dumps([[batch.tolist() for batch in data], *map(read, [root, *others])]))
-"""
+GRAIN = program("clients_grain")
 
 
 def run(program: Path, *arguments: object, on: tuple[str, ...] = ()) -> Any:

@@ -12,20 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.coordination import CoordinationService, ServiceTimeouts
-from tests.support.paths import SUPPORT
+from tests.support.paths import SUPPORT, program
 
 SCRIPT = SUPPORT / "conformance_script.py"
-JAXLIB_SERVICE = """
-import socket, sys
-from jax._src.lib import _jax
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    address = "127.0.0.1:%d" % probe.getsockname()[1]
-recoverable, heartbeat_s = sys.argv[1] == "recoverable", int(sys.argv[2])
-service = _jax.get_distributed_runtime_service(address, 3, heartbeat_timeout=heartbeat_s, shutdown_timeout=10, recoverable=recoverable)
-print("coordinator at", address, flush=True)
-sys.stdin.read()
-"""
+JAXLIB_SERVICE = program("conformance_jaxlib_service")
 
 
 @contextlib.contextmanager

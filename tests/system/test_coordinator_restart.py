@@ -11,45 +11,11 @@ from typing import Any
 
 from holdfast.coordination import CoordinationService, Endpoint
 from tests.support.cluster import Processes
+from tests.support.paths import program
 
-OUR_STEPS = """
-import sys
-from holdfast.coordination import CoordinationClient
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-client = CoordinationClient(address, index)
-client.connect()
-for step in range(200):
-    client.wait_at_barrier(f"step/{step % 7}", 60_000)
-    client.key_value_set(f"came/{step}/{index}", "1", allow_overwrite=True)
-    if step % 50 == 0:
-        print("step", step, flush=True)
-client.wait_at_barrier("end", 60_000)
-print("keys", len(client.key_value_dir_get("came")), flush=True)
-client.shutdown()
-"""
+OUR_STEPS = program("coordinator_restart_our_steps")
 
-JAX_STEPS = """
-import sys, time
-import jax
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-jax.config.update("jax_enable_recoverability", True)
-jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=1000)
-from jax._src import distributed
-client = distributed.global_state.client
-for step in range(200):
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            client.wait_at_barrier(f"step/{step % 7}", 60_000)
-            break
-        except jax.errors.JaxRuntimeError as error:
-            assert "UNAVAILABLE" in str(error) and time.monotonic() < deadline, error
-            time.sleep(0.05)
-    if step % 50 == 0:
-        print("step", step, flush=True)
-print("all steps", flush=True)
-jax.distributed.shutdown()
-"""
+JAX_STEPS = program("coordinator_restart_jax_steps")
 
 
 @contextmanager

@@ -17,22 +17,14 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, KeepLast
 from tests.support.checkpointing import together
 from tests.support.killpoints import build, walk
+from tests.support.paths import program
 
 FAST_SEEDS = 3
 SEEDS = 20
 ROWS = 4
 COLUMNS = 3_250_000  # f32: 52 MB
 
-SAVES_FOR_EVER = """
-whole = np.arange(4 * 3_250_000, dtype=np.float32).reshape(4, 3_250_000)
-sharding = NamedSharding(mesh, P("x"))
-with CheckpointManager(root, keep_policy=KeepLast(2)) as manager:
-    for step in range(1, 1000):
-        w = jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i] + step)
-        manager.save(step, {"w": w, "step": step})
-        manager.wait_until_finished()
-        print("acknowledged", step, flush=True)
-"""
+SAVES_FOR_EVER = program("crash_saves_for_ever")
 
 
 def check(root: Path, acknowledged: int) -> None:

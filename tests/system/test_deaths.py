@@ -25,43 +25,14 @@ from holdfast.coordination import (
 )
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
+from tests.support.paths import program
 from tests.support.proxy import Proxy
 
 HEARTBEAT_S = 100.0
 """Far above all that is waited for here: no silence decides anything."""
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
-# argv: index, count, address, the program that starts the processes ("task", or "" for nobody),
-# whose client, what the survivors wait for
-WAITING = f"""
-import json, os, sys, time
-index, count, address, starter, whose = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
-if starter and "HOLDFAST_COORDINATOR" not in os.environ:
-    os.execv({str(HOLDFAST)!r}, ["holdfast", "task", "--coordinator", address, "--", sys.executable, *sys.argv])
-last = count - 1
-say = lambda line: os.write(1, f"{{line}}\\n".encode())  # whole: jaxlib's log goes to the same place
-if whose == "ours":
-    from holdfast.coordination import CoordinationClient, JobIdentity
-    client = CoordinationClient(address, index, job=JobIdentity(num_processes=count), host=f"b{{index}}")
-else:
-    from jaxlib import _jax
-    client = _jax.get_distributed_runtime_client(address, index, init_timeout=60, shutdown_timeout=1, heartbeat_timeout=86400)
-client.connect()
-waits = [
-    lambda: client.wait_at_barrier("meet", 60_000),
-    lambda: client.blocking_key_value_get("value", 60_000, **({{"depends_on": [last]}} if whose == "ours" else {{}})),
-]
-if index == last:
-    say(f"pid {{os.getpid()}}")
-    client.blocking_key_value_get("never", 600_000)
-client.key_value_set(f"waits/{{index}}", "")
-say("waits")
-try:
-    waits[index % 2]()
-except Exception as error:
-    say("failed " + json.dumps([time.time(), type(error).__name__, str(error)]))
-os._exit(0)
-"""
+WAITING = program("deaths_waiting")
 
 
 @contextmanager
@@ -165,17 +136,7 @@ def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
     assert max(waited) < HEARTBEAT_S / 5
 
 
-PATIENT = """
-import sys
-from holdfast.coordination import CoordinationClient
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if index == 1:
-    address = sys.argv[4]
-client = CoordinationClient(address, index)
-client.connect()
-client.wait_at_barrier("meet", 60_000)
-client.shutdown()
-"""
+PATIENT = program("deaths_patient")
 
 
 @pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])

@@ -19,17 +19,9 @@ import pytest
 
 from tests.support.drill import HOLDFAST, SAID_WITHIN_S, Drill, drill, line_of
 from tests.support.pages import page
+from tests.support.paths import program
 
-HANGING = """import os, threading
-from holdfast import multihost
-multihost.initialize()
-def load_batch():
-    if os.environ["HOLDFAST_PROCESS_ID"] == "2":
-        threading.Event().wait()
-with multihost.watchdog(3, exit=True):
-    load_batch()
-    multihost.sync_global_processes("step")
-"""
+HANGING = program("drill_hanging")
 HOST = rf"\(host {re.escape(socket.gethostname())}\)"
 WHO = rf"process 2 {HOST}"
 

@@ -19,32 +19,14 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, sweep, verify
 from tests.support.cluster import Processes
+from tests.support.paths import program
 
 DUELS = 50
 ROUNDS_OF_DUELS = 20  # 1,000 duels
 PAUSES = 10
 ROUNDS_OF_PAUSES = 10
 
-DUELLIST = """
-import sys, json
-import numpy as np
-from holdfast.checkpoint import CheckpointManager, Options, StepExists
-index, root, first, last = int(sys.argv[1]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-won = []
-with CheckpointManager(root, options=Options(incremental=bool(int(sys.argv[6])))) as manager:
-    for step in range(first, last):
-        print("ready", step, flush=True)
-        # Both begin each step at about the same moment: each waits for a byte that the test sends to both.
-        with open(f"{root}.go{index}", "rb") as go:
-            go.read(1)
-        try:
-            manager.save(step, {"who": np.full(2000, index), "step": np.full(10, step)})
-            manager.wait_until_finished()
-            won.append(step)
-        except StepExists:
-            pass
-print("won", json.dumps(won), flush=True)
-"""
+DUELLIST = program("duels_duellist")
 
 
 @pytest.mark.parametrize(
@@ -84,33 +66,7 @@ def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
     assert all(len(each) == 1 for each in writers), "the loser's packs stayed"
 
 
-SLEEPER = """
-import signal, sys, threading
-import numpy as np
-from holdfast.checkpoint import CheckpointManager
-from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.coordination import Fenced
-root, steps = sys.argv[1], int(sys.argv[2])
-where = ["write", "commit"]
-for step in range(steps):
-    manager = CheckpointManager(root)
-    verb = where[step % 2]
-    do = getattr(manager._storage, verb)
-    def paused(*args, **options):
-        if verb == "write":
-            do(*args, **options)
-        # To this very thread: sent to the process, another thread may take it while this one runs on.
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        if verb == "commit":
-            do(*args, **options)
-    setattr(manager._storage, verb, paused)
-    manager.save(step, {"who": np.zeros(1000)})
-    try:
-        manager.close()
-        print("not fenced", flush=True)
-    except Fenced:
-        print("fenced", flush=True)
-"""
+SLEEPER = program("duels_sleeper")
 
 
 @contextlib.contextmanager

@@ -11,22 +11,12 @@ from pathlib import Path
 from holdfast.checkpoint import iterate_steps, verify
 from holdfast.launch import RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
+from tests.support.paths import program
 
 GRACE_S = 60.0
 """Far above what the tests wait for: nothing is ended by its end."""
 
-STUBBORN = """
-import os, signal, time
-from holdfast.coordination import CoordinationClient
-me = int(os.environ["HOLDFAST_PROCESS_ID"])
-signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], me)
-client.connect()
-if me == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    time.sleep(600)
-"""
+STUBBORN = program("endings_stubborn")
 
 
 def test_who_is_settled_is_ended_at_once() -> None:
@@ -40,32 +30,7 @@ def test_who_is_settled_is_ended_at_once() -> None:
     assert result.elapsed_s < GRACE_S, output.text
 
 
-SAVING = """
-import os, signal, sys, time
-import numpy as np
-from holdfast import multihost
-multihost.initialize()
-from holdfast.checkpoint import CheckpointManager
-from holdfast.checkpoint.storage.local import LocalStorage
-folder, me = sys.argv[1], int(os.environ["HOLDFAST_PROCESS_ID"])
-commit = LocalStorage.commit
-
-def slow(self, name, *arguments, **options):
-    open(f"{folder}.committing", "x").close()
-    time.sleep(2)  # as a slow store
-    return commit(self, name, *arguments, **options)
-
-LocalStorage.commit = slow
-manager = CheckpointManager(folder)
-manager.save(1, {"w": np.arange(8)})
-while me == 2 and not os.path.exists(f"{folder}.committing"):
-    time.sleep(0.01)
-if me == 2:
-    os.kill(os.getpid(), signal.SIGKILL)
-manager.wait_until_finished()
-print("saved", flush=True)
-time.sleep(600)
-"""
+SAVING = program("endings_saving")
 
 
 def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
@@ -88,21 +53,7 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     assert told == {0, 1}, output.text
 
 
-PLAIN = """
-import os, signal, sys, time
-import jax
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.config.update("jax_enable_preemption_service", False)
-me, count = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_NUM_PROCESSES"])
-jax.distributed.initialize(num_processes=count, process_id=me)
-from holdfast import multihost
-multihost.sync_global_processes("all ask")
-multihost.reached_preemption(0)
-multihost.sync_global_processes("all have asked")
-if me == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(600)
-"""
+PLAIN = program("endings_plain")
 
 
 def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:

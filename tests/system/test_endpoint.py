@@ -13,38 +13,11 @@ from pathlib import Path
 
 from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
+from tests.support.paths import program
 
-WORKER = """
-import json, os, sys, time
-from pathlib import Path
-folder, attempt, me = Path(sys.argv[1]), os.environ["HOLDFAST_ATTEMPT"], os.environ["HOLDFAST_PROCESS_ID"]
-mine = {key: value for key, value in os.environ.items() if key.startswith(("HOLDFAST_", "JAX_"))}
-whole = folder / f".{attempt}.{me}"
-whole.write_text(json.dumps(mine))
-whole.rename(folder / f"env.{attempt}.{me}")
-if attempt == "1":
-    sys.exit(1)
-import jax
-from holdfast import multihost
-multihost.initialize()
-if me == "0":
-    (folder / "joined").touch()
-    while not (folder / "over").exists():
-        time.sleep(0.02)
-total = multihost.global_max([jax.process_index()])[0]
-multihost.shutdown()
-print("largest", total, flush=True)
-"""
+WORKER = program("endpoint_worker")
 
-LATE = """
-import sys
-from holdfast import coordination, multihost
-try:
-    multihost.initialize(timeout_s=5)
-    print("joined")
-except (coordination.CoordinationError, multihost.JobError) as error:
-    print(type(error).__name__, error)
-"""
+LATE = program("endpoint_late")
 
 
 def late_worker(env: dict[str, str]) -> str:

@@ -23,28 +23,12 @@ from holdfast.coordination import (
 )
 from tests.support.cluster import Processes
 from tests.support.network import Network, namespaces, python_in
+from tests.support.paths import program
 
 HEARTBEAT_S = 3
 SETTLE_S = 2.0
 
-PEER = f"""
-import os, sys, time
-from holdfast.coordination import CoordinationClient, CoordinationError, JobIdentity, ProcessLost, CoordinatorLost, Timeouts
-
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-client = CoordinationClient(address, index, job=JobIdentity(num_processes=count), timeouts=Timeouts(heartbeat_s={HEARTBEAT_S}, init_s=60, shutdown_s=2))
-client.connect()
-client.wait_at_barrier("start", 60_000)
-print("started", flush=True)
-try:
-    if index == 2:
-        client.blocking_key_value_get("never", 600_000)  # the victim waits too, but for something else
-    client.wait_at_barrier("all", 600_000)
-except CoordinationError as error:
-    who = error.process if isinstance(error, ProcessLost) else error.address if isinstance(error, CoordinatorLost) else None
-    print("ended", time.monotonic(), type(error).__name__, who, flush=True)
-client.close()
-"""
+PEER = program("faults_peer")
 
 
 def ends(processes: Processes, index: int, timeout_s: float = 60) -> tuple[float, str, str]:
@@ -87,9 +71,9 @@ def test_every_other_peer_has_a_named_error_in_time(
     ) as service:
         groups = [
             Processes(
-                PEER.replace("int(sys.argv[1])", str(index)).replace("int(sys.argv[2])", "3"),
+                PEER,
                 1,
-                arguments=[service.address],
+                arguments=[service.address, index, 3, HEARTBEAT_S],
                 python=python_in(name, tmp_path),
             )
             for index, name in enumerate(network.names)
@@ -127,22 +111,7 @@ def test_every_other_peer_has_a_named_error_in_time(
 
 # --- The coordinator dies and comes back
 
-STEPPER = """
-import sys
-from holdfast.coordination import CoordinationClient, Timeouts
-
-index, count, address, session = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "session"
-client = CoordinationClient(address, index, timeouts=Timeouts(heartbeat_s=30, init_s=60, shutdown_s=20), session=session)
-with client:
-    for step in range(200):
-        client.key_value_set(f"step/{step}/{index}", str(step))
-        client.wait_at_barrier("step", 60_000)
-        seen = client.key_value_dir_get(f"step/{step}")
-        assert [value for _, value in seen] == [str(step)] * count, (step, seen)
-        if step % 10 == 0:
-            print("step", step, flush=True)
-    print("breaks", client.statistics()["breaks"], flush=True)
-"""
+STEPPER = program("faults_stepper")
 
 
 @pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
@@ -177,23 +146,7 @@ def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
         service.close()
 
 
-RETURNER = """
-import sys
-from holdfast.coordination import CoordinationClient, CoordinationError, Timeouts
-
-def tell(error):
-    print("told", type(error).__name__, error.code, flush=True)
-
-client = CoordinationClient(sys.argv[3], int(sys.argv[1]), timeouts=Timeouts(heartbeat_s=3, init_s=60, shutdown_s=5), on_error=tell)
-client.connect()
-print("up", flush=True)
-try:
-    client.blocking_key_value_get("end", 60_000)
-    print("told nothing", flush=True)
-except CoordinationError as error:
-    print("call ended", error.code, flush=True)
-client.close()
-"""
+RETURNER = program("faults_returner")
 
 
 @pytest.mark.parametrize("recoverable", [True, False])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,28 +14,12 @@ from holdfast.checkpoint import CheckpointManager, TreeMismatch
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups, run_together, together
 from tests.support.libraries import need
+from tests.support.paths import program
 
 grain = need("grain", "make setup")
 experimental = need("grain.experimental", "make setup")
 
-NUM_ELEMENTS = 240
-GLOBAL_BATCH = 24
-
-READER = f"""
-import grain
-from grain import experimental
-
-def reader(index, count):
-    dataset = grain.MapDataset.range({NUM_ELEMENTS}).shuffle(seed=3)
-    return experimental.ElasticIterator(dataset, {GLOBAL_BATCH}, grain.sharding.ShardOptions(index, count))
-"""
-
-
-def reader(index: int, count: int) -> Any:
-    dataset = grain.MapDataset.range(NUM_ELEMENTS).shuffle(seed=3)
-    return experimental.ElasticIterator(
-        dataset, GLOBAL_BATCH, grain.sharding.ShardOptions(index, count)
-    )
+from tests.support.programs.elastic_reader import NUM_ELEMENTS, reader  # noqa: E402
 
 
 def begin(group: ClusterGroup, root: Path) -> list[int]:
@@ -88,31 +71,11 @@ def test_a_job_that_is_killed_goes_on_with_another_number_of_processes(
     tmp_path: Path, count: int
 ) -> None:
     """The same with processes that die by SIGKILL after the save, batches ahead of it."""
-    script = (
-        READER
-        + """
-own, seen = reader(index, count), []
-with CheckpointManager(root) as manager:
-    for _ in range(3):
-        seen += next(own).tolist()
-    manager.save(3, items={"reader": own, "model": state(3)}).wait()
-    next(own), next(own)
-    print("seen", json.dumps(seen), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    )
+    script = program("grain_killed")
     with together(script, 4, tmp_path / "run") as processes:
         ended = processes.wait(100)
     assert [each.code for each in ended] == [-signal.SIGKILL] * 4, ended
-    script = (
-        READER
-        + """
-own = reader(index, count)
-with CheckpointManager(root) as manager:
-    manager.restore(3, own, item="reader", process=0)
-print("seen", json.dumps([element for batch in own._default_iterator for element in batch.tolist()]), flush=True)
-"""
-    )
+    script = program("grain_continued")
     outputs = [*(each.output for each in ended), *run_together(script, count, tmp_path / "run")]
     seen = [
         json.loads(line.removeprefix("seen "))

@@ -21,79 +21,13 @@ from holdfast.coordination import (
     Timeouts,
 )
 from tests.support.cluster import Processes, run_processes
+from tests.support.paths import program
 
 HEARTBEAT_S = 6.0
 
 
-HEAD = """
-import json, os, sys, threading, time
-from holdfast import multihost
-index, count, address, heartbeat_s = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-multihost.initialize(address, count, index, heartbeat_timeout_s=heartbeat_s)
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from holdfast.coordination import CoordinationError, ProcessLost
-group = multihost.default_group()
-
-def total(devices):
-    mesh = Mesh(np.array(devices), ("all",))
-    mine = [jax.device_put(jnp.ones(1), device) for device in devices if device.process_index == index]
-    array = jax.make_array_from_single_device_arrays((len(devices),), NamedSharding(mesh, PartitionSpec("all")), mine)
-    return float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
-"""
-
-
-WAITS = {
-    "barrier": "multihost.sync_global_processes('meet', timeout=60)",
-    "blocking get": (
-        "multihost.ClusterGroup(multihost.current_client(), (index + 1) % 4, 4, processes=[3, 0, 1,"
-        " 2]).broadcast('value', None, timeout_s=60)"
-    ),
-    "gather": "group.gather('parts', b'mine', timeout_s=60)",
-    "broadcast": "multihost.broadcast_one_to_all(jnp.ones(3), timeout_s=60)",
-    "global_max": "multihost.global_max([index], timeout_s=60)",
-    "save": "save()",
-}
-
-
-KILLED = (
-    HEAD
-    + """
-wait, folder = sys.argv[5], sys.argv[6]
-
-def save():
-    from holdfast.checkpoint import CheckpointManager
-    with CheckpointManager(folder) as manager:
-        if index == 3:
-            print("ready", flush=True)
-            time.sleep(1000)
-        print("waiting", flush=True)
-        manager.save(1, {"w": np.arange(8)})
-        manager.wait_until_finished()
-
-if wait == "save()":
-    import holdfast.checkpoint
-elif index == 3:
-    print("ready", flush=True)
-    time.sleep(1000)
-else:
-    print("waiting", flush=True)
-try:
-    eval(wait)
-except CoordinationError as error:
-    print("failed", json.dumps([time.time(), type(error).__name__, getattr(error, "process", None), str(error)]), flush=True)
-except Exception as error:
-    print("failed", json.dumps([time.time(), type(error).__name__, getattr(error, "process", None), str(error)]), flush=True)
-try:
-    multihost.sync_global_processes("later work", timeout=60)
-except ProcessLost as error:
-    print("refused", error.process, flush=True)
-with multihost.live_devices() as devices:
-    print("went on with", int(total(devices)), [device.process_index for device in devices], flush=True)
-"""
-)
+WAITS = ("barrier", "blocking get", "gather", "broadcast", "global_max", "save")
+KILLED = program("health_killed")
 
 
 @pytest.mark.slow
@@ -118,7 +52,7 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(
         with Processes(
             KILLED,
             4,
-            arguments=[service.address, heartbeat_s, WAITS[wait], tmp_path / "checkpoints"],
+            arguments=[service.address, heartbeat_s, wait, tmp_path / "checkpoints"],
         ) as processes:
             processes.wait_for(3, "ready")
             for index in range(3):
@@ -144,24 +78,7 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(
         assert "went on with 3 [0, 1, 2]" in survivor.output, report
 
 
-BLOCKS = (
-    HEAD
-    + """
-def outcome():
-    try:
-        with multihost.live_devices() as devices:
-            assert total(devices) == len(devices)
-            if index == 1:
-                raise KeyError("mine")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-print(outcome())
-with multihost.live_devices() as devices:
-    print(len(devices), "devices")
-print(sorted(multihost.live_processes([0, 1, 2])))
-multihost.shutdown()
-"""
-)
+BLOCKS = program("health_blocks")
 
 
 def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
@@ -184,22 +101,7 @@ def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_sm
     """A process killed inside a block, in front of a collective: all survivors raise ProcessLost
     naming it, and compute on without it.
     """
-    script = (
-        HEAD
-        + """
-try:
-    with multihost.live_devices() as devices:
-        total(devices)
-        print("inside", flush=True)
-        if index == 2:
-            time.sleep(1000)
-        total(devices)
-except ProcessLost as error:
-    print("lost", error.process, flush=True)
-with multihost.live_devices() as devices:
-    print("went on with", int(total(devices)), flush=True)
-"""
-    )
+    script = program("health_death_inside_block_ends")
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
@@ -218,27 +120,7 @@ def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
     """After one of three was killed, the others still agree on a step through `agree_on_step`,
     without it.
     """
-    script = (
-        HEAD
-        + """
-with multihost.agree_on_step(group, "soon") as sync:
-    assert not sync.reached(0)
-    group.barrier("asked", timeout_s=60)
-    print("begun", flush=True)
-    if index == 2:
-        time.sleep(1000)
-    while 2 not in multihost.health().failed():
-        time.sleep(0.01)
-    if index == 0:
-        sync.propose()
-    step = 1
-    while not sync.reached(step):
-        time.sleep(0.01)
-        step += 1
-print("agreed", flush=True)
-os._exit(0)
-"""
-    )
+    script = program("health_dead_process_does_not")
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S), recoverable=True, survivable=True
     ) as service:
@@ -256,24 +138,7 @@ def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() 
     """A process that was killed and started again is connected; work planned with its old life is
     refused until `live_processes()`.
     """
-    script = (
-        HEAD
-        + """
-while [info.state for info in multihost.health().processes()] != ["CONNECTED"] * 2:
-    time.sleep(0.01)
-print("begun", flush=True)
-if index == 1:
-    time.sleep(1000)
-while 1 not in multihost.health().failed():
-    time.sleep(0.01)
-try:
-    group.barrier("together", timeout_s=60)
-except ProcessLost as error:
-    print("refused", error.process, flush=True)
-print("alive", sorted(multihost.live_processes()), "refused", multihost.health().failed(), flush=True)
-os._exit(0)
-"""
-    )
+    script = program("health_work_with_restarted_process")
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         with Processes(script, 2, arguments=[service.address, 100]) as processes:
             for index in range(2):

@@ -4,9 +4,7 @@ differs, a copy each on request.
 
 from __future__ import annotations
 
-import inspect
 import json
-import textwrap
 from pathlib import Path
 
 import jax
@@ -25,53 +23,10 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.format.record import parse_record
 from tests.support.checkpointing import run_together
+from tests.support.paths import program
+from tests.support.programs.reader import Reader
 
-MINE = """
-def mine(index):
-    # What each process keeps for itself: of every kind, beside what all share.
-    return {
-        "reader": {
-            "at": 1000 + index, "seen": np.arange(5, dtype=np.int64) * (index + 1), "scale": np.float32(index + 0.5),
-            "key": jax.random.key(index), "on": jnp.arange(3.0) + index, "name": f"host {index}", "empty": np.zeros((0, 2)),
-            "raw": bytes([index]), "wide": np.full((3, 2), index, jnp.bfloat16), "whole": jnp.int32(index),
-        }
-    }
-
-def check_mine(got, index):
-    want, got = mine(index)["reader"], got["reader"]
-    for name, value in want.items():
-        found = got[name]
-        if name == "key":
-            value, found = jax.random.key_data(value), jax.random.key_data(found) if isinstance(found, jax.Array) else found
-        if isinstance(value, (str, bytes, int)):
-            assert type(found) is type(value) and found == value, (name, found)
-        else:
-            assert np.asarray(found).tobytes() == np.asarray(value).tobytes(), (name, found)
-            assert (found.shape, found.dtype) == (value.shape, value.dtype), name
-    return True
-
-OPTIONS = Options(per_process=lambda path: path.startswith("reader."))
-"""
-
-ROUND_TRIP = """
-with CheckpointManager(root, options=OPTIONS) as manager:
-    for step in (1, 2):
-        manager.save(step, state(step) | mine(10 * step + index))
-    manager.wait_until_finished()
-    got = manager.restore(2, state(2) | mine(0))
-    assert same(got, 2) and check_mine(got, 20 + index) and isinstance(got["reader"]["on"], jax.Array)
-    assert check_mine(manager.restore(1), 10 + index)
-    assert check_mine(manager.restore(2, state(2) | mine(0), process=1 - index), 21 - index)
-    assert check_mine(load(f"{root}/2", types=[]), 20 + index)
-    once = manager.restore(2, state(2) | mine(0), read_once=True)
-    assert same(once, 2) and check_mine(once, 20 + index)
-    spread = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=NamedSharding(mesh, P()))
-    error = goes(lambda: manager.restore(2, {"reader": {"on": spread}}, partial=True), TreeMismatch)
-    assert error.leaf == "reader.on" and "each keeps its own" in str(error), error
-with CheckpointManager(f"{root}-all", options=Options(per_process=lambda path: path == "w")) as manager:
-    error = goes(lambda: manager.save(1, state(1)), UnsupportedLeaf)
-    assert error.leaf == "w" and "leave it out of per_process" in str(error)
-"""
+ROUND_TRIP = program("host_values_round_trip")
 
 
 def test_a_value_of_each_process(tmp_path: Path) -> None:
@@ -81,7 +36,7 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     On another number of processes it is an error that says what is there; `process` takes one's
     copy, a predicate leaves them out.
     """
-    run_together(MINE + ROUND_TRIP, 2, tmp_path / "r")
+    run_together(ROUND_TRIP, 2, tmp_path / "r")
     root = tmp_path / "r"
     verify(root / "2")
     record = parse_record((root / "2" / "checkpoint.json").read_bytes(), "")
@@ -128,36 +83,11 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     ).all()
 
 
-class Reader:
-    """A data iterator."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def get_state(self) -> int:
-        return self.at
-
-    def set_state(self, state: int) -> None:
-        self.at = state
-
-
 def test_the_state_of_each_reader(tmp_path: Path) -> None:
     """An iterator's state is each process's own too: on another number of processes it is an error,
     unless one is chosen.
     """
-    script = inspect.getsource(Reader) + textwrap.dedent("""
-    with CheckpointManager(root) as manager:
-        manager.save(1, items={"data": Reader(70 + index), "note": Json({"of": index}, per_process=True), "same": Json([1])})
-        manager.wait_until_finished()
-        assert manager.restore(1, item="same") == manager.restore(1, item="same", process=1) == [1]
-        manager.save(2, items={"data": Reader(70 + index), "note": Json({"of": index})})
-        error = goes(manager.wait_until_finished, SaveFailed)
-        assert error.process == 1 and "'note': its JSON on processes [1] differs from that of process 0" in str(error), error
-        assert manager.restore(1, like=Reader(0), item="data").at == 70 + index
-        assert manager.restore(1, like=Reader(0), item="data", process=1).at == 71
-        assert manager.restore(1, item="note") == {"of": 0} and manager.restore(1, item="note", process=1) == {"of": 1}
-    """)
-    run_together(script, 2, tmp_path)
+    run_together(program("host_values_readers"), 2, tmp_path)
     assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == [
         "00000-j"
     ]  # the primary's alone
@@ -210,32 +140,7 @@ def test_a_record_that_lies_about_it(tmp_path: Path, change: dict[str, object]) 
         load(tmp_path)
 
 
-DIFFER = """
-def refused(tree, leaf, says):
-    # Both ways to save refuse it, on both processes, and the next save goes well.
-    for call in (lambda: save(f"{root}/once", tree), lambda: (manager.save(7, tree), manager.wait_until_finished())):
-        error = goes(call, SaveFailed)
-        assert error.leaf == leaf and error.process == 1, (error.leaf, error.process)
-        assert says in str(error), error
-    assert manager.all_steps() == []
-
-both, LOCAL = state(1), "(numpy, a value of each host)"
-with CheckpointManager(f"{root}/many") as manager:
-    refused(both | {"n": np.zeros(3 + index)}, "n", f"The leaf 'n' is float64[3] {LOCAL} on process 0 and float64[4] {LOCAL} on process 1")
-    refused(both | {"n": np.zeros(3, [np.float32, np.int8][index])}, "n", f"float32[3] {LOCAL} on process 0 and int8[3] {LOCAL}")
-    refused(both | ({"extra": 1} if index else {}), "extra", "The leaf 'extra' is on process 1 and not on process 0")
-    says = "float32[2, 1024] (array, (x) on x=2) on process 0 and float32[1024] (array, replicated on x=2) on process 1"
-    refused(both | {"r": both["r"] if index else both["w"]}, "r", says)
-    zero, first = np.zeros(4, np.float32), NamedSharding(Mesh(jax.devices()[:1], "x"), P())
-    one = jax.make_array_from_callback((4,), first, lambda i: zero, dtype=zero.dtype)
-    refused(both | {"n": one}, "n", "a value of each host) on process 0 and float32[4] (array, replicated on x=1) on process 1")
-    refused(both | {"n": [both["n"]] if index else (both["n"],)}, "", "planned another save")
-    refused(both | {"n": np.arange(3) + index}, "n", "'n' is local to each process and differs on processes [1] from process 0")
-    refused(both | {"name": f"net{index}"}, "name", "keep it per process: Options(per_process=...)")
-    manager.save(7, both)
-    manager.wait_until_finished()
-    assert same(manager.restore(7, both), 1)
-"""
+DIFFER = program("host_values_differ")
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:

@@ -16,27 +16,10 @@ import pytest
 from holdfast.coordination import CoordinationService, Relay
 from tests.support.cluster import Processes, run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, program
 from tests.support.secured import secure
 
-KEYS_AND_BARRIERS = """
-import sys
-import jax
-from jax._src import distributed
-index, count, address = int(sys.argv[1]) + int(sys.argv[4]), int(sys.argv[5]), sys.argv[3]
-jax.distributed.initialize(address, count, index)
-client = distributed.global_state.client
-client.key_value_set(f"from/{index}", jax.__version__)
-versions = [client.blocking_key_value_get(f"from/{each}", 30_000) for each in range(count)]
-assert len({version.rsplit(".", 1)[0] for version in versions}) == 2, versions
-for step in range(20):
-    client.wait_at_barrier(f"step/{step % 3}", 30_000)
-client.wait_at_barrier(f"pair {index % 2}", 30_000, [index % 2, index % 2 + 2])
-assert sorted(client.get_live_nodes(list(range(count)))) == list(range(count))
-assert len(client.key_value_dir_get("from/")) == count
-print("together with", versions)
-jax.distributed.shutdown()
-"""
+KEYS_AND_BARRIERS = program("jax_versions_keys_and_barriers")
 
 
 def free_port() -> int:
@@ -133,12 +116,7 @@ def versions(outputs: list[str]) -> list[str]:
     return [line for output in outputs for line in output.splitlines() if line.startswith("jax ")]
 
 
-JOIN = """
-import sys
-import jax
-index, count, address = int(sys.argv[1]) + int(sys.argv[4]), int(sys.argv[5]), sys.argv[3]
-jax.distributed.initialize(address, count, index, initialization_timeout=5)
-"""
+JOIN = program("jax_versions_join")
 
 
 @pytest.mark.slow

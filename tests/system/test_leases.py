@@ -21,6 +21,7 @@ from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.names import SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
+from tests.support.paths import program
 
 HEARTBEAT_S = 1.0
 
@@ -127,18 +128,7 @@ def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(
             session.close()
 
 
-CLIENT = """
-import os, sys, time
-from holdfast.coordination import CoordinationClient, JobIdentity
-
-index, go = int(sys.argv[1]), sys.argv[4]
-with CoordinationClient(sys.argv[3], index, job=JobIdentity(num_processes=int(sys.argv[2]))) as client:
-    print("connected", flush=True)
-    while index == 2 and not os.path.exists(go):
-        time.sleep(0.05)
-    client.wait_at_barrier("all", 60_000)
-    print("met", flush=True)
-"""
+CLIENT = program("leases_client")
 
 
 @pytest.mark.parametrize("relayed", [False, True], ids=["straight", "relay"])
@@ -167,23 +157,7 @@ def test_our_clients_outwait_a_coordinator_that_is_stopped(
     assert [(each.code, each.output.splitlines()[-1]) for each in ended] == [(0, "met")] * 3, ended
 
 
-JAXLIB_CLIENT = """
-import itertools, sys, time
-from jax._src.lib import _jax
-
-index, address, heartbeat_s = int(sys.argv[1]), sys.argv[3], [2, 86400][int(sys.argv[1])]
-client = _jax.get_distributed_runtime_client(address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=heartbeat_s)
-client.connect()
-print("connected", flush=True)
-try:
-    for number in itertools.count():
-        client.key_value_set(f"{index}/{number}", "1")
-        time.sleep(0.1)
-except Exception as error:
-    print("refused", error, flush=True)
-client.shutdown()
-print("ended", flush=True)
-"""
+JAXLIB_CLIENT = program("leases_jaxlib_client")
 
 
 def wait_until_lost(address: str, process_id: int, timeout_s: float = 30) -> None:

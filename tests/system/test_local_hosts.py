@@ -29,6 +29,7 @@ from holdfast.checkpoint.local_tier.part_server import (
 )
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection
 from holdfast.checkpoint.local_tier.placement import Member, group_hosts
+from holdfast.checkpoint.local_tier.tier import LocalTier
 from tests.support.host_jobs import (
     HostJob,
     Hosts,
@@ -487,7 +488,8 @@ def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
 
 def pry(program: Program, address: str, names: list[str]) -> list[str]:
     """Asks a peer for names with this job's secret; returns those for which there was anything."""
-    assert program.manager._tier is not None
+    tier = program.manager._catalog.tier
+    assert isinstance(tier, LocalTier)
     got = []
     for name in names:
         for ask in (
@@ -496,7 +498,7 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
         ):
             with (
                 contextlib.suppress(OSError),
-                PeerConnection(address, program.manager._tier._secret) as peer,
+                PeerConnection(address, tier._secret) as peer,
             ):
                 ask(peer)
                 got.append(name)
@@ -505,8 +507,9 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
 
 def server_address(program: Program) -> str:
     """Returns where the process's part server listens."""
-    assert program.manager._tier is not None and program.manager._tier._server is not None
-    return program.manager._tier._server.address
+    tier = program.manager._catalog.tier
+    assert isinstance(tier, LocalTier) and tier._server is not None
+    return tier._server.address
 
 
 def test_a_peer_gets_nothing_but_parts(root: Path, tmp_path: Path) -> None:

@@ -19,47 +19,15 @@ from holdfast.coordination import CoordinationService, Endpoint
 from tests.support.checkpointing import run_together, together
 from tests.support.cluster import run_processes
 from tests.support.killpoints import build, walk_local
+from tests.support.paths import program
 
 # Each process is a host of its own: argv[5] is where their folders are, argv[6] the names of their
 # hosts.
-OPEN = """
-folders, names = sys.argv[5], sys.argv[6].split(",")
-local = Local(os.path.join(folders, names[index]), save_policy=EveryNSteps(2), timeout_s=20, failure_domain=names[index])
-manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
 
-def go_on():
-    step = manager.latest_step()
-    if step is None:
-        return 0
-    assert same(manager.restore(like=state(0)), step)
-    print("restored", step, flush=True)
-    return step
-"""
 
-TRAIN = (
-    OPEN
-    + """
-step, known, count_known = go_on(), [], 0
-for step in range(step + 1, step + 1 + int(sys.argv[7])):
-    manager.save(step, state(step))
-    if manager.local_steps() != known:
-        known, count_known = manager.local_steps(), count_known + 1
-        print(f"acknowledged {count_known}:", *known, flush=True)
-    time.sleep(0.01)
-manager.wait_until_finished()
-print("local", *manager.local_steps(), flush=True)
-manager.close()
-"""
-)
+TRAIN = program("local_tier_train")
 
-RESTORE = (
-    OPEN
-    + """
-go_on()
-print("statistics", json.dumps(manager.statistics()), flush=True)
-manager.close()
-"""
-)
+RESTORE = program("local_tier_restore")
 
 
 def _restored(outputs: list[str]) -> int:
@@ -92,22 +60,7 @@ def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> Non
     """All of its processes are on this machine, as with `holdfast run`: nobody has to name an
     address.
     """
-    script = """
-    import os, sys
-    from holdfast import multihost
-    from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
-    index, address, folder = int(sys.argv[1]), sys.argv[3], sys.argv[4]
-    multihost.initialize(address, 2, index)
-    local = Local(os.path.join(folder, f"h{index}"), save_policy=EveryNSteps(1), failure_domain=f"h{index}", strict=True)
-    with CheckpointManager(os.path.join(folder, "root"), save_policy=EveryNSteps(1000), local=local) as manager:
-        step = 0
-        while not manager.local_steps():
-            step += 1
-            manager.save(step, {"step": step})
-            manager.wait_until_finished()
-        assert manager.statistics()["local_survives"] == 1
-    multihost.shutdown()
-    """
+    script = program("local_tier_hosts_job_at_unix")
     with CoordinationService.spawn(2, endpoint=Endpoint(host=f"unix:{tmp_path}/s")) as service:
         run_processes(script, 2, arguments=[service.address, tmp_path])
 
@@ -172,44 +125,7 @@ def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_p
     assert _restored(run_together(RESTORE, 2, root, folders, _names(2))) == newest
 
 
-MANY_SAVES = """
-from jax._src import distributed
-folder, wanted, early = os.path.join(sys.argv[5], f"h{index}"), int(sys.argv[6]), int(sys.argv[7])
-coordinator = distributed.global_state.client
-
-def held():
-    files = lambda path: sum(len(names) for _, _, names in os.walk(path))
-    resident = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    keys = [key for key, _ in coordinator.key_value_dir_get_bytes("holdfast")]
-    return {"files": files(folder), "of the root": files(os.path.join(root, ".holdfast")), "keys": keys,
-            "descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")), "resident": resident}
-
-def show(when):
-    print(when, json.dumps(held()), flush=True)
-
-local = Local(folder, save_policy=EveryNSteps(1), keep=2, timeout_s=20, failure_domain=f"h{index}")
-with CheckpointManager(root, save_policy=EveryNSteps(50), keep_policy=KeepLast(2), local=local) as manager:
-    step = saves = 0
-    while saves < wanted:
-        step += 1
-        manager.save(step, state(step, 64))
-        manager.wait_until_finished()
-        if step % 47 == 0 and saves:
-            newest = manager.latest_step()
-            assert same(manager.restore(like=state(0, 64)), newest, 64)
-        if manager.statistics()["local_saves"] > saves:
-            saves += 1
-            if saves == early:
-                show("early")
-    show("late")
-    found = manager.statistics()
-    assert len(manager.local_steps()) == 2 and found["local_saves_failed"] == 0 and found["local_restores"] > wanted / 100, found
-coordinator.wait_at_barrier("closed", 60_000)
-until = time.monotonic() + 30
-while held()["keys"] and time.monotonic() < until:  # the last of both deletes them, in the background
-    time.sleep(0.05)
-show("closed")
-"""
+MANY_SAVES = program("local_tier_many_saves")
 
 
 @pytest.mark.parametrize(

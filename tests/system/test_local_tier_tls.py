@@ -12,21 +12,13 @@ from pathlib import Path
 
 from holdfast.coordination import CoordinationService, JobIdentity
 from holdfast.multihost import ProcessSpec
-from tests.support.checkpointing import START_LAUNCHED
 from tests.support.cluster import Processes
 from tests.support.tls import STRANGERS, Authority, dial
-from tests.system.test_local_tier import OPEN, RESTORE, TRAIN
-
-SERVES = """
-print("parts by TLS", manager._tier._tls is not None, "at", manager._tier._server.address, flush=True)
-"""
-END = """
-multihost.shutdown()
-"""
+from tests.system.test_local_tier import RESTORE, TRAIN
 
 
 @contextlib.contextmanager
-def _by_tls(script: str, folder: Path, names: str, *arguments: object) -> Iterator[Processes]:
+def _by_tls(script: Path, folder: Path, names: str, *arguments: object) -> Iterator[Processes]:
     """Runs a job; process i is the host that is named at i, by a certificate of its own."""
     count = len(names.split(","))
     authority = Authority(folder, "ours")
@@ -54,7 +46,7 @@ def _by_tls(script: str, folder: Path, names: str, *arguments: object) -> Iterat
         devices = 6 // count
         own = ["launched", folder / "root", folder / "hosts", names, *arguments]
         with Processes(
-            START_LAUNCHED + script, count, arguments=own, env_of=environment, devices=devices
+            script, count, arguments=own, env_of=environment, devices=devices
         ) as processes:
             yield processes
 
@@ -65,7 +57,7 @@ def test_parts_go_by_tls_and_strangers_disturb_nobody(tmp_path: Path) -> None:
     """
     with (
         contextlib.ExitStack() as stalled,
-        _by_tls(TRAIN.replace(OPEN, OPEN + SERVES), tmp_path, "h0,h1,h2", 100_000) as first,
+        _by_tls(TRAIN, tmp_path, "h0,h1,h2", 100_000) as first,
     ):
         first.wait_for(0, "acknowledged 2:")
         addresses = [
@@ -89,7 +81,7 @@ def test_parts_go_by_tls_and_strangers_disturb_nobody(tmp_path: Path) -> None:
     assert not any("failed; durable saves go on" in output for output in outputs), outputs
     assert sum("did not show a certificate" in output for output in outputs) == 3, outputs
     shutil.rmtree(tmp_path / "hosts" / "h1")
-    with _by_tls(RESTORE + END, tmp_path, "h2,h0") as second:
+    with _by_tls(RESTORE, tmp_path, "h2,h0") as second:
         finished = second.wait(90)
     assert [each.code for each in finished] == [0, 0], finished
     restored = {

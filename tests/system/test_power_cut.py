@@ -21,33 +21,14 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options, verify
+from tests.support.paths import program
 
 CUTS = 20
 FAST_CUTS = 4
 IMAGE_MIB = 128
 
-OPEN = """
-import sys
-import numpy as np
-from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options
-incremental = sys.argv[3] == "incremental"
-settings = {"keep_policy": KeepLast(2), "options": Options(incremental=incremental)}
-if sys.argv[3] == "local":
-    settings |= {"save_policy": EveryNSteps(1000), "local": Local(sys.argv[1] + "-host", save_policy=EveryNSteps(1), sync=True)}
-"""
-SAVER = (
-    OPEN
-    + """
-with CheckpointManager(sys.argv[1], **settings) as manager:
-    for step in range(1, 1 + int(sys.argv[2])):
-        manager.save(step, {f"w{i}": np.arange(100_000) + step * (i > 2) for i in range(4)} | {"step": step})
-        manager.wait_until_finished()
-        print(step, flush=True)
-        sys.stdin.readline()
-    assert bool(manager.statistics()["save_linked_bytes"]) == incremental
-    assert len(manager.local_steps()) == (sys.argv[3] == "local")
-"""
-)
+
+SAVER = program("power_cut_saver")
 
 
 def run(*command: object) -> None:

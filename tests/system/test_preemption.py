@@ -19,69 +19,9 @@ import pytest
 from holdfast.coordination import CoordinationService, ServiceTimeouts, StatusClient
 from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.metadata import Metadata, metadata_server
+from tests.support.paths import program
 
-HEAD = """
-import os, random, signal, sys, threading, time
-import jax
-from holdfast import multihost
-from holdfast.multihost.preemption import preemption as notices
-
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-def begin(sources=None, service=False, **options):
-    jax.config.update("jax_enable_preemption_service", service)
-    jax.distributed.initialize(address, count, index)
-    client = jax._src.distributed.global_state.client
-    return client, notices.start(client, index, count, sources=sources, **options)
-
-def end():
-    notices.stop()
-    jax.distributed.shutdown()
-"""
-
-
-LOOP = (
-    HEAD
-    + """
-service, source, path, seeds, strides = sys.argv[4], sys.argv[5], sys.argv[6], range(*eval(sys.argv[7])), eval(sys.argv[8])
-signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler ran", flush=True))
-if service == "ours":
-    multihost.initialize(address, count, index, preemption_sources=[])
-else:
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(address, count, index)
-client = multihost.current_client()
-for seed in seeds:
-    rng = random.Random(1000 * seed + index)
-    slurm_end = time.time() + 60 + 0.3 + rng.random() * 0.5 if index == seed % count else 2e9
-    sources = {
-        "signal": lambda: None,
-        "file": lambda: [multihost.WatchedFile(f"{path}/{seed}", every_s=0.02)],
-        "gce": lambda: [multihost.GceMetadata(host=f"{path}/{seed}", every_s=0.02)],
-        "slurm": lambda: [multihost.SlurmEnd(slurm_end, lead_s=60, every_s=0.02)],
-        "program": lambda: [],
-    }[source]()
-    notices.stop()
-    notices.start(client, index, count, sources=sources)
-    client.wait_at_barrier(f"begin {seed}", 60_000)
-    print(f"ready {seed}.", flush=True)
-    if source == "program" and index == seed % count:
-        threading.Timer(rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
-    stride = strides[seed % len(strides)]
-    step, longest_s = 0, rng.choice([0.002, 0.005, 0.02])
-    while not multihost.reached_preemption(step):
-        time.sleep(rng.random() * longest_s)
-        step += stride
-    print(f"seed {seed} stopped at {step}", flush=True)
-    assert multihost.reached_preemption(step) and multihost.reached_preemption(step + stride)
-    client.wait_at_barrier(f"end {seed}", 60_000)
-    notices.stop()
-if service == "ours":
-    multihost.shutdown()
-else:
-    jax.distributed.shutdown()
-"""
-)
+LOOP = program("preemption_loop")
 
 
 def stopped_at(output: str) -> list[int]:
@@ -166,22 +106,7 @@ def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
     """With a device collective in every step, which blocks main threads, all still agree, and no
     process passes the step.
     """
-    script = (
-        HEAD
-        + """
-import jax.numpy as jnp
-from jax.experimental import multihost_utils
-begin()
-if index == 1:
-    threading.Timer(0.5, multihost.notify_preemption, [multihost.Notice("drained")]).start()
-step = 0
-while not multihost.reached_preemption(step):
-    multihost_utils.broadcast_one_to_all(jnp.ones(4))
-    step += 1
-print(f"stopped at {step}")
-end()
-"""
-    )
+    script = program("preemption_processes_lockstep_collectives_stop")
     assert (
         len(
             {
@@ -195,19 +120,7 @@ end()
 
 def test_a_notice_before_step_0_holds_at_step_0() -> None:
     """Told before anybody asked, every process hears it at its first question."""
-    script = (
-        HEAD
-        + """
-client, preemption = begin([])
-if index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-while preemption._sync.latest != "raised":
-    time.sleep(0.01)
-assert multihost.reached_preemption(0)
-client.wait_at_barrier("asked", 60_000)
-end()
-"""
-    )
+    script = program("preemption_notice_before_step_0")
     run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
@@ -215,63 +128,14 @@ def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() ->
     """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
     answer False from one step on.
     """
-    script = (
-        HEAD
-        + """
-client, preemption = begin([])
-mine = multihost.Notice(f"from {index}", deadline_unix_s=1000.0 + index)
-def settle(value):
-    while preemption._sync.latest != value or preemption._unsettled.is_set():
-        time.sleep(0.01)
-multihost.notify_preemption(mine)
-settle("raised")
-client.wait_at_barrier("notified", 60_000)
-assert multihost.reached_preemption(5) and multihost.preemption_notice() == multihost.Notice("from 0", 1000.0)
-client.wait_at_barrier("asked", 60_000)
-if index == 0:
-    multihost.notify_preemption(None)
-    while multihost.preemption_notice() != multihost.Notice("from 1", 1001.0):
-        time.sleep(0.01)
-client.wait_at_barrier("one left", 60_000)
-assert multihost.reached_preemption(6)
-client.wait_at_barrier("asked again", 60_000)
-if index == 1:
-    multihost.notify_preemption(None)
-settle("lowered")
-assert multihost.reached_preemption(6) and not multihost.reached_preemption(7)
-assert multihost.preemption_notice() is None
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
+    script = program("preemption_withdrawn_notice_ends_at")
     run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
 @pytest.mark.slow
 def test_a_process_that_never_asks_is_named() -> None:
     """When one process has no sync point, the others' question ends with an error that names it."""
-    script = (
-        HEAD
-        + """
-jax.config.update("jax_enable_preemption_service", False)
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-if index != 2:
-    preemption = notices.start(client, index, count, sources=[], timeout_s=12)
-client.wait_at_barrier("started", 100_000)
-if index != 2:
-    multihost.notify_preemption(multihost.Notice("drained"))
-    try:
-        for step in range(10**6):
-            multihost.reached_preemption(step)
-            time.sleep(0.01)
-    except TimeoutError as error:
-        assert error.missing == (2,), error
-        assert "no answer from processes [2] of 3" in str(error), error
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
+    script = program("preemption_process_never_asks_named")
     run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"])
 
 
@@ -280,27 +144,7 @@ def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
     """A process that dies after announcing, before it sent any mail, does not hold the others up:
     they agree without it.
     """
-    script = (
-        HEAD
-        + """
-multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
-preemption = notices.current()
-client = multihost.current_client()
-multihost.reached_preemption(10 * index)
-client.wait_at_barrier("asked", 60_000)
-if index == 2:
-    client.key_value_set(f"{preemption._sync.folder}/0/change", "2 raised")
-    os.kill(os.getpid(), signal.SIGKILL)
-client.blocking_key_value_get(f"{preemption._sync.folder}/0/change", 60_000)
-if index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-step = 10 * index + 1
-while not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-"""
-    )
+    script = program("preemption_announcer_dies_half_way")
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
@@ -315,31 +159,7 @@ def test_without_its_coordinator_a_process_still_answers() -> None:
     """With the coordinator dead, questions are answered at once; a notice then is no reason to stop
     alone, and is logged.
     """
-    script = (
-        HEAD
-        + """
-import logging
-logged = []
-class Keep(logging.Handler):
-    def emit(self, record):
-        logged.append(record.getMessage())
-logging.getLogger("holdfast").addHandler(Keep())
-multihost.initialize(address, count, index, heartbeat_timeout_s=8, preemption_sources=[])
-assert not multihost.reached_preemption(0)
-print("begun", flush=True)
-try:
-    multihost.sync_global_processes("gone", timeout=30)
-except Exception:
-    multihost.notify_preemption(multihost.Notice("drained"))
-step = 1
-while step < 100 or not any("the notice cannot be passed on" in line for line in logged):
-    assert not multihost.reached_preemption(step)
-    time.sleep(0.01)
-    step += 1
-print("answered", flush=True)
-os._exit(0)
-"""
-    )
+    script = program("preemption_without_coordinator_process_still")
     with CoordinationService.spawn(
         2, timeouts=ServiceTimeouts(heartbeat_s=8), recoverable=True, survivable=True
     ) as service:
@@ -355,27 +175,7 @@ def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
     """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
     only JAX got reaches ours.
     """
-    script = (
-        HEAD
-        + """
-from jax.experimental.multihost_utils import reached_preemption_sync_point
-theirs = sys.argv[4] == "theirs"
-client, preemption = begin([], service=True)
-if index == 0 and theirs:
-    client.key_value_set("RECEIVED_PREEMPTION_NOTICE", "2026-01-01T00:00:00+00:00")
-elif index == 0:
-    multihost.notify_preemption(multihost.Notice("drained"))
-asked = multihost.reached_preemption if theirs else reached_preemption_sync_point
-step = 0
-while not asked(step):
-    client.wait_at_barrier(f"step {step}", 60_000)
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-client.wait_at_barrier("done", 60_000)
-end()
-"""
-    )
+    script = program("preemption_jax_own_sync_point")
     for whose in ("ours", "theirs"):
         assert (
             len(
@@ -394,25 +194,7 @@ def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
     """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
     one step, and JAX's own is notified.
     """
-    script = (
-        HEAD
-        + """
-from jax.experimental.multihost_utils import reached_preemption_sync_point
-assert not multihost.reached_preemption(-1)  # before jax.distributed: of this process alone
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-ours, theirs, step = None, None, 0
-print("ready", flush=True)
-while ours is None or theirs is None:
-    if ours is None and multihost.reached_preemption(step):
-        ours = step
-    if reached_preemption_sync_point(step):
-        theirs = step
-    client.wait_at_barrier(f"step {step}", 60_000)
-    step += 1
-print(f"stopped at {ours}, stopped at {theirs}")
-"""
-    )
+    script = program("preemption_under_plain_jax_distributed")
     with Processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"]) as processes:
         for index in range(2):
             processes.wait_for(index, "ready")
@@ -426,61 +208,11 @@ def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
     """Rank 0 proposes again and again; each proposal is reached once, at the same step in every
     process, ahead of all.
     """
-    script = (
-        HEAD
-        + """
-jax.config.update("jax_enable_preemption_service", False)
-jax.distributed.initialize(address, count, index)
-client = jax._src.distributed.global_state.client
-group = multihost.ClusterGroup(client, index, count)
-random.seed(index)
-steps = []
-with multihost.agree_on_step(group, "save") as sync:
-    for step in range(150):
-        if index == 0 and step % 30 == 10:
-            sync.propose()
-        if sync.reached(step):
-            steps.append(step)
-        time.sleep(random.random() * 0.01)
-    client.wait_at_barrier("asked", 60_000)
-assert 3 <= len(steps) <= 5 and sync.statistics()["rounds"] == 5, (steps, sync.statistics())
-print(f"steps {steps}")
-client.wait_at_barrier("done", 60_000)
-jax.distributed.shutdown()
-"""
-    )
+    script = program("preemption_agree_step_spreads_primarys")
     assert len(set(run_processes(script, 3, arguments=[f"127.0.0.1:{free_port()}"]))) == 1
 
 
-SOURCES = (
-    HEAD
-    + """
-class Held:
-    name = "held"
-    closed = False
-    def start(self, notify):
-        self.notify = notify
-    def close(self):
-        self.closed = True
-held = Held()
-multihost.add_preemption_source(held)
-assert not multihost.reached_preemption(-1)  # a question before the job
-before = notices.current()
-multihost.initialize(address, count, index, preemption_sources=[])
-assert notices.current() is before and not held.closed
-multihost.sync_global_processes("asked")
-if index == 0:
-    held.notify(multihost.Notice("drained"))
-step = 0
-while not multihost.reached_preemption(step):
-    time.sleep(0.005)
-    step += 1
-print(f"stopped at {step}")
-assert notices.current() is before and multihost.preemption_notice().reason == "drained"
-multihost.shutdown()
-assert held.closed and notices.current() is before and multihost.reached_preemption(step + 1)  # a late question
-"""
-)
+SOURCES = program("preemption_sources")
 
 
 def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
@@ -491,25 +223,7 @@ def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() ->
     assert len({tuple(stopped_at(output)) for output in outputs}) == 1
 
 
-LEAVING = (
-    HEAD
-    + """
-multihost.initialize(address, count, index, timeout_s=60)
-assert not multihost.reached_preemption(10 if index == 0 else 0)
-if index == 0:
-    print("leaving", flush=True)
-    multihost.shutdown(timeout_s=float(sys.argv[4]))
-    print("left", flush=True)
-    raise SystemExit
-print("asking", flush=True)
-step = 1
-while step < 200 and not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}", flush=True)
-multihost.shutdown()
-"""
-)
+LEAVING = program("preemption_leaving")
 
 
 @pytest.mark.parametrize("notified", [0, 1])
@@ -549,35 +263,14 @@ def status_of(service: CoordinationService) -> list[Any]:
         return list(client.status().tasks)
 
 
-STARTING = (
-    HEAD
-    + """
-from holdfast.multihost.start import start
-start_jax = start.start_jax
-def slowly(*arguments, **options):
-    if index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-    start_jax(*arguments, **options)
-start.start_jax = slowly
-multihost.initialize(address, count, index, timeout_s=60)
-step = 0
-while not multihost.reached_preemption(step):
-    time.sleep(0.01)
-    step += 1
-print(f"stopped at {step}")
-multihost.shutdown()
-"""
-)
+STARTING = program("preemption_starting")
 
 
 def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a
     preemption.
     """
-    script = (
-        HEAD + "print('waiting', flush=True)\nmultihost.initialize(address, 2, 0, timeout_s=60)"
-    )
+    script = program("preemption_waiting")
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         with Processes(script, 1, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")

@@ -9,31 +9,11 @@ import pytest
 from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import run_processes
-from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+from tests.support.jax_program import BIND, preempted_at
+from tests.support.paths import program
 from tests.support.secured import secure
 
-JAX_JOB = """
-    import os, sys
-    index, count, coordinator = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    from holdfast.coordination import CoordinationClient, Credentials, JobIdentity, Relay, Timeouts
-    credentials = Credentials(*sys.argv[4:])
-    with Relay.spawn(coordinator, credentials, [index]) as relay, \\
-            CoordinationClient(coordinator, index, job=JobIdentity(num_processes=count), timeouts=Timeouts(init_s=60), credentials=credentials) as client:
-        import jax, numpy as np
-        from jax.experimental import multihost_utils
-        jax.distributed.initialize(relay.address, count, index, coordinator_bind_address="127.0.0.1:0", heartbeat_timeout_seconds=86400)
-        assert jax.process_count() == count and jax.device_count() == count
-        multihost_utils.sync_global_devices("here")
-        assert multihost_utils.broadcast_one_to_all(np.int32(7 + index)) == 7
-        assert multihost_utils.process_allgather(np.int32([index])).ravel().tolist() == list(range(count))
-        client.wait_at_barrier("holdfast/own", 30_000)
-        client.key_value_set(f"holdfast/{index}", "x")
-        theirs = jax._src.distributed.global_state.client
-        client.wait_at_barrier("holdfast/set", 30_000)
-        assert len(theirs.key_value_dir_get("holdfast")) == count
-        jax.distributed.shutdown()
-    print("done", flush=True)
-"""
+JAX_JOB = program("relays_jax_job")
 
 
 def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
@@ -60,16 +40,11 @@ def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
     """
     security = secure(tmp_path)
     own = security.own
-    relayed = """
-import sys
-from holdfast.coordination import Credentials, Relay
-relay = Relay.spawn(sys.argv[3], Credentials(*sys.argv[4:]), [int(sys.argv[1])])
-sys.argv[3:] = [relay.address]
-"""
+    relayed = program("relays_full_jax_path")
     with CoordinationService.spawn(4, arguments=security.arguments) as service:
         arguments = [service.address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
         outputs = run_processes(
-            relayed + JAX_PROGRAM + "relay.close()\n",
+            relayed,
             4,
             arguments=arguments,
             env=BIND,
@@ -79,22 +54,7 @@ sys.argv[3:] = [relay.address]
         assert service.wait(20) == 0
 
 
-INITIALIZED = """
-    import sys
-    import jax, numpy as np
-    from jax.experimental import multihost_utils
-    from holdfast import multihost
-    index, count = int(sys.argv[1]), int(sys.argv[2])
-    multihost.initialize(timeout_s=60)
-    assert jax.process_count() == count and jax.device_count() == count
-    multihost_utils.sync_global_devices("device collective")
-    assert multihost_utils.broadcast_one_to_all(np.int32(7 + index)) == 7
-    assert multihost_utils.process_allgather(np.int32([index])).ravel().tolist() == list(range(count))
-    assert multihost.global_max([index, -index]) == [count - 1, 0]
-    multihost.sync_global_processes("all", timeout=30)
-    multihost.shutdown()
-    print("done", flush=True)
-"""
+INITIALIZED = program("relays_initialized")
 
 
 @pytest.mark.parametrize("token", [True, False], ids=["mTLS and token", "mTLS alone"])

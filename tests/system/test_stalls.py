@@ -23,6 +23,7 @@ from holdfast.launch import (
 )
 from tests.support.cluster import CollectedOutput
 from tests.support.drill import HOLDFAST, drill, line_of
+from tests.support.paths import program
 
 STALL_S = 10
 SCREEN = 25
@@ -72,18 +73,7 @@ def test_a_hang_ends_the_attempt_and_names_the_odd_one(
     ), log
 
 
-HANGS_ONCE = """import os, sys, time
-from holdfast import multihost
-multihost.initialize()
-attempt, me = (int(os.environ[f"HOLDFAST_{name}"]) for name in ("ATTEMPT", "PROCESS_ID"))
-for step in range(3):
-    multihost.reached_preemption(step)
-    time.sleep(0.1)
-    if (attempt, me, step) == (1, 1, 1):
-        time.sleep(600)
-    multihost.sync_global_processes(f"step {step}")
-multihost.shutdown()
-"""
+HANGS_ONCE = program("stalls_hangs_once")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
 from tests.support.cluster import free_port, run_processes
-from tests.support.starting import script
+from tests.support.paths import program
 from tests.support.tls import Authority
 
 
@@ -39,25 +39,7 @@ def test_from_the_environment() -> None:
         3, job=JobIdentity(name="j", attempt=4), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
-            script("""
-            multihost.initialize(timeout_s=60)
-            assert jax.process_count() == count == multihost.process_count() and jax.process_index() == index
-            assert multihost.is_initialized() and multihost.current_spec().attempt == 4
-            assert multihost.runtime_to_distributed_ids() == [0, 1, 2]
-            assert multihost.distributed_to_device_ids()[index] == [device.id for device in jax.local_devices()]
-            assert not jax.config.jax_enable_preemption_service
-            assert "--xla_cpu_collective_timeout_seconds=100" in os.environ["XLA_FLAGS"], os.environ["XLA_FLAGS"]
-            group = multihost.default_group()
-            assert group.gather("g", b"%d" % index, timeout_s=30) == ([b"0", b"1", b"2"] if index == 0 else None)
-            group.report(step=7)
-            try:
-                multihost.initialize()
-            except RuntimeError as error:
-                assert "has joined a job already" in str(error)
-            multihost.shutdown()
-            multihost.shutdown()
-            assert not multihost.is_initialized() and not multihost.is_runtime_to_distributed_ids_initialized()
-            """),
+            program("start_from_environment"),
             3,
             devices=2,
             **spec_env(service.address, 3, job_id="j", attempt=4),
@@ -71,13 +53,7 @@ def test_process_0_starts_the_coordinator() -> None:
     there; whoever comes late is waited for.
     """
     outputs = run_processes(
-        script("""
-        if index == 0:
-            time.sleep(1)  # the others knock at a door that is not there yet
-        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
-        multihost.sync_global_processes("all")
-        multihost.shutdown()
-        """),
+        program("start_process_0_starts_coordinator"),
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
@@ -90,20 +66,10 @@ def test_nobody_joins_an_earlier_start() -> None:
     end, and starts one of its own.
     """
     port = free_port()
-    crash = script("""
-        multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=3)
-        multihost.current_client().key_value_set(f"left behind/{index}", "old", True)
-        multihost.sync_global_processes("all")
-        os._exit(9)
-        """)
+    crash = program("start_nobody_joins_earlier_start_crash")
     run_processes(crash, 2, arguments=[f"127.0.0.1:{port}"], codes=[9, 9])
     outputs = run_processes(
-        script("""
-        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
-        assert multihost.current_client().key_value_dir_get("left behind") == []
-        multihost.sync_global_processes("all")
-        multihost.shutdown()
-        """),
+        program("start_nobody_joins_earlier_start"),
         2,
         arguments=[f"127.0.0.1:{port}"],
     )
@@ -116,15 +82,7 @@ def test_a_process_that_never_comes_is_named() -> None:
     """
     with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
         outputs = run_processes(
-            script("""
-            spec = multihost.ProcessSpec(process_id=[0, 2][index], num_processes=3, coordinator=sys.argv[3], job_id="")
-            start = time.monotonic()
-            try:
-                multihost.initialize(spec=spec, timeout_s=3)
-            except StartupTimeout as error:
-                print("missing", error.processes, "knob", error.knob, error.timeout_s, "in time", time.monotonic() - start < 20, error)
-            assert not multihost.is_initialized()
-            """),
+            program("start_process_never_comes_named"),
             2,
             arguments=[service.address],
         )
@@ -140,15 +98,7 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
     """By initialize() where process 0 starts it, and all have it; where somebody else did, another
     value is refused with a sentence.
     """
-    ask = script("""
-        try:
-            multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=None if sys.argv[4] == str(index) else 7)
-            assert "--xla_cpu_collective_timeout_seconds=7" in os.environ["XLA_FLAGS"], os.environ["XLA_FLAGS"]
-            print("heartbeat timeout", multihost.current_client().heartbeat_timeout_s)
-            multihost.shutdown()
-        except CoordinationError as error:
-            print("refused:", error)
-        """)
+    ask = program("start_heartbeat_timeout_set_where_ask")
     outputs = run_processes(ask, 2, arguments=[f"127.0.0.1:{free_port()}", 1])
     assert all("heartbeat timeout 7.0" in output for output in outputs)
     with CoordinationService.spawn(2, timeouts=ServiceTimeouts(heartbeat_s=9)) as service:
@@ -164,35 +114,21 @@ def test_the_heartbeat_timeout_is_set_where_the_coordinator_is_started() -> None
         )
 
 
-LATE = {
-    "ours": "multihost.initialize(sys.argv[3], count, index, timeout_s=60)",
-    "jax's own": (
-        "jax.distributed.initialize(sys.argv[3], count, index,"
-        " coordinator_bind_address='127.0.0.1:0')"
-    ),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("late_timeouts", [0.5, 1.2, 3])
-@pytest.mark.parametrize("client", LATE)
+@pytest.mark.parametrize("client", ["ours", "jax's own"])
 def test_the_last_process_may_be_late(client: str, late_timeouts: float) -> None:
     """By more than the heartbeat timeout, too: nobody is timed out of a job that has not gathered,
     and the job starts.
     """
     heartbeat_s = 4
-    text = f"""
-        if index == count - 1:
-            time.sleep({late_timeouts * heartbeat_s})
-        {LATE[client]}
-        assert jax.process_count() == count
-        jax._src.distributed.global_state.client.wait_at_barrier("all", 30_000)
-        print("started")
-        """
+    late_s = late_timeouts * heartbeat_s
     with CoordinationService.spawn(
         3, timeouts=ServiceTimeouts(heartbeat_s=heartbeat_s), recoverable=True, survivable=True
     ) as service:
-        outputs = run_processes(script(text), 3, arguments=[service.address])
+        outputs = run_processes(
+            program("start_last_may_be_late"), 3, arguments=[service.address, late_s, client]
+        )
     assert all("started" in output for output in outputs)
 
 
@@ -200,12 +136,7 @@ def test_a_coordinator_that_is_not_there() -> None:
     """CoordinatorLost names the address and for how long it was tried."""
     address = f"127.0.0.1:{free_port()}"
     (output,) = run_processes(
-        script("""
-        try:
-            multihost.initialize(sys.argv[3], 2, 1, timeout_s=2)
-        except CoordinatorLost as error:
-            print("lost", error.address, error.tried_s > 0, error)
-        """),
+        program("start_coordinator_not_there"),
         1,
         arguments=[address],
     )
@@ -216,12 +147,7 @@ def test_another_attempt_is_refused() -> None:
     """A process of attempt 2 does not join the coordinator of attempt 3 (ENV-5)."""
     with CoordinationService.spawn(1, job=JobIdentity(name="j", attempt=3)) as service:
         (output,) = run_processes(
-            script("""
-            try:
-                multihost.initialize(timeout_s=20)
-            except CoordinationError as error:
-                print("refused:", error)
-            """),
+            program("start_another_attempt_refused"),
             1,
             **spec_env(service.address, 1, job_id="j", attempt=2),
         )
@@ -246,18 +172,7 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
         2, job=JobIdentity(name="j"), recoverable=True, survivable=True
     ) as service:
         outputs = run_processes(
-            script("""
-            from jax._src import xla_bridge
-            backends = xla_bridge.backends
-            def watched():
-                if not xla_bridge.backends_are_initialized():
-                    print("at the backend:", {key: value for key, value in os.environ.items() if key.startswith("MEGASCALE")})
-                return backends()
-            xla_bridge.backends = watched
-            multihost.initialize(timeout_s=60)
-            print("slices", multihost.slice_count())
-            multihost.shutdown()
-            """),
+            program("start_stale_slices_never_reach"),
             2,
             env=STALE,
             **spec_env(
@@ -289,12 +204,7 @@ def test_leaving_in_any_order(last: int) -> None:
     dead.
     """
     outputs = run_processes(
-        script("""
-        multihost.initialize(sys.argv[3], count, index, timeout_s=60)
-        if index == int(sys.argv[4]):
-            time.sleep(1.5)
-        multihost.shutdown()
-        """),
+        program("start_leaving_any_order"),
         3,
         arguments=[f"127.0.0.1:{free_port()}", last],
     )
@@ -304,7 +214,7 @@ def test_leaving_in_any_order(last: int) -> None:
 def test_leaving_without_shutdown() -> None:
     """A program that forgets shutdown() leaves in order when it ends."""
     outputs = run_processes(
-        script("multihost.initialize(sys.argv[3], count, index, timeout_s=60)"),
+        program("start_leaves_without_shutdown"),
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
@@ -316,18 +226,7 @@ def test_an_exception_ends_the_others_waits() -> None:
     naming it and its error.
     """
     outputs = run_processes(
-        script("""
-        multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=60)
-        if index == 1:
-            multihost.sync_global_processes("near")
-            raise RuntimeError("bad batch")
-        multihost.sync_global_processes("near")
-        start = time.monotonic()
-        try:
-            multihost.sync_global_processes("far", timeout=50)
-        except ProcessLost as error:
-            print("lost", error.process, time.monotonic() - start < 20, error)
-        """),
+        program("start_exception_ends_others_waits"),
         3,
         arguments=[f"127.0.0.1:{free_port()}"],
         codes=[0, 1, 0],
@@ -342,14 +241,7 @@ def test_a_job_smaller_than_asked_for() -> None:
     what was asked for and what was found.
     """
     outputs = run_processes(
-        script("""
-        jax.process_count = lambda backend=None: 1  # as on a platform that has not joined
-        try:
-            multihost.initialize(sys.argv[3], count, index, timeout_s=60)
-        except (multihost.StartupFailed, CoordinationError) as error:
-            print("refused:", error)
-        assert not multihost.is_initialized()
-        """),
+        program("start_job_smaller_than_asked"),
         2,
         arguments=[f"127.0.0.1:{free_port()}"],
     )
@@ -374,12 +266,7 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
         arguments=secured,
     ) as service:
         (output,) = run_processes(
-            script("""
-            try:
-                multihost.initialize(timeout_s=20)
-            except CoordinationError as error:
-                print("refused:", error)
-            """),
+            program("start_secured_coordinator"),
             1,
             env_of=lambda index: ProcessSpec(
                 process_id=0, num_processes=2, coordinator=service.address, job_id="j", attempt=1
@@ -387,13 +274,7 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
         )
         assert "refused: UNAUTHENTICATED" in output
         run_processes(
-            script("""
-            multihost.initialize(timeout_s=60)
-            assert jax.process_count() == 2
-            assert multihost.global_max([index, -index]) == [1, 0]
-            multihost.sync_global_processes("all", timeout=30)
-            multihost.shutdown()
-            """),
+            program("start_secured_coordinator_2"),
             2,
             **spec_env(service.address, 2, job_id="j", attempt=1, token_file=str(token)),
         )
@@ -413,15 +294,7 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
         2, job=JobIdentity(name="j"), recoverable=True, survivable=True, arguments=secured
     ) as service:
         outputs = run_processes(
-            script("""
-            from holdfast.multihost.job import current_job
-            from holdfast.multihost.start.start import Membership
-            multihost.initialize(timeout_s=60)
-            print("relay", current_job().part(Membership).relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
-            assert multihost.global_max([index, -index]) == [1, 0]
-            multihost.sync_global_processes("all", timeout=30)
-            multihost.shutdown()
-            """),
+            program("start_jaxs_own_tls"),
             2,
             env_of=lambda index: ProcessSpec(
                 process_id=index,

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.checkpoint import load
 from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
-from tests.support.paths import EXAMPLES
+from tests.support.paths import EXAMPLES, program
 
 TRAINER = EXAMPLES / "train_digits.py"
 STEPS = 300
@@ -104,20 +104,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-POLITE = """
-import os, sys
-import jax
-from holdfast import multihost
-multihost.initialize()
-print(f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()}", flush=True)
-step = 0
-while not multihost.reached_preemption(step):
-    step += 1
-    if os.environ["HOLDFAST_ATTEMPT"] == "2" and step == 100:
-        break
-multihost.shutdown()
-sys.exit(0)
-"""
+POLITE = program("survival_polite")
 
 
 def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:

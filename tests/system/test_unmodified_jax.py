@@ -9,6 +9,7 @@ import pytest
 from holdfast.coordination import CoordinationService, ServiceTimeouts
 from tests.support.cluster import Processes, run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+from tests.support.paths import program
 
 
 @pytest.mark.parametrize(
@@ -26,32 +27,7 @@ def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ..
         assert service.wait(20) == 0
 
 
-SURVIVOR = """
-import os, sys, time
-import jax
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-jax.config.update("jax_enable_recoverability", True)
-jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=4)
-from jax._src import distributed
-client = distributed.global_state.client
-client.wait_at_barrier("all", 60_000)
-print("together", flush=True)
-if index == 0:
-    time.sleep(100)
-while True:
-    try:
-        client.wait_at_barrier("again", 60_000)
-        raise SystemExit("passed without process 0")
-    except jax.errors.JaxRuntimeError as error:
-        print(error, flush=True)
-        break
-rest = list(range(1, count))
-for step in range(20):
-    client.wait_at_barrier(f"rest {step}", 60_000, rest)
-client.key_value_set(f"done/{index}", "1")
-print("went on", flush=True)
-os._exit(0)
-"""
+SURVIVOR = program("unmodified_jax_survivor")
 
 
 def test_the_others_go_on_when_process_0_is_killed() -> None:

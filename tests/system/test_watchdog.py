@@ -9,6 +9,7 @@ import sys
 
 from holdfast.coordination import CoordinationService
 from tests.support.cluster import Processes, free_port
+from tests.support.paths import program
 
 
 def test_the_stacks_stay_with_the_coordinator() -> None:
@@ -16,18 +17,7 @@ def test_the_stacks_stay_with_the_coordinator() -> None:
     status` find them.
     """
     address = f"127.0.0.1:{free_port()}"
-    script = """
-    import sys, time
-    import jax
-    from holdfast.multihost import watchdog
-    index = int(sys.argv[1])
-    jax.config.update("jax_enable_recoverability", True)
-    jax.distributed.initialize(sys.argv[3], 2, index)
-    if index == 1:
-        with watchdog(0.3, exit=True):
-            time.sleep(100)
-    print(jax._src.distributed.global_state.client.blocking_key_value_get("holdfast/stacks/1", 60_000), flush=True)
-    """
+    script = program("watchdog_stacks_stay_with_coordinator")
     with Processes(script, 2, arguments=[address]) as processes:
         processes.wait_for(0, "stacks")
         found = json.loads(
@@ -42,18 +32,7 @@ def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
     """Without a launcher, too: who is elsewhere, on which host and at which line, in one sentence
     that is the same for all.
     """
-    script = """
-    import sys, threading
-    from holdfast import multihost
-    index = int(sys.argv[1])
-    multihost.initialize(sys.argv[3], 3, index)
-    def load_batch():
-        if index == 2:
-            threading.Event().wait()
-    with multihost.watchdog(3):
-        load_batch()
-        multihost.sync_global_processes("step")
-    """
+    script = program("watchdog_log_every_process_says")
     with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
         with Processes(script, 3, arguments=[service.address]) as processes:
             said = set()
@@ -74,19 +53,7 @@ def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> 
     """`holdfast status --stacks` asks each living process where its threads are, and shows the
     report of one that its watchdog ended.
     """
-    script = """
-    import sys, threading
-    from holdfast import multihost
-    index = int(sys.argv[1])
-    multihost.initialize(sys.argv[3], 2, index)
-    def the_innocent_function():
-        print("waiting", flush=True)
-        threading.Event().wait()
-    def the_guilty_function():
-        with multihost.watchdog(0.3, exit=True):
-            threading.Event().wait()
-    the_guilty_function() if index else the_innocent_function()
-    """
+    script = program("watchdog_status_shows_stacks_living")
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         with Processes(script, 2, arguments=[service.address]) as processes:
             processes.wait_for(0, "waiting")

@@ -45,9 +45,8 @@ class OrbaxItem:
         self._files = folder.names()
         about = self._metadata()
         self._fills = about.fills
-        self._driver, self._meta_name = (
-            ("zarr3", "zarr.json") if about.use_zarr3 else ("zarr", ".zarray")
-        )
+        self._driver = "zarr3" if about.use_zarr3 else "zarr"
+        self._meta_name = "zarr.json" if about.use_zarr3 else ".zarray"
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
         self._descriptions: dict[int, _Description] = {}
@@ -55,11 +54,9 @@ class OrbaxItem:
         asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
         # tensorstore reads meanwhile
         tree, paths, order = self._tree(about)
-        shardings, strings, prng = (
-            self._shardings(),
-            self._optional_json(orbax.STRINGS),
-            self._prng_implementations(),
-        )
+        shardings = self._shardings()
+        strings = self._optional_json(orbax.STRINGS)
+        prng = self._prng_implementations()
         self._specs = self._array_specs(asked)
         records = self._records(about, strings, prng, shardings)
         self.record = ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
@@ -92,15 +89,14 @@ class OrbaxItem:
         return {"driver": "ocdbt", "base": base}
 
     def _shardings(self) -> dict[str, Any]:
-        return (
-            orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING)
-            if orbax.SHARDING in self._files
-            else {}
-        )
+        if orbax.SHARDING not in self._files:
+            return {}
+        return orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING)
 
     def _tree(self, about: orbax.TreeMetadata) -> tuple[Any, list[str], list[int]]:
-        """Returns the description of the tree and, in flatten order, the paths of its leaves and
-        their numbers among `_records`.
+        """Returns the description of the tree, and its leaves' paths and numbers in flatten order.
+
+        The numbers are those among `_records`.
         """
         numbers = itertools.count()
         values: dict[Any, Any] = {
@@ -151,17 +147,14 @@ class OrbaxItem:
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
-        about = (
-            orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata")
-            if "metadata" in folder.names()
-            else {}
-        )
+        if "metadata" not in folder.names():
+            return leaf
+        about = orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata")
         if not about.get("typed"):
             return leaf
         usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
-        return replace(
-            leaf, kind="key", impl=orbax.prng_name(about.get("impl") or leaf.impl or usual)
-        )
+        impl = orbax.prng_name(about.get("impl") or leaf.impl or usual)
+        return replace(leaf, kind="key", impl=impl)
 
     def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
         value: Any = strings
@@ -178,23 +171,18 @@ class OrbaxItem:
 
     def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
         shape, dtype, grid = self._described(name)
-        return LeafRecord(
-            name,
-            "key" if impl else kind,
-            dtype,
-            shape,
-            impl,
-            sharding if kind == "array" else None,
-            grid,
-        )
+        if kind != "array":
+            sharding = None
+        if impl:
+            kind = "key"
+        return LeafRecord(name, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
 
     def _described(self, name: str) -> _Description:
         """Returns shape, dtype and chunks of an array; many have one description."""
         spec = self._specs[name]
         if id(spec) not in self._descriptions:
-            self._descriptions[id(spec)] = _describe(
-                spec, f"{self._folder}/{name}/{self._meta_name}", name
-            )
+            file = f"{self._folder}/{name}/{self._meta_name}"
+            self._descriptions[id(spec)] = _describe(spec, file, name)
         return self._descriptions[id(spec)]
 
     def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
@@ -212,20 +200,19 @@ class OrbaxItem:
         }
 
     def _optional_json(self, name: str) -> dict[str, Any]:
-        value = (
-            orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}")
-            if name in self._files
-            else {}
-        )
+        if name not in self._files:
+            return {}
+        value = orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}")
         return value if isinstance(value, dict) else {}
 
     def _prng_implementations(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        implementations: dict[str, str] = {}
         if orbax.ARRAY_METADATAS + "/" in self._files:
             folder = self._folder / orbax.ARRAY_METADATAS
             for name in folder.names():
-                found |= orbax.parse_array_metadata(folder.fetch(name), f"{folder}/{name}")
-        return found
+                about = orbax.parse_array_metadata(folder.fetch(name), f"{folder}/{name}")
+                implementations |= about
+        return implementations
 
     def _ask_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
         """Begins to read the zarr metadata of all arrays, side by side; returns the futures."""
@@ -239,7 +226,7 @@ class OrbaxItem:
 
     def _array_specs(self, pending: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the zarr metadata of all arrays; blocks for what was asked."""
-        found = {}
+        specs = {}
         known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
         for name, future in pending.items():
             value = self._done(name, future)
@@ -253,8 +240,8 @@ class OrbaxItem:
             data = value.value
             if data not in known:
                 known[data] = orbax.parse_json(data, f"{self._folder}/{name}/{self._meta_name}")
-            found[name] = known[data]
-        return found
+            specs[name] = known[data]
+        return specs
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
@@ -262,13 +249,11 @@ class OrbaxItem:
         for read in reads:
             leaf = read.leaf
             shape = read.shape
-            read.array = allocate(read.nbytes).view(leaf.numpy_dtype).reshape(shape)
-            if read.array.size:
-                index = (
-                    ()
-                    if shape == leaf.shape
-                    else tuple(slice(start, stop) for start, stop in read.region)
-                )
+            read.lie_in(allocate(read.nbytes))
+            if read.array is not None and read.array.size:
+                index: tuple[slice, ...] = ()
+                if shape != leaf.shape:
+                    index = tuple(slice(start, stop) for start, stop in read.region)
                 regions.append((self._names[leaf.path], index, read.array))
         self._read(regions)
 

@@ -53,12 +53,11 @@ def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
         yield keys, _EMPTY.get(node["kind"], "NamedTuple")
     else:
         names = node.get("keys", range(len(node["nodes"])))
-        index = node["kind"] in ("list", "tuple")
+        is_sequence = node["kind"] in ("list", "tuple")
+        is_object = node["kind"] == "object"
         for name, child in zip(names, node["nodes"], strict=True):
-            yield from walk(
-                child,
-                (*keys, (str(name), index or (node["kind"] == "object" and isinstance(name, int)))),
-            )
+            is_index = is_sequence or (is_object and isinstance(name, int))
+            yield from walk(child, (*keys, (str(name), is_index)))
 
 
 def leaf_name(keys: Keys) -> str:
@@ -69,35 +68,34 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     """Describes a live leaf; returns with it the array to be written, for a typed key its data."""
     if isinstance(value, (bool, int, float, complex, str, bytes)):
         return LeafRecord(path, type(value).__name__, value=value), None
-    kind, impl = "array" if isinstance(value, jax.Array) else "numpy", ""
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind, impl = "key", str(jax.random.key_impl(value))
+    if not isinstance(value, jax.Array):
+        shape = tuple(value.shape)
+        grid = Grid(shape, shape, shape)
+        return LeafRecord(path, "numpy", np.dtype(value.dtype).name, shape, grid=grid), value
+    kind = "array"
+    impl = ""
+    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind = "key"
+        impl = str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     shape = tuple(value.shape)
-    shard_shape = (
-        shape
-        if not isinstance(value, jax.Array) or value.is_fully_addressable
-        else tuple(value.sharding.shard_shape(shape))
+    shard_shape = shape
+    if not value.is_fully_addressable:
+        shard_shape = tuple(value.sharding.shard_shape(shape))
+    leaf = LeafRecord(
+        path,
+        kind,
+        np.dtype(value.dtype).name,
+        shape,
+        impl=impl,
+        sharding=describe_sharding(value.sharding),
+        grid=Grid(shape, shard_shape, shard_shape),
     )
-    sharding = describe_sharding(value.sharding) if isinstance(value, jax.Array) else None
-    return (
-        LeafRecord(
-            path,
-            kind,
-            np.dtype(value.dtype).name,
-            shape,
-            impl,
-            sharding,
-            Grid(shape, shard_shape, shard_shape),
-        ),
-        value,
-    )
+    return leaf, value
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
-    """Describes a leaf as it will lie in Orbax's layout, under its name there; raises
-    UnsupportedLeaf.
-    """
+    """Describes a leaf as it will lie in Orbax's layout, by its name. Raises UnsupportedLeaf."""
     if leaf.kind not in VALUE_TYPES:
         message = (
             f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an"
@@ -107,20 +105,17 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if leaf.kind == "str":
         return replace(leaf, path=name)
     if leaf.grid is None:
-        return replace(
-            leaf, path=name, dtype=np.asarray(leaf.value).dtype.name, grid=Grid((), (), ())
-        )
+        dtype = np.asarray(leaf.value).dtype.name
+        return replace(leaf, path=name, dtype=dtype, grid=Grid((), (), ()))
     if 0 in leaf.shape:
         message = (
             f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays"
             " of size zero"
         )
         raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
-    chunk = (
-        leaf.grid.shard_shape
-        if leaf.grid.shard_shape != leaf.shape
-        else _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
-    )
+    chunk = leaf.grid.shard_shape
+    if chunk == leaf.shape:
+        chunk = _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
     return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import Corrupt, HostileCheckpoint
+from ...format.sharding import axes_of
 
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 TREE_METADATA = "_METADATA"
@@ -85,10 +86,8 @@ def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
         try:
             keys = tuple([(str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"]])
             about = entry["value_metadata"]
-            value_type, empty = (
-                str(about.get("value_type", "jax.Array")),
-                bool(about.get("skip_deserialize", False)),
-            )
+            value_type = str(about.get("value_type", "jax.Array"))
+            empty = bool(about.get("skip_deserialize", False))
         except (KeyError, TypeError, AttributeError):
             raise Corrupt(
                 f"{file} describes the leaf {name} in a way that Orbax does not",
@@ -188,16 +187,11 @@ def read_sharding(about: Any) -> Any:
             return {"device": int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])}
         if about["sharding_type"] != "NamedSharding":
             return None
-        spec = [
-            [] if axis is None else [axis] if isinstance(axis, str) else list(axis)
-            for axis in about["partition_spec"]
-        ]
+        spec = [list(axes_of(axis)) for axis in about["partition_spec"]]
         sizes = [int(size) for size in about["shape"]]
-        devices = (
-            _flat(about["device_mesh"]["mesh"])
-            if about.get("device_mesh")
-            else list(range(math.prod(sizes)))
-        )
+        devices = list(range(math.prod(sizes)))
+        if about.get("device_mesh"):
+            devices = _flat(about["device_mesh"]["mesh"])
         return {
             "axes": [str(axis) for axis in about["axis_names"]],
             "sizes": sizes,
@@ -209,8 +203,9 @@ def read_sharding(about: Any) -> Any:
 
 
 def sharding_json(description: Any) -> dict[str, Any] | None:
-    """Returns a sharding of a record as Orbax writes it, None for one that it cannot say without a
-    device's name.
+    """Returns a sharding of a record as Orbax writes it.
+
+    Returns None for a sharding that Orbax cannot write without a device's name.
     """
     if not description or "spec" not in description:
         return None
@@ -222,19 +217,22 @@ def sharding_json(description: Any) -> dict[str, Any] | None:
         "shape": description["sizes"],
         "axis_names": description["axes"],
         "axis_types": ["AxisType.Auto"] * len(description["axes"]),
-        "partition_spec": [
-            axes if len(axes) > 1 else axes[0] if axes else None for axes in description["spec"]
-        ],
+        "partition_spec": [_axis_json(axes) for axes in description["spec"]],
         "device_mesh": {"mesh": mesh},
     }
 
 
+def _axis_json(axes: list[str]) -> Any:
+    """Returns an entry of a partition's spec: a list only of several axes."""
+    if len(axes) > 1:
+        return axes
+    return axes[0] if axes else None
+
+
 def _flat(mesh: Any) -> list[int]:
-    return (
-        [number for row in mesh for number in _flat(row)]
-        if isinstance(mesh, list)
-        else [int(mesh["id"])]
-    )
+    if isinstance(mesh, list):
+        return [number for row in mesh for number in _flat(row)]
+    return [int(mesh["id"])]
 
 
 def step_of(name: str) -> int | None:

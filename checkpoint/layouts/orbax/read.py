@@ -99,10 +99,6 @@ class OrbaxCheckpoint:
         metrics = about.get("metrics") or {}
         if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
             metrics = self.json("metrics")
-        times = [about.get(name) for name in ("init_timestamp_nsecs", "commit_timestamp_nsecs")]
-        started, finished = [
-            time / 1e9 if isinstance(time, int) and time else None for time in times
-        ]
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
         metrics = metrics if isinstance(metrics, dict) else {}
         step = orbax.step_of(self._folder.basename)
@@ -111,10 +107,10 @@ class OrbaxCheckpoint:
             str(self._folder),
             items,
             step,
-            started,
-            finished,
-            metrics,
-            about.get("custom_metadata") or None,
+            started_s=_seconds(about.get("init_timestamp_nsecs")),
+            finished_s=_seconds(about.get("commit_timestamp_nsecs")),
+            metrics=metrics,
+            metadata=about.get("custom_metadata") or None,
         )
 
     def json(self, name: str, process: int = 0) -> Any:
@@ -192,3 +188,7 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"
     return folder, "files"
+
+
+def _seconds(time_ns: Any) -> float | None:
+    return time_ns / 1e9 if isinstance(time_ns, int) and time_ns else None

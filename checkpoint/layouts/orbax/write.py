@@ -33,7 +33,7 @@ from ...errors import (
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...storage.local import sync_folder
-from ...storage.path import StorePath
+from ...storage.path import StorePath, join
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
 from .encode import (
@@ -69,19 +69,17 @@ class OrbaxWriter:
     def __init__(
         self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600
     ) -> None:
-        self._final, self._group, self._timeout_s = folder, group or Solo(), timeout_s
-        self._local = "://" not in folder.storage.root
+        self._final = folder
+        self._group = group or Solo()
+        self._timeout_s = timeout_s
+        self._local = folder.storage.posix is not None
         parent, _, base = folder.name.rpartition("/")
         self._folder = folder
         if self._local:
-            self._folder = StorePath(
-                folder.storage,
-                f"{parent}/{base}{orbax.TEMPORARY}" if parent else f"{base}{orbax.TEMPORARY}",
-            )
+            self._folder = StorePath(folder.storage, join(parent, f"{base}{orbax.TEMPORARY}"))
         self._started_ns = time.time_ns()
-        self._context = context_of(
-            folder, cache_pool={"total_bytes_limit": 0}
-        )  # what is written is not read again
+        # What is written is not read again.
+        self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []

@@ -1,3 +1,1 @@
-"""A folder for PYTHONPATH: children of a program that called `install()` call it too, before
-anything else.
-"""
+"""A folder for PYTHONPATH: by it the children of a program that called `install()` call it too."""

@@ -1,5 +1,6 @@
-"""Run by every interpreter that starts with this folder on its path: installs the stand-ins, then
-runs the sitecustomize of the site.
+"""Run by every interpreter that starts with this folder on its path.
+
+Installs the stand-ins, then runs the sitecustomize of the site.
 """
 
 import importlib.machinery

@@ -1,6 +1,4 @@
-"""`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood; imports
-no Orbax.
-"""
+"""`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood."""
 
 from holdfast import multihost
 

@@ -17,7 +17,7 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 from .. import args as args_lib
 from .. import items as items_lib
 from ..handlers import checkpointable_to_load, checkpointable_to_save
-from ..items import orbax_errors
+from ..items import SavedItem, orbax_errors
 from ..refusals import PAGE, not_covered
 from .options import Context, current
 from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
@@ -44,8 +44,9 @@ def save_checkpointables(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> None:
-    """Saves several trees as one checkpoint; blocks until it is durable. Raises ValueError where
-    one is there.
+    """Saves several trees as one checkpoint; blocks until it is durable.
+
+    Raises ValueError where one is there.
     """
     with orbax_errors():
         native_save(
@@ -89,103 +90,99 @@ def save_async(path: Any, state: Any, **options: Any) -> AsyncResponse[None]:
     return AsyncResponse(_nothing, None)
 
 
-def _opened(path: Any) -> Structure:
+def _open(path: Any) -> Structure:
     try:
         return structure(path)
     except StepNotFound as error:
         raise InvalidLayoutError(str(error)) from error
 
 
-def pick(found: Structure, name: str | None) -> str:
-    """Returns the name of the tree that is meant: itself, a usual one, or the only one. Raises
-    KeyError.
+def pick(saved: Structure, name: str | None) -> str:
+    """Returns the name of the tree that is meant: itself, a usual one, or the only one.
+
+    Raises KeyError.
     """
     if name not in (None, AUTO):
         return str(name)
-    trees = [each for each, item in found.items.items() if item.kind == "tree"]
+    trees = [each for each, item in saved.items.items() if item.kind == "tree"]
     usual = [each for each in USUAL if each in trees]
     if not usual and len(trees) != 1:
         raise KeyError(
-            f"{found.path} has no item called {', '.join(USUAL)}; it has {sorted(found.items)}:"
+            f"{saved.path} has no item called {', '.join(USUAL)}; it has {sorted(saved.items)}:"
             " name one by checkpointable_name"
         )
     return usual[0] if usual else trees[0]
 
 
-def load_item(
-    call: str, found: Structure, name: str, target: Any, context: Context, read: Callable[..., Any]
-) -> Any:
+def _metadata_or(target: Any) -> Any:
+    return target.metadata if isinstance(target, CheckpointMetadata) else target
+
+
+def _load_item(item: SavedItem, target: Any, context: Context) -> Any:
     """Loads an item of a checkpoint like `target` (or its metadata); None: as it was saved."""
-    target = target.metadata if isinstance(target, CheckpointMetadata) else target
-    item = items_lib.find(found, name)
+    target = _metadata_or(target)
     if item.kind == "files":
-        like = checkpointable_to_load(name, target)
+        like = checkpointable_to_load(item.name, target)
         if like is None:
-            message = (
-                f"{call}: the item {name!r} is of files, and {type(target).__name__} does not say"
-                " who reads them"
-            )
             raise ValueError(
-                f"{message}; expected the object that saved them, or a handler:"
+                f"{item.call}: the item {item.name!r} is of files, and {type(target).__name__} does"
+                " not say who reads them; expected the object that saved them, or a handler:"
                 f" handlers.register_handler. See {PAGE}"
             )
-        return read(name, like)
+        return item.read(like)
     if target is None:
-        return items_lib.restore_item(call, name, item, None, read)
+        return items_lib.restore_item(item, None)
     if context.partial_load and item.kind == "tree":
-        return items_lib.restore_tree(name, item, target, read, partial=True)
-    return items_lib.restore_item(call, name, item, args_lib.StandardRestore(target), read)
+        return items_lib.restore_tree(item, target, partial=True)
+    return items_lib.restore_item(item, args_lib.StandardRestore(target))
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
-    """Loads a tree. Raises InvalidLayoutError (a ValueError) where there is no checkpoint,
-    ValueError where the target does not fit.
+    """Loads a tree.
+
+    Raises InvalidLayoutError (a ValueError) where there is no checkpoint, ValueError where the
+    target does not fit.
     """
-    found = _opened(path)
+    saved = _open(path)
+    name = pick(saved, checkpointable_name)
     with orbax_errors():
-        return load_item(
-            "load",
-            found,
-            pick(found, checkpointable_name),
-            abstract_state,
-            current(),
-            _reader(found),
-        )
+        item = SavedItem.find("load", saved, name, _reader(saved))
+        return _load_item(item, abstract_state, current())
 
 
-def _reader(found: Structure) -> Callable[..., Any]:
-    return lambda name, like, **options: native_load(found.path, like, item=name, **options)
+def _reader(saved: Structure) -> Callable[..., Any]:
+    return lambda name, like, **options: native_load(saved.path, like, item=name, **options)
 
 
 def load_async(
     path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE
 ) -> AsyncResponse[Any]:
     """Loads as `load` does, blocking; the response is done."""
-    return AsyncResponse(
-        _nothing, load(path, abstract_state, checkpointable_name=checkpointable_name)
-    )
+    state = load(path, abstract_state, checkpointable_name=checkpointable_name)
+    return AsyncResponse(_nothing, state)
 
 
 def load_all(
-    call: str, found: Structure, targets: Any, context: Context, read: Callable[..., Any]
+    call: str, saved: Structure, targets: Any, context: Context, *, reader: Callable[..., Any]
 ) -> dict[str, Any]:
     """Loads several items: those of `targets`, or all."""
-    targets = targets.metadata if isinstance(targets, CheckpointMetadata) else targets
-    wanted = dict.fromkeys(found.items) if targets is None else targets
+    targets = _metadata_or(targets)
+    wanted = dict.fromkeys(saved.items) if targets is None else targets
     return {
-        name: load_item(call, found, name, target, context, read) for name, target in wanted.items()
+        name: _load_item(SavedItem.find(call, saved, name, reader), target, context)
+        for name, target in wanted.items()
     }
 
 
 def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dict[str, Any]:
-    """Loads several items by name; None: all. Raises as `load` does, KeyError for an item that is
-    not there.
+    """Loads several items by name; None: all.
+
+    Raises as `load` does, KeyError for an item that is not there.
     """
-    found = _opened(path)
+    saved = _open(path)
+    call = "load_checkpointables"
     with orbax_errors():
-        return load_all(
-            "load_checkpointables", found, abstract_checkpointables, current(), _reader(found)
-        )
+        return load_all(call, saved, abstract_checkpointables, current(), reader=_reader(saved))
 
 
 def load_checkpointables_async(
@@ -197,34 +194,45 @@ def load_checkpointables_async(
 
 def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
     """Returns what is known of a tree, without reading it: a target."""
-    found = _opened(path)
-    return describe(found, tree_of(items_lib.find(found, pick(found, checkpointable_name))))
+    return describe_tree(_open(path), checkpointable_name)
+
+
+def describe_tree(
+    saved: Structure, name: str | None = AUTO, *, step: int | None = None
+) -> CheckpointMetadata[Any]:
+    """Returns what is known of the tree that is meant by `name`."""
+    item = items_lib.item_of(saved, pick(saved, name))
+    return describe(saved, tree_of(item), step=step)
 
 
 def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
     """Returns what is known of all items, without reading them."""
-    found = _opened(path)
-    return describe(
-        found,
-        {
-            name: tree_of(item) if item.kind == "tree" else None
-            for name, item in found.items.items()
-        },
-    )
+    return describe_all(_open(path))
+
+
+def describe_all(
+    saved: Structure, *, step: int | None = None
+) -> CheckpointMetadata[dict[str, Any]]:
+    """Returns what is known of all items."""
+    trees = {
+        name: tree_of(item) if item.kind == "tree" else None for name, item in saved.items.items()
+    }
+    return describe(saved, trees, step=step)
 
 
 def is_orbax_checkpoint(path: Any) -> bool:
     """Says whether `load` can read it: a checkpoint of Orbax's or of holdfast's is there."""
     try:
-        found = layout_of(StorePath.of(path))
+        layout = layout_of(StorePath.of(path))
     except (CheckpointError, OSError):
         return False
-    return found is not None and found.name in ("orbax", "holdfast")
+    return layout is not None and layout.name in ("orbax", "holdfast")
 
 
 def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
-    """Deletes a checkpoint in a folder of the file system; True if one was there. Every process
-    calls it. Raises FileNotFoundError.
+    """Deletes a checkpoint in a folder of the file system; True if one was there.
+
+    Every process calls it. Raises FileNotFoundError.
     """
     if checkpointable_name is not None or "://" in os.fspath(path):
         raise not_covered(

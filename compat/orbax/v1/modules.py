@@ -62,7 +62,6 @@ tree = make_module(
 
 
 def _add_names() -> None:
-    found = vars(training)
     by_step = make_module(
         "v1.training.errors",
         StepAlreadyExistsError=training.StepAlreadyExistsError,
@@ -73,24 +72,21 @@ def _add_names() -> None:
         refused="Snapshotter",
         reason="keep snapshots with holdfast.checkpoint",
     )
-    found.update(
+    vars(training).update(
         errors=by_step,
         pathways=pathways,
         save_decision_policies=policies,
         preservation_policies=policies,
+        CheckpointMetadata=CheckpointMetadata,
+        RootMetadata=RootMetadata,
     )
-    found.update(CheckpointMetadata=CheckpointMetadata, RootMetadata=RootMetadata)
     refused = {
         "CheckpointablesOptions": OWN_FILES,
         "DeletionOptions": "deletions are done when they return",
+        "PathwaysOptions": "a save needs nothing more on Pathways",
     }
-    refused["PathwaysOptions"] = "a save needs nothing more on Pathways"
-    vars(options).update(
-        {
-            name: stand_in("orbax.checkpoint.v1.options", name, reason)
-            for name, reason in refused.items()
-        }
-    )
+    for name, reason in refused.items():
+        vars(options)[name] = stand_in("orbax.checkpoint.v1.options", name, reason)
 
 
 _add_names()

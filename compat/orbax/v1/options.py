@@ -1,5 +1,6 @@
-"""`orbax.checkpoint.v1.options`, and the Context that carries them. What only tunes how bytes lie
-or travel has no effect here.
+"""`orbax.checkpoint.v1.options`, and the Context that carries them.
+
+What only tunes how bytes lie or travel has no effect here.
 """
 
 from __future__ import annotations
@@ -104,10 +105,9 @@ class ArrayOptions:
         """How arrays come back."""
 
         def __init__(self, *, enable_padding_and_truncation: bool = False, **options: Any) -> None:
-            nearest = "load the saved shapes and slice them"
             refuse(
                 "ArrayOptions.Loading",
-                nearest,
+                "load the saved shapes and slice them",
                 enable_padding_and_truncation=enable_padding_and_truncation,
             )
             super().__init__(**options)
@@ -120,27 +120,23 @@ _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("conte
 
 
 class Context:
-    """Options that hold inside `with Context(...):`, and for the objects that are given it. Another
-    one's may be inherited.
+    """Options that hold inside `with Context(...):`, and for the objects that are given it.
+
+    Those of another context may be inherited.
     """
 
     def __init__(self, context: Context | None = None, **options: Any) -> None:
         inherited = {} if context is None else context.options
-        nearest = "see holdfast.checkpoint.Options, or leave it out"
-        refuse(
-            "v1.Context",
-            nearest,
-            **{name: value for name, value in options.items() if name not in _KNOWN},
-        )
+        unknown = {name: value for name, value in options.items() if name not in _KNOWN}
+        refuse("v1.Context", "see holdfast.checkpoint.Options, or leave it out", **unknown)
         mode = getattr(options.get("file_options"), "path_permission_mode", None)
         refuse(
             "v1.Context(file_options=...)",
             "set the umask, or use CheckpointManager",
             path_permission_mode=mode,
         )
-        self.options: dict[str, Any] = inherited | {
-            name: value for name, value in options.items() if value is not None
-        }
+        given = {name: value for name, value in options.items() if value is not None}
+        self.options: dict[str, Any] = inherited | given
         self._tokens: list[Any] = []
 
     @property
@@ -180,7 +176,5 @@ _KNOWN = {
 
 
 def current(context: Context | None = None) -> Context:
-    """Returns the context that holds: the one given, the one of the `with` block, or one of
-    defaults.
-    """
+    """Returns the context that holds: the given one, that of the `with` block, or a plain one."""
     return context or _current.get() or Context()

@@ -12,6 +12,7 @@ from holdfast.checkpoint import ItemStructure, Structure
 
 from ..handlers import to_path
 from ..items import plain
+from ..metadata import nanoseconds
 
 T = TypeVar("T")
 
@@ -30,9 +31,7 @@ class AsyncResponse(Generic[T]):
 
 
 class CheckpointMetadata(Generic[T]):
-    """What is known of a checkpoint: `metadata` of its tree or trees. Times are Unix
-    nanoseconds.
-    """
+    """What is known of a checkpoint: `metadata` of its trees. Times are Unix nanoseconds."""
 
     def __init__(
         self,
@@ -88,27 +87,27 @@ def _time(nanoseconds: int | None) -> datetime | None:
 
 
 def describe(
-    found: Structure, metadata: Any, *, step: int | None = None
+    saved: Structure, metadata: Any, *, step: int | None = None
 ) -> CheckpointMetadata[Any]:
     """Returns what is known of a checkpoint, with the `metadata` of its items."""
-    times = [
-        None if time is None else int(time * 1e9) for time in (found.started_s, found.finished_s)
-    ]
     return CheckpointMetadata(
-        to_path(found.path),
+        to_path(saved.path),
         metadata=metadata,
-        init_timestamp_nsecs=times[0],
-        commit_timestamp_nsecs=times[1],
-        custom_metadata=found.metadata or {},
+        init_timestamp_nsecs=nanoseconds(saved.started_s),
+        commit_timestamp_nsecs=nanoseconds(saved.finished_s),
+        custom_metadata=saved.metadata or {},
         step=step,
-        metrics=dict(found.metrics) or None,
+        metrics=dict(saved.metrics) or None,
     )
 
 
 def tree_of(item: ItemStructure) -> Any:
-    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists; a number stands for
-    itself by the zero of its type.
+    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists.
+
+    A number stands for itself by the zero of its type.
     """
-    return plain(
-        jax.tree.map(lambda leaf: leaf if hasattr(leaf, "shape") else type(leaf)(), item.tree)
-    )
+
+    def described(leaf: Any) -> Any:
+        return leaf if hasattr(leaf, "shape") else type(leaf)()
+
+    return plain(jax.tree.map(described, item.tree))

@@ -16,7 +16,7 @@ from ..options import CheckpointManagerOptions
 from ..refusals import refuse
 from . import checkpoints as checkpoints_lib
 from .options import AsyncOptions, Context, current
-from .results import AsyncResponse, CheckpointMetadata, RootMetadata, describe, tree_of
+from .results import AsyncResponse, CheckpointMetadata, RootMetadata, describe
 
 CALL = "training.Checkpointer"
 
@@ -30,10 +30,12 @@ class StepNotFoundError(FileNotFoundError):
 
 
 class Checkpointer:
-    """Saves, keeps and loads the steps of one root. Every process of a job makes one and calls the
-    same.
+    """Saves, keeps and loads the steps of one root.
+
+    Every process of a job makes one and calls the same.
     """
 
+    # More than eight parameters: they are Orbax's.
     def __init__(
         self,
         directory: Any,
@@ -94,6 +96,7 @@ class Checkpointer:
         **options: Any,
     ) -> bool:
         """Saves a tree as a step and blocks until it is durable; False where no save is wanted.
+
         Raises StepAlreadyExistsError.
         """
         return self.save_checkpointables(step, {checkpointable_name: state}, **options)
@@ -146,12 +149,11 @@ class Checkpointer:
     def _step(self, step: int | CheckpointMetadata[Any] | None) -> int:
         chosen = step.step if isinstance(step, CheckpointMetadata) else step
         chosen = self._manager.latest_step() if chosen is None else chosen
-        if chosen is None or chosen not in self._manager.all_steps():
-            what = (
-                "No checkpoint found" if chosen is None else f"No checkpoint found at step {chosen}"
-            )
+        steps = self._manager.all_steps()
+        if chosen is None or chosen not in steps:
+            at = "" if chosen is None else f" at step {chosen}"
             raise StepNotFoundError(
-                f"{what} in {self.directory}; there are {self._manager.all_steps()}."
+                f"No checkpoint found{at} in {self.directory}; there are {steps}."
             )
         return chosen
 
@@ -162,22 +164,30 @@ class Checkpointer:
         *,
         checkpointable_name: str = checkpoints_lib.STATE,
     ) -> Any:
-        """Loads a tree of a step (None: the latest). Raises StepNotFoundError, ValueError,
-        KeyError.
+        """Loads a tree of a step (None: the latest).
+
+        Raises StepNotFoundError, ValueError, KeyError.
         """
-        return self.load_checkpointables(step, {checkpointable_name: abstract_state})[
-            checkpointable_name
-        ]
+        items = self.load_checkpointables(step, {checkpointable_name: abstract_state})
+        return items[checkpointable_name]
 
     def load_checkpointables(
         self, step: Any = None, abstract_checkpointables: Any = None
     ) -> dict[str, Any]:
         """Loads several trees of a step by name; None: all."""
-        number, context, native = self._step(step), current(self._context), self._manager.native
+        number = self._step(step)
+        native = self._manager.native
+
+        def read(name: str, like: Any, **options: Any) -> Any:
+            return native.restore(number, like, item=name, **options)
+
         with orbax_errors():
-            read = lambda name, like, **options: native.restore(number, like, item=name, **options)  # noqa: E731
             return checkpoints_lib.load_all(
-                f"{CALL}.load", native.structure(number), abstract_checkpointables, context, read
+                f"{CALL}.load",
+                native.structure(number),
+                abstract_checkpointables,
+                current(self._context),
+                reader=read,
             )
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> AsyncResponse[Any]:
@@ -188,9 +198,8 @@ class Checkpointer:
         self, step: Any = None, abstract_checkpointables: Any = None
     ) -> AsyncResponse[dict[str, Any]]:
         """Loads as `load_checkpointables` does, blocking; the response is done."""
-        return AsyncResponse(
-            lambda: None, self.load_checkpointables(step, abstract_checkpointables)
-        )
+        items = self.load_checkpointables(step, abstract_checkpointables)
+        return AsyncResponse(lambda: None, items)
 
     save_pytree = save
     save_pytree_async = save_async
@@ -202,27 +211,14 @@ class Checkpointer:
     def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
         """Returns what is known of a step's tree, without reading it."""
         number = self._step(step)
-        found = self._manager.native.structure(number)
-        return describe(
-            found,
-            tree_of(found.items[checkpoints_lib.pick(found, checkpoints_lib.AUTO)]),
-            step=number,
-        )
+        return checkpoints_lib.describe_tree(self._manager.native.structure(number), step=number)
 
     pytree_metadata = metadata
 
     def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
         """Returns what is known of all items of a step, without reading them."""
         number = self._step(step)
-        found = self._manager.native.structure(number)
-        return describe(
-            found,
-            {
-                name: tree_of(item) if item.kind == "tree" else None
-                for name, item in found.items.items()
-            },
-            step=number,
-        )
+        return checkpoints_lib.describe_all(self._manager.native.structure(number), step=number)
 
     def root_metadata(self) -> RootMetadata:
         """Returns what is known of the root: where it is."""

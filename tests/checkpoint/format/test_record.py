@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
 from holdfast.checkpoint.format.record import chunk_runs, expand_runs, parse_record
 from holdfast.checkpoint.format.tree import FlatTree
-from holdfast.checkpoint.saving.pack_writer import write_json, write_snapshot
+from holdfast.checkpoint.saving.item_files import ItemTarget, write_json
+from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.saving.snapshot import take_snapshot
@@ -28,8 +29,10 @@ def record_of(tmp_path: Path, **options: Any) -> bytes:
     storage = LocalStorage(tmp_path)
     tree = FlatTree.of(TREE)
     plan = Planner().plan(tree)
-    report = write_snapshot(take_snapshot(plan, tree), storage, "7", "state", "ab12cd34")
-    extra = write_json(storage, "7", "data", "ab12cd34", 0, b'{"at":5}')
+    report = write_snapshot(
+        take_snapshot(plan, tree), ItemTarget(storage, "7", "state", "ab12cd34")
+    )
+    extra = write_json(ItemTarget(storage, "7", "data", "ab12cd34"), 0, b'{"at":5}')
     facts: dict[str, Any] = {
         "writer": "ab12cd34",
         "processes": 1,

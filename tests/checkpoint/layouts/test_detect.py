@@ -111,7 +111,7 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_a
                 if step < 20 and (folder == "") == (looked_at == "root"):
                     writer.save(step + 1, {"n": step + 1})
                     writer.wait_until_finished()
-                    writer._worker.wait(30)
+                    writer._state.worker.wait(30)
                 return found
 
         writer.save(1, {"n": 1})

@@ -31,6 +31,8 @@ from holdfast.checkpoint.local_tier import meeting, tier
 from holdfast.checkpoint.local_tier.part_copier import Throttle
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
+from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.saving.stager import SaveOrder
 from tests.support.local_hosts import Job, is_state, job, state
 from tests.support.tls import Authority
 
@@ -491,8 +493,8 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(
     """
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
-        tier = first.managers[1]._tier
-        assert tier is not None
+        tier = first.managers[1]._catalog.tier
+        assert isinstance(tier, LocalTier)
         assert tier._meeting.server is not None
         tier._meeting.server.close()
         first.save(6)
@@ -785,14 +787,15 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
     def save(rank: int, manager: CheckpointManager) -> None:
         own = Files(lambda folder: (folder / "own").write_text(f"of {rank}"), per_process=True)
         shared = Files(lambda folder: (folder / "shared").write_text("text"))
-        assert manager._tier is not None
+        tier = manager._catalog.tier
+        assert isinstance(tier, LocalTier)
         items = {
             "own": own,
             "shared": shared,
             "model": {"w": np.ones(3, np.float32)},
             "config": Json(1),
         }
-        manager._tier.save(5, items, None, None, np.float16)
+        tier.save(SaveOrder(5, items=items, dtype=np.float16))
         manager.wait_until_finished()
 
     with job(root, hosts[:2]) as first:

@@ -18,19 +18,13 @@ from holdfast.checkpoint import (
     SaveCancelled,
     SaveFailed,
 )
-from holdfast.checkpoint.options import Statistics
-from holdfast.checkpoint.policy import KeepAll
 from holdfast.checkpoint.saving import async_saver
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
-from holdfast.checkpoint.saving.save import SaveContext, SnapshotWork
-from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
-from holdfast.checkpoint.steps.background import BackgroundWorker
-from holdfast.checkpoint.steps.claims import this_writer
-from holdfast.checkpoint.steps.index import StepIndex
-from holdfast.checkpoint.steps.local_claims import LocalClaims
-from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.multihost import ClusterGroup, Solo
+from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
+from holdfast.checkpoint.saving.stager import SaveRequest
+from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
+from tests.support.step_savers import open_saver, stage
 
 
 class Gate:
@@ -50,32 +44,17 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def context(tmp_path: Path, gate: Gate) -> Iterator[SaveContext]:
-    storage, worker, statistics = LocalStorage(tmp_path), BackgroundWorker(), Statistics()
-    claims, writer = LocalClaims(storage), this_writer()
-    claims.take(writer)
-    index = StepIndex(storage, KeepAll(), (), worker, statistics, deletes=True)
-    yield SaveContext(
-        storage,
-        Solo(),
-        claims,
-        writer,
-        Options(progress=gate, save_timeout_s=30),
-        index,
-        worker,
-        statistics,
-    )
-    claims.fence(writer.id)
+def context(tmp_path: Path, gate: Gate) -> Iterator[StepSaver]:
+    context = open_saver(tmp_path, progress=gate, save_timeout_s=30)
+    yield context
+    context.root.claims.fence(context.root.writer.id)
 
 
-def staged(context: SaveContext, step: int) -> SaveRequest:
-    request = SaveRequest(step, step, f"{context.writer.id}{step:08x}", folder=str(step))
-    return SaveStager(context.storage, context.group, context.options).stage(
-        request, {"state": {"w": np.zeros(100)}}, None, None
-    )
+def staged(context: StepSaver, step: int) -> SaveRequest:
+    return stage(context, step, {"w": np.zeros(100)}, step)
 
 
-def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> None:
+def test_a_save_is_busy_until_it_has_ended(context: StepSaver, gate: Gate) -> None:
     """`busy` and `join` follow the save in flight; a join that ends in time changes nothing; the
     next save runs on the same thread.
     """
@@ -91,16 +70,16 @@ def test_a_save_is_busy_until_it_has_ended(context: SaveContext, gate: Gate) -> 
     assert saver.busy() and saver.take_error() is None
     gate.opened.set()
     saver.join()
-    assert not saver.busy() and saver.take_error() is None and 1 in context.index
+    assert not saver.busy() and saver.take_error() is None and 1 in context.state.index
     saver.start(staged(context, 2))
     saver.join()
-    assert context.index.steps() == [1, 2]
+    assert context.state.index.steps() == [1, 2]
     saver.close()
     saver.close()
 
 
 def test_a_store_that_hangs_ends_the_wait(
-    context: SaveContext, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    context: StepSaver, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a time of its own a join ends after the save's time and what its result may take, and
     names step and store.
@@ -119,7 +98,7 @@ def test_a_store_that_hangs_ends_the_wait(
     saver.close()
 
 
-def test_an_error_is_given_out_once(context: SaveContext, gate: Gate) -> None:
+def test_an_error_is_given_out_once(context: StepSaver, gate: Gate) -> None:
     """The error of a save is the next call's, and nobody's after it; that of a broken request was
     raised by whoever broke it.
     """
@@ -131,9 +110,9 @@ def test_an_error_is_given_out_once(context: SaveContext, gate: Gate) -> None:
     with pytest.raises(SaveFailed, match="step 1 was not saved"):
         saver.raise_error()
     saver.raise_error()
-    saver.start(SaveRequest(2, 2, f"{context.writer.id}00000002", broken=ValueError("mine")))
+    saver.start(SaveRequest(2, 2, f"{context.root.writer.id}00000002", broken=ValueError("mine")))
     saver.join()
-    assert saver.take_error() is None and context.statistics.to_dict()["saves_failed"] == 2
+    assert saver.take_error() is None and context.state.statistics.to_dict()["saves_failed"] == 2
     saver.close()
 
 

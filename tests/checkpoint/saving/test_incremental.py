@@ -39,9 +39,10 @@ from holdfast.checkpoint.saving.incremental import (
     HEAD_BYTES,
     MAX_LINKS,
     ChunkDigest,
-    PackHistory,
+    ChunkFate,
     SaveHistory,
     WrittenFile,
+    WrittenPack,
     choose_links,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -49,6 +50,7 @@ from holdfast.cli import main
 from tests.checkpoint.golden.read import read_chunks
 from tests.support.checkpointing import run_together
 from tests.support.libraries import need
+from tests.support.paths import program
 
 FAST = Options(incremental=True, check_free_space=False)
 
@@ -57,10 +59,13 @@ def file(number: int, nbytes: int) -> WrittenFile:
     return WrittenFile(f"1/state/{number}", FileReport(str(number), nbytes + 64, 64, 0), nbytes)
 
 
-def history(sizes: list[int], where: list[int]) -> PackHistory:
+def history(sizes: list[int], where: list[int]) -> WrittenPack:
     files = tuple(file(number, size) for number, size in enumerate(sizes))
-    digests = tuple(ChunkDigest(bytes([index]), bytes([index])) for index in range(len(where)))
-    return PackHistory(files, tuple(where), digests, (0,) * len(where))
+    chunks = [
+        ChunkFate(file, 0, ChunkDigest(bytes([index]), bytes([index])))
+        for index, file in enumerate(where)
+    ]
+    return WrittenPack(files, tuple(chunks))
 
 
 def test_files_that_are_half_alive_are_linked() -> None:
@@ -91,13 +96,13 @@ def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
     known, plan, packs = SaveHistory(), Plan(), {0: history([1], [0])}
     known.begin("state", plan, packs, {}, linked=False)  # type: ignore[arg-type]
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
-    known.settle(committed=True)
+    known.end(committed=True)
     assert known.of("state", plan) == packs and known.is_known  # type: ignore[arg-type]
     plan.hash = "b"
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
     plan.hash = "a"
     known.begin("state", plan, packs, {}, linked=True)  # type: ignore[arg-type]
-    known.settle(committed=False)
+    known.end(committed=False)
     assert known.of("state", plan) == {} and not known.is_known  # type: ignore[arg-type]
 
 
@@ -384,22 +389,7 @@ def test_two_processes_each_know_their_own(tmp_path: Path) -> None:
     writes everything.
     """
     run_together(
-        """
-        with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
-            for step in range(5):
-                base, moving = state(1, 1 << 16), state(step)
-                if step == 3 and index == 1:
-                    manager._history.forget()
-                manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
-                manager.wait_until_finished()
-                linked = manager.statistics()["save_linked_bytes"]
-                assert linked == (1 << 18) * (step if step < 3 or index == 0 else step - 1), (step, linked)
-            for step in (3, 4):
-                got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
-                for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
-                    for a, b in zip(got[name].addressable_shards, want.addressable_shards):
-                        assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)
-        """,
+        program("incremental_two_processes_each_know"),
         2,
         tmp_path,
     )

@@ -16,7 +16,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, KeepLast, verify
 
 STATE = {"x": np.arange(3.0)}
-FILES = ("manager.py", "async_saver.py", "stager.py")
+FILES = ("manager.py", "lanes.py", "async_saver.py", "stager.py")
 
 
 class _Interrupt:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,6 @@ from holdfast.checkpoint import (
     CheckpointManager,
     CommitUnknown,
     KeepLast,
-    Options,
     SaveFailed,
     StepExists,
     UnsupportedLeaf,
@@ -24,109 +25,91 @@ from holdfast.checkpoint.agreement import save_protocol as protocol
 from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import list_steps
-from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.saving import commit, save
-from holdfast.checkpoint.saving.save import SaveContext, run_save
-from holdfast.checkpoint.saving.stager import SaveRequest, SaveStager
-from holdfast.checkpoint.steps.background import BackgroundWorker
+from holdfast.checkpoint.saving.save import StepSaver
+from holdfast.checkpoint.saving.stager import SaveRequest
 from holdfast.checkpoint.steps.claims import Writer, this_writer
-from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
-from holdfast.multihost import Group, Solo
+from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
+from tests.support.step_savers import open_saver, stage
 
 
 def made(
-    root: Path, group: Group | None = None, writer: Writer | None = None, **options: float
-) -> SaveContext:
-    """Returns the context of a manager that keeps two steps; the claim is the primary's to take."""
-    storage, worker, statistics, group = (
-        LocalStorage(root),
-        BackgroundWorker(),
-        Statistics(),
-        group or Solo(),
-    )
-    claims, writer = LocalClaims(storage), writer or this_writer()
-    if group.index == 0:
-        claims.take(writer)
-    index = StepIndex(
-        storage, KeepLast(2), list_steps(storage), worker, statistics, deletes=group.index == 0
-    )
-    return SaveContext(
-        storage, group, claims, writer, Options(**options), index, worker, statistics
-    )  # type: ignore[arg-type]
+    folder: Path, group: Group | None = None, writer: Writer | None = None, **options: Any
+) -> StepSaver:
+    """Returns what saves for a manager that keeps two steps."""
+    return open_saver(folder, group, writer, keep_policy=KeepLast(2), **options)
 
 
 def staged(
-    context: SaveContext, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0
+    saver: StepSaver, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0
 ) -> SaveRequest:
-    request = SaveRequest(counter, step, f"{context.writer.id}{counter:08x}", overwrite, str(step))
     tree = {"w": np.arange(1000) + value, "step": step}
-    return SaveStager(context.storage, context.group, context.options).stage(
-        request, {"state": tree}, {"loss": 1.0}, None
-    )
+    return stage(saver, step, tree, counter, metrics={"loss": 1.0}, overwrite=overwrite)
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Iterator[SaveContext]:
+def context(tmp_path: Path) -> Iterator[StepSaver]:
     context = made(tmp_path)
     yield context
-    context.worker.wait(60)
-    context.claims.fence(context.writer.id)
+    context.state.worker.wait(60)
+    context.root.claims.fence(context.root.writer.id)
 
 
-def test_all_is_up_to_date_when_it_returns(context: SaveContext) -> None:
+def test_all_is_up_to_date_when_it_returns(context: StepSaver) -> None:
     """The step is listed with its metrics, the superfluous one is not, and the statistics count
     them.
     """
     for counter, step in enumerate((1, 2, 3), 1):
-        result = run_save(staged(context, step, counter), context)
+        result = context.run(staged(context, step, counter))
         assert (
             result == SaveResult(result.key, superfluous=(1,) if step == 3 else ())
             and result.key.step == step
         )
-        assert step in context.index
-    assert context.index.steps() == list_steps(context.storage) == [2, 3]
+        assert step in context.state.index
+    assert context.state.index.steps() == list_steps(context.storage) == [2, 3]
     assert read_record(context.storage, "3").metrics == {"loss": 1.0}
-    found = context.statistics.to_dict()
+    found = context.state.statistics.to_dict()
     assert found["saves"] == 3 and found["save_bytes"] == 3 * 8000 and found["save_s"] > 0
-    assert context.worker.wait(60) and context.statistics.to_dict()["steps_deleted"] == 1
+    assert (
+        context.state.worker.wait(60) and context.state.statistics.to_dict()["steps_deleted"] == 1
+    )
 
 
-def test_a_step_that_another_writer_saved_meanwhile(context: SaveContext, tmp_path: Path) -> None:
+def test_a_step_that_another_writer_saved_meanwhile(context: StepSaver, tmp_path: Path) -> None:
     """The first commit wins: the second is StepExists, changes nothing, and leaves none of its
     files.
     """
     with CheckpointManager(tmp_path) as other:
         other.save(1, {"w": np.zeros(3)})
     before = sorted(tmp_path.glob("1/**/*"))
-    result = run_save(staged(context, 1), context)
+    result = context.run(staged(context, 1))
     assert isinstance(
         result.error, StepExists
     ) and "saved by another writer meanwhile; nothing was changed" in str(result.error)
-    assert sorted(tmp_path.glob("1/**/*")) == before and 1 not in context.index
-    assert run_save(staged(context, 1, 2, overwrite=True), context).error is None
+    assert sorted(tmp_path.glob("1/**/*")) == before and 1 not in context.state.index
+    assert context.run(staged(context, 1, 2, overwrite=True)).error is None
     assert (
         len([*tmp_path.glob("1/state/*")]) == 1
-        and read_record(context.storage, "1").writer_id == f"{context.writer.id}00000002"
+        and read_record(context.storage, "1").writer_id == f"{context.root.writer.id}00000002"
     )
 
 
-def test_a_writer_whose_claim_is_gone(context: SaveContext, tmp_path: Path) -> None:
+def test_a_writer_whose_claim_is_gone(context: StepSaver, tmp_path: Path) -> None:
     """A save by a fenced writer is Fenced, and leaves nothing."""
-    context.claims.fence(context.writer.id)
-    result = run_save(staged(context, 1), context)
+    context.root.claims.fence(context.root.writer.id)
+    result = context.run(staged(context, 1))
     assert isinstance(result.error, Fenced) and not (tmp_path / "1").exists()
 
 
-def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path) -> None:
+def test_a_process_that_is_broken_says_why(context: StepSaver, tmp_path: Path) -> None:
     """A request that cannot be saved fails with its cause, and is counted."""
     broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    result = run_save(
-        SaveRequest(1, 1, f"{context.writer.id}00000001", folder="1", broken=broken), context
-    )
+    save_id = f"{context.root.writer.id}00000001"
+    result = context.run(SaveRequest(1, 1, save_id, folder="1", broken=broken))
     assert (
         isinstance(result.error, SaveFailed)
         and result.error.__cause__ is broken
@@ -136,16 +119,16 @@ def test_a_process_that_is_broken_says_why(context: SaveContext, tmp_path: Path)
         str(result.error)
         == "step 1 was not saved: process 0 failed: UnsupportedLeaf: the leaf 'f' is a function"
     )
-    assert context.statistics.to_dict()["saves_failed"] == 1
+    assert context.state.statistics.to_dict()["saves_failed"] == 1
 
 
 def test_a_save_that_takes_too_long_is_not_committed(tmp_path: Path) -> None:
     """Past save_timeout_s the primary commits nothing, and says what was exceeded."""
     context = made(tmp_path, save_timeout_s=1e-9)
-    result = run_save(staged(context, 1), context)
+    result = context.run(staged(context, 1))
     assert str(result.error) == "step 1 was not saved: it took longer than save_timeout_s=1e-09"
     assert list_steps(context.storage) == [] and not (tmp_path / "1").exists()
-    context.claims.fence(context.writer.id)
+    context.root.claims.fence(context.root.writer.id)
 
 
 class _ClaimsOfABusyStore(LocalClaims):
@@ -160,12 +143,13 @@ def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -
     renewed after a later one.
     """
     first = made(tmp_path)
-    context = SaveContext(**{**vars(first), "claims": _ClaimsOfABusyStore(first.storage)})
+    busy = replace(first.root, claims=_ClaimsOfABusyStore(first.root.storage))
+    context = replace(first, root=busy)
     for counter, step in enumerate((1, 2, 3), 1):
-        assert run_save(staged(context, step, counter), context).error is None
-    assert context.index.steps() == [2, 3]
-    context.worker.wait(60)
-    first.claims.fence(first.writer.id)
+        assert context.run(staged(context, step, counter)).error is None
+    assert context.state.index.steps() == [2, 3]
+    context.state.worker.wait(60)
+    first.root.claims.fence(first.root.writer.id)
 
 
 def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -> None:
@@ -188,7 +172,7 @@ def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -
 
 
 def test_files_that_cannot_be_deleted_yet_are_deleted_later(
-    context: SaveContext, tmp_path: Path
+    context: StepSaver, tmp_path: Path
 ) -> None:
     """What a failed save could not delete goes with the next job of the background worker."""
 
@@ -201,14 +185,16 @@ def test_files_that_cannot_be_deleted_yet_are_deleted_later(
             super().delete(names)
 
     storage = StuckStorage(tmp_path)
-    stuck = SaveContext(**{**vars(context), "storage": storage})
+    stuck = replace(context, root=replace(context.root, storage=storage))
     request = staged(stuck, 1)
-    context.claims.fence(context.writer.id)  # so that the commit fails, after the packs are written
-    assert run_save(request, stuck).error is not None
-    assert stuck.worker.wait(60) and len([*tmp_path.glob("1/state/*")]) == 1
+    context.root.claims.fence(
+        context.root.writer.id
+    )  # so that the commit fails, after the packs are written
+    assert stuck.run(request).error is not None
+    assert stuck.state.worker.wait(60) and len([*tmp_path.glob("1/state/*")]) == 1
     storage.stuck = False
-    stuck.worker.put("something else", lambda: None)
-    assert stuck.worker.wait(60) and not (tmp_path / "1").exists()
+    stuck.state.worker.put("something else", lambda: None)
+    assert stuck.state.worker.wait(60) and not (tmp_path / "1").exists()
 
 
 def test_who_receives_no_result_reads_the_record(
@@ -235,16 +221,16 @@ def test_who_receives_no_result_reads_the_record(
             )
 
         _, result = at_once(
-            [lambda: lead_without_a_result(1), lambda: run_save(staged(follower, 1, 1), follower)]
+            [lambda: lead_without_a_result(1), lambda: follower.run(staged(follower, 1, 1))]
         )
-        assert result is not None and result.error is None and 1 in follower.index
+        assert result is not None and result.error is None and 1 in follower.state.index
 
         def be_silent() -> None:
             both[0].gather(
                 f"{primary.target(staged(primary, 2, 2)).messages}/report", b"", timeout_s=60
             )
 
-        _, result = at_once([be_silent, lambda: run_save(staged(follower, 2, 2), follower)])
+        _, result = at_once([be_silent, lambda: follower.run(staged(follower, 2, 2))])
         assert (
             result is not None and isinstance(result.error, CommitUnknown) and not result.deletable
         )
@@ -254,5 +240,5 @@ def test_who_receives_no_result_reads_the_record(
         assert len([*tmp_path.glob("2/state/00001-*")]) == len(
             staged(follower, 2, 2).trees["state"][0].own
         )
-    primary.claims.fence(writer.id)
+    primary.root.claims.fence(writer.id)
     shutil.rmtree(tmp_path)

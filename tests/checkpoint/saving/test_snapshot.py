@@ -16,6 +16,7 @@ import pytest
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.restore import restore_item
+from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import build_record
@@ -29,7 +30,7 @@ from holdfast.checkpoint.storage.local import LocalStorage
 
 
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
-    report = write_snapshot(snapshot, storage, "", "state", "ab12cd34")
+    report = write_snapshot(snapshot, ItemTarget(storage, "", "state", "ab12cd34"))
     record = build_record(
         0,
         {"state": (snapshot.plan, [report])},

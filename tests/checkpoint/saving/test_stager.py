@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoint import Json, Options, UnsupportedLeaf
 from holdfast.checkpoint.saving import stager
 from holdfast.checkpoint.saving.snapshot import Snapshot
-from holdfast.checkpoint.saving.stager import JsonValue, SaveRequest, SaveStager
+from holdfast.checkpoint.saving.stager import JsonValue, SaveOrder, SaveRequest, SaveStager
 from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.multihost import Solo
 
@@ -41,7 +41,9 @@ def test_items_are_told_apart(save_stager: SaveStager) -> None:
         "config": Json([1, None]),
         "data": Reader(),
     }
-    staged = save_stager.stage(asked, items, {"loss": np.float32(0.5)}, {"run": "a"})
+    staged = save_stager.stage(
+        asked, SaveOrder(10, items=items, metrics={"loss": np.float32(0.5)}, metadata={"run": "a"})
+    )
     assert (
         set(staged.trees) == {"state"}
         and staged.values["config"] == JsonValue(b"[1,null]", per_process=False)
@@ -69,7 +71,9 @@ def test_items_are_told_apart(save_stager: SaveStager) -> None:
 def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
     """The second save of the same trees makes no new plan, and one item's plan is not another's."""
     items = {"state": {"w": np.zeros(4)}, "ema": {"w": np.zeros(4)}}
-    first, second = (save_stager.stage(SaveRequest(n, n, "x"), items, None, None) for n in (1, 2))
+    first, second = (
+        save_stager.stage(SaveRequest(n, n, "x"), SaveOrder(n, items=items)) for n in (1, 2)
+    )
     for name in items:
         assert second.trees[name][0] is first.trees[name][0]
     assert first.trees["ema"][0] is not first.trees["state"][0]
@@ -101,5 +105,5 @@ def test_what_fails_holds_nothing(
 
     monkeypatch.setattr(stager, "take_snapshot", recorded)
     with pytest.raises(kind):
-        save_stager.stage(SaveRequest(1, 1, "x"), items, metrics, None)
+        save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items, metrics=metrics))
     assert len(taken) == 1 and taken[0].packs == {}

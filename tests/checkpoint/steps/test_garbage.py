@@ -50,7 +50,7 @@ def test_what_is_not_found_once_costs_no_step(
         manager.wait_until_finished()
         if missed == ".holdfast":
             put(
-                root, f"2/state/00000-00000-{manager._writer.id}00000002.safetensors"
+                root, f"2/state/00000-00000-{manager._root.writer.id}00000002.safetensors"
             )  # of a save in flight
         before = names_in(root)
         real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
@@ -63,7 +63,7 @@ def test_what_is_not_found_once_costs_no_step(
 
         claims = LocalClaims(LocalStorage(root))
         if missed == "checkpoint.json":
-            claims.fence(manager._writer.id)  # its packs are suspects then
+            claims.fence(manager._root.writer.id)  # its packs are suspects then
             claims.forget_fenced()
             before = [name for name in before if not name.startswith(".holdfast")]
             put(
@@ -200,13 +200,13 @@ def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as one, CheckpointManager(tmp_path) as two:
         one.save(1, {"w": np.ones(3)})
         two.save(2, {"w": np.ones(3)})
-        pack = tmp_path / "3" / "state" / f"00000-00000-{one._writer.id}.safetensors"
+        pack = tmp_path / "3" / "state" / f"00000-00000-{one._root.writer.id}.safetensors"
         pack.parent.mkdir(parents=True)
         pack.write_bytes(b"in flight")
         found = sweep(str(tmp_path))
         assert (found.fenced, found.files) == ([], []) and set(found.standing) == {
-            one._writer.id,
-            two._writer.id,
+            one._root.writer.id,
+            two._root.writer.id,
         }
         one.wait_until_finished()
         two.wait_until_finished()
@@ -223,7 +223,7 @@ def test_sweep_by_force_fences_the_living(tmp_path: Path) -> None:
     manager.save(1, {"w": np.ones(3)})
     manager.wait_until_finished()
     assert sweep(str(tmp_path), force=True).fenced == [
-        f"writer {manager._writer.id} was fenced by force"
+        f"writer {manager._root.writer.id} was fenced by force"
     ]
     manager.save(2, {"w": np.ones(3)})
     with pytest.raises(Fenced):

@@ -67,7 +67,7 @@ def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
                 for pid in child:
                     os.kill(pid, 9)
         with CheckpointManager(root) as manager:
-            assert manager._claims.standing() == {manager._writer.id}
+            assert manager._root.claims.standing() == {manager._root.writer.id}
         assert os.listdir(root / ".holdfast") == []
 
 
@@ -100,7 +100,7 @@ def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(Fenced, match="attempt 1 of job 'j' writes here"):
             CheckpointManager(tmp_path)
         first.close()
-        second._worker.wait(30)  # the sweep removes what is left of a fenced claim
+        second._state.worker.wait(30)  # the sweep removes what is left of a fenced claim
         assert second.all_steps() == [1] and len(list((tmp_path / ".holdfast").iterdir())) == 1
         second.save(2, {"w": np.zeros(3)})
         second.wait_until_finished()

@@ -176,7 +176,9 @@ def test_a_root_on_a_full_disk_opens(
                 for group in both
             ]
         )
-        assert "opened without a claim" in caplog.text and managers[0]._claims.standing() == set()
+        assert (
+            "opened without a claim" in caplog.text and managers[0]._root.claims.standing() == set()
+        )
 
         def saved(manager: CheckpointManager, step: int) -> str:
             try:
@@ -222,7 +224,7 @@ def test_what_a_dead_writer_left_makes_room(
         )
     fill()
     with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
-        assert len(manager._claims.standing()) == 1 and "without a claim" not in caplog.text
+        assert len(manager._root.claims.standing()) == 1 and "without a claim" not in caplog.text
         manager.save(1, {"w": np.ones(3)})
         manager.wait_until_finished()
 
@@ -333,7 +335,7 @@ def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) 
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(
             CheckpointError,
-            match=f"gets no step_format while writer {manager._writer.id} has it open",
+            match=f"gets no step_format while writer {manager._root.writer.id} has it open",
         ):
             opened(tmp_path, options=NAMED)
     found, claims = opened(tmp_path, options=NAMED)

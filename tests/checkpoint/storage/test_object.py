@@ -58,9 +58,9 @@ def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
     """
     first = CheckpointManager(url)
     with CheckpointManager(url) as second:
-        assert len(second._claims.standing()) == 2
+        assert len(second._root.claims.standing()) == 2
     with CheckpointManager(url, options=Options(claim_age_s=1e-6)) as third:
-        assert third._claims.standing() == {third._writer.id}
+        assert third._root.claims.standing() == {third._root.writer.id}
         first.save(1, {"w": np.ones(3)})
         with pytest.raises(Fenced):
             first.wait_until_finished()
@@ -164,19 +164,19 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
 def test_sweep_works_on_urls(url: str) -> None:
     """`sweep` leaves the saves of a living manager alone; with `force` it takes its claim."""
     with CheckpointManager(url) as manager:
-        manager._worker.wait(60)
+        manager._state.worker.wait(60)
         put = ObjectStorage(url).put
-        put(f"9/state/00000-00000-{manager._writer.id}.safetensors", b"in flight")
+        put(f"9/state/00000-00000-{manager._root.writer.id}.safetensors", b"in flight")
         put("9/state/00000-00000-00c0ffee.safetensors", b"of nobody")
         found = sweep(url)
         assert (
             found.files == ["9/state/00000-00000-00c0ffee.safetensors"]
-            and found.standing == [manager._writer.id]
+            and found.standing == [manager._root.writer.id]
             and not found.fenced
         )
         found = sweep(url, force=True)
         assert (
-            found.fenced == [f"writer {manager._writer.id} was fenced by force"]
+            found.fenced == [f"writer {manager._root.writer.id} was fenced by force"]
             and found.standing == []
         )
         manager.save(1, {"w": np.ones(1)})
@@ -297,7 +297,7 @@ def test_a_store_under_load_is_asked_again(s3: str, status: int) -> None:
     try:
         url = f"s3://{BUCKET}/flaky/{next(_numbers)}?endpoint=http://127.0.0.1:{server.server_address[1]}&aws_region=us-east-1"
         with CheckpointManager(url) as manager:
-            manager._worker.wait(60)
+            manager._state.worker.wait(60)
             handler.left.update(PUT=2, GET=2)  # type: ignore[attr-defined]
             manager.save(1, {"w": np.arange(10)})
             try:

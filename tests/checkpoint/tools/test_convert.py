@@ -40,7 +40,7 @@ from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.saving.record_builder import build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import convert, write_item
+from holdfast.checkpoint.tools.convert import ItemTarget, convert, write_item
 from holdfast.checkpoint.tools.diff import compare
 from tests.support.checkpointing import at_once, groups
 
@@ -202,9 +202,9 @@ def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
             for read, filled in zip(reads, inner, strict=True):
                 read.array = filled.array
 
-    plan, (report,) = write_item(
-        whole, Reader(), LocalStorage(tmp_path / "b"), "1", "00c0ffee", lambda done: None, []
-    )
+    storage = LocalStorage(tmp_path / "b")
+    target = ItemTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
+    plan, (report,) = write_item(whole, Reader(), target)
     assert plan.total_bytes == leaf.nbytes == 120 << 20
     assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
@@ -360,15 +360,9 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     item = checkpoint.item("state")
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
-    plan, reports = write_item(
-        replace(item, leaves=own),
-        checkpoint.reader("state"),
-        LocalStorage(tmp_path / "b"),
-        "1",
-        "00c0ffee",
-        lambda done: None,
-        [],
-    )
+    storage = LocalStorage(tmp_path / "b")
+    target = ItemTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
+    plan, reports = write_item(replace(item, leaves=own), checkpoint.reader("state"), target)
     data = build_record(
         1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0
     )

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from holdfast.coordination.core.devices import Devices, Node
-from holdfast.coordination.core.status import Code, Completion, Status
+from holdfast.coordination.core.status import Code, Completion, Completions, Status
 
 
 def test_devices_are_numbered_in_node_order() -> None:
     """Nobody is answered before all nodes have reported, in whatever order they come; a second
     report answers again, alike.
     """
-    completions: list[Completion] = []
+    completions = Completions()
     devices = Devices(2, completions)
-    devices.report("second", 1, Node(["x", "y"]))
+    devices.enumerate("second", 1, Node(["x", "y"]))
     assert completions == []
-    devices.report("first", 0, Node(["z"]))
+    devices.enumerate("first", 0, Node(["z"]))
     numbered = [(0, Node(["z"]), 0), (1, Node(["x", "y"]), 1)]
     assert completions == [
         Completion("second", numbered, None),
         Completion("first", numbered, None),
     ]
-    devices.report("again", 1, Node(["x", "y"]))
+    devices.enumerate("again", 1, Node(["x", "y"]))
     assert completions[2:] == [Completion("again", numbered, None)]
 
 
 def test_a_failure_ends_all_that_wait() -> None:
     """What a node has reported stays, so the others need not come again."""
-    completions: list[Completion] = []
+    completions = Completions()
     devices = Devices(2, completions)
-    devices.report("a", 0, Node([]))
+    devices.enumerate("a", 0, Node([]))
     status = Status(Code.INTERNAL, "lost")
     devices.fail(status)
     assert completions == [Completion("a", None, status)]
-    devices.report("b", 1, Node(["x"]))
+    devices.enumerate("b", 1, Node(["x"]))
     assert completions[1].value == [(0, Node([]), 0), (1, Node(["x"]), 0)]
 
 
 def test_a_dropped_call_is_not_answered() -> None:
     """Its node's devices count all the same."""
-    completions: list[Completion] = []
+    completions = Completions()
     devices = Devices(2, completions)
-    devices.report("gone", 0, Node(["x"]))
+    devices.enumerate("gone", 0, Node(["x"]))
     assert devices.drop("gone") and not devices.drop("gone")
-    devices.report("here", 1, Node([]))
+    devices.enumerate("here", 1, Node([]))
     assert [completion.call for completion in completions] == ["here"]

@@ -162,7 +162,7 @@ def test_an_error_that_no_task_shows_is_kept() -> None:
     restarted(driver, rows, 0.0)
     refused = driver.open(1, life=2)
     driver.machine = restarted(driver, rows, 0.0)
-    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
+    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0))
     assert driver.answers[poll] == (None, refused)
 
 

@@ -19,7 +19,7 @@ def test_an_error_reaches_every_poll_and_the_heartbeat_of_the_failed() -> None:
     driver.register(1, 20)
     polls = [driver.call(), driver.call()]
     for task_id, call in enumerate(polls):
-        driver.machine.poll_for_error(call, task_id, driver.now)
+        driver.machine.poll_for_error(call, task_id)
     for _ in range(24):
         driver.machine.heartbeat(driver.call(), 0, 10, driver.now)
         driver.wait(0.5)
@@ -46,19 +46,17 @@ def test_a_poll_is_never_answered_ok() -> None:
     """
     driver = Driver(2, sessions=False)
     poll = driver.machine.poll_for_error
-    assert driver.code(driver.make(lambda call: poll(call, 9, 0.0))) is Code.INVALID_ARGUMENT
-    assert driver.code(driver.make(lambda call: poll(call, 0, 0.0))) is Code.FAILED_PRECONDITION
+    assert driver.code(driver.make(lambda call: poll(call, 9))) is Code.INVALID_ARGUMENT
+    assert driver.code(driver.make(lambda call: poll(call, 0))) is Code.FAILED_PRECONDITION
     for task_id in range(2):
         driver.register(task_id, 10 + task_id)
-    older = driver.make(lambda call: poll(call, 0, 0.0))
+    older = driver.make(lambda call: poll(call, 0))
     assert driver.code(older) is None
-    newer = driver.make(lambda call: poll(call, 0, 0.0))
+    newer = driver.make(lambda call: poll(call, 0))
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
     survivable = Driver(1, survivable=True)
     assert (
-        survivable.code(
-            survivable.make(lambda call: survivable.machine.poll_for_error(call, 0, 0.0))
-        )
+        survivable.code(survivable.make(lambda call: survivable.machine.poll_for_error(call, 0)))
         is Code.CANCELLED
     )
 
@@ -138,7 +136,7 @@ def test_calls_that_go_away_are_never_answered() -> None:
         driver.make(
             lambda call: machine.liveness.arrive(call, 0, [0, 1], driver.now, driver.now + 3)
         ),
-        driver.make(lambda call: machine.poll_for_error(call, 0, driver.now)),
+        driver.make(lambda call: machine.poll_for_error(call, 0)),
     ]
     for call in calls:
         machine.drop(call)
@@ -237,7 +235,7 @@ def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() ->
     waiting = driver.make(
         lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, driver.now + 15)
     )
-    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0, driver.now))
+    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0))
     driver.wait(16)
     expected = (
         "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited"
@@ -270,7 +268,9 @@ def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
     driver.make(
         lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)
     )
-    assert driver.machine.report_exit(2, -9, driver.now) is None and driver.machine.fenced == [2]
+    assert driver.machine.report_exit(
+        2, -9, driver.now
+    ) is None and driver.machine.take_fenced() == [2]
     driver.settle()
     ended = "process 2 (host b2, ended by signal 9) is lost"
     assert driver.message(met) == f"1 of 3 at 'save/100'; it can never be passed: {ended}"
@@ -297,7 +297,7 @@ def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
     )
     assert (
         driver.machine.task_table.tasks[0].state is TaskState.DISCONNECTED
-        and driver.machine.fenced == []
+        and driver.machine.take_fenced() == []
     )
     assert (
         driver.open(0, life=2) is None
@@ -343,7 +343,7 @@ def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -
         error is not None
         and error.message == f"process 2 (host b2, silent for 6.0 s) is lost: {cause}"
     )
-    assert driver.code(met) is Code.INTERNAL and driver.machine.fenced == [2]
+    assert driver.code(met) is Code.INTERNAL and driver.machine.take_fenced() == [2]
 
 
 def test_who_comes_back_in_time_is_no_longer_suspect() -> None:

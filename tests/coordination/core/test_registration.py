@@ -30,7 +30,7 @@ def test_a_restart_is_refused_unless_the_job_is_recoverable() -> None:
         driver.register(0, 10)
         driver.register(1, 20)
         poll = driver.call()
-        driver.machine.poll_for_error(poll, 0, driver.now)
+        driver.machine.poll_for_error(poll, 0)
         again = driver.register(1, 21)
         assert driver.code(again) is (Code.OK if recoverable else Code.ABORTED)
         assert driver.code(poll) is (None if recoverable else Code.ABORTED)

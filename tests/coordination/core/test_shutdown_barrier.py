@@ -18,7 +18,7 @@ def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
     """
     driver = Driver(3)
     polls = driver.call()
-    driver.machine.poll_for_error(polls, 0, driver.now)
+    driver.machine.poll_for_error(polls, 0)
     late = driver.call()
     driver.machine.shut_down(late, 0, True, driver.now, 2.0)
     driver.wait(3, beating=(0, 1, 2))
@@ -40,7 +40,7 @@ def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
 def test_a_task_in_error_fails_the_shutdown() -> None:
     """Those who wait learn at once who is lost, and so does everybody who polls."""
     driver = Driver(3)
-    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 2, driver.now))
+    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 2))
     waiting = [leave(driver, 0), leave(driver, 1)]
     driver.make(
         lambda call: driver.machine.report_error(call, 2, Code.INTERNAL, "boom", driver.now)

@@ -176,7 +176,7 @@ def hasty(registration: Any, now: float) -> None:
     for call, wait in registration._gathering.items():
         wait.done = True
         registration.gathered = True
-        registration._complete(call, 7)
+        registration._completions.succeed(call, 7)
     registration._gathering = {}
 
 

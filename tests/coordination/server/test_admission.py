@@ -10,7 +10,7 @@ from holdfast.coordination.core.status import Code
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
 from holdfast.coordination.names import KEY_HEADER, TOKEN_HEADER
-from holdfast.coordination.server.admission import Admission, Refused, TaskOwners
+from holdfast.coordination.server.admission import Admission, CallRefused, TaskOwners
 from tests.support.driver import Driver
 
 TOKEN = (TOKEN_HEADER, "Bearer secret")
@@ -43,7 +43,7 @@ def test_a_call_without_the_token_is_refused(metadata: list[tuple[object, object
     not hold the token.
     """
     with pytest.raises(
-        Refused, match="the call does not hold this job's token; expected it in 'authorization'"
+        CallRefused, match="the call does not hold this job's token; expected it in 'authorization'"
     ) as caught:
         Admission("secret", Limits(), keys=True).admit(no_peer, metadata, 0.0)
     assert caught.value.code is Code.UNAUTHENTICATED and "secret" not in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
         for _ in range(calls):
             try:
                 admission.admit(lambda: peer, [], now)
-            except Refused as error:
+            except CallRefused as error:
                 codes.append(error.code)
         assert set(codes) <= {Code.RESOURCE_EXHAUSTED}
         return len(codes)

@@ -20,6 +20,7 @@ from holdfast.coordination.names import (
 from holdfast.coordination.server.profiles import (
     MESSAGE_BYTES,
     RPCS,
+    Call,
     Caller,
     message_of,
     payloads,
@@ -38,7 +39,7 @@ def answer(driver: Driver, path: str, request: Any, response: Any, caller: Calle
     rpc = RPCS[path]
     call = driver.make(
         lambda call: rpc.run(
-            driver.machine, call, rpc.parse(request.SerializeToString()), caller, driver.now
+            Call(driver.machine, call, rpc.parse(request.SerializeToString()), caller, driver.now)
         )
     )
     return (
@@ -57,7 +58,7 @@ def test_every_rpc_parses_its_own_request() -> None:
         method = path.rsplit("/", 1)[1]
         request = rpc.parse(b"")
         assert type(request) is getattr(messages, f"{method}Request"), path
-        task_id, incarnation, service_incarnation = rpc.caller(request)
+        task_id, incarnation, service_incarnation = rpc.claim(request)
         assert task_id in (None, 0, -1) and incarnation == 0 and service_incarnation in (None, 0), (
             path
         )
@@ -139,7 +140,7 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
     request = a.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, task_ids=[0, 1, 1])
     rpc = RPCS[PROFILE_A + "Barrier"]
     call = driver.make(
-        lambda call: rpc.run(driver.machine, call, request, Caller(0, 100, True), driver.now)
+        lambda call: rpc.run(Call(driver.machine, call, request, Caller(0, 100, True), driver.now))
     )
     what = "Conflicting tasks specified by different processes for the same barrier: b::0."
     assert driver.message(call) == f"{what} Process 0 named a participant twice"
@@ -152,7 +153,9 @@ def test_profile_b_must_have_registered(method: str) -> None:
     """Its calls prove nothing else: without an agent they are INVALID_ARGUMENT."""
     driver, rpc = Driver(2), RPCS[PROFILE_B + method]
     call = driver.make(
-        lambda call: rpc.run(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now)
+        lambda call: rpc.run(
+            Call(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now)
+        )
     )
     assert driver.message(call) == "process 0 is not registered; expected a registration first"
 

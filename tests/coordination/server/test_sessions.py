@@ -44,9 +44,8 @@ class Sessions:
         )
 
     def flush(self) -> None:
-        completions, self.machine.completions[:] = self.machine.completions[:], []
-        for completion in completions:
-            completion.call.settle(self.machine, completion)
+        for completion in self.machine.completions.take():
+            completion.call.answer(self.machine, completion)
         self.sessions.note_changes(self.now)
 
     def tick(self, seconds: float) -> None:

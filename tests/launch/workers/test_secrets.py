@@ -47,9 +47,8 @@ def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordin
             spawn_relay(coordinator.address, coordinator.secrets, [0, 1]) as one,
             spawn_relay(coordinator.address, coordinator.secrets, [2, 3]) as two,
         ):
-            script = JAX_PROGRAM.replace("sys.argv[3]", "os.environ['JAX_COORDINATOR_ADDRESS']")
             outputs = run_processes(
-                script,
+                JAX_PROGRAM,
                 4,
                 env=BIND,
                 env_of=lambda index: {

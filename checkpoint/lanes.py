@@ -1,0 +1,176 @@
+"""The lanes that a step may be saved by: durably into the store, or onto the hosts."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from holdfast.coordination import HoldfastError
+
+from .format.limits import check_step, is_step
+from .local_tier.tier import LocalTier
+from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.save import StepSaver
+from .saving.scheduler import SaveScheduler
+from .saving.stager import SaveOrder, SaveRequest, SaveStager
+from .step_catalog import StepCatalog
+from .steps.opening import claim_root
+
+
+class SaveLane(Protocol):
+    """One way to save steps. In a group every process asks its lanes in the same order.
+
+    Methods are for the manager's thread; saves run on a thread of the lane.
+    """
+
+    def wants(self, step: int) -> bool:
+        """Says whether the lane is to save a step, alike on every process. It may propose a step to
+        them all.
+        """
+
+    def started(self, step: int) -> None:
+        """Notes that this lane, or one that is asked before it, saves a step."""
+
+    def save(self, order: SaveOrder) -> SaveHandle:
+        """Starts a save; returns when the caller may donate or overwrite its arrays."""
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save, once. Does not block."""
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the save in flight. Raises TimeoutError after `timeout_s`."""
+
+    def close(self, timeout_s: float) -> None:
+        """Ends what the lane runs; may wait for the save in flight, at most for `timeout_s`."""
+
+
+class DurableLane:
+    """Saves steps into the store. Where `policy_decides` is false it saves all that it is asked."""
+
+    def __init__(
+        self,
+        catalog: StepCatalog,
+        scheduler: SaveScheduler,
+        *,
+        policy_decides: bool,
+        has_claim: bool,
+    ) -> None:
+        root = catalog.root
+        self._catalog = catalog
+        self._root = root
+        self._state = catalog.state
+        self._scheduler = scheduler
+        self._policy_decides = policy_decides
+        self._has_claim = has_claim
+        self._stager = SaveStager(root.storage, root.group, root.options, self._state.history)
+        self._saver = AsyncSaver(StepSaver(root, self._state))
+        self._counter = 0
+
+    def wants(self, step: int) -> bool:
+        """Says whether a step is due. Without a policy one that is no step is too, to fail."""
+        # The other processes may have begun a save at this call: they hear then why it fails.
+        if not self._policy_decides and not is_step(step):
+            return True
+        return bool(self._scheduler.reason(check_step(step), busy=self._saver.busy()))
+
+    def started(self, step: int) -> None:
+        """Notes that a step is being saved."""
+        self._scheduler.started(step)
+
+    def save(self, order: SaveOrder) -> SaveHandle:
+        """Starts a save. Raises what is wrong with it, and after that an earlier save's error."""
+        called_s = time.perf_counter()
+        group = self._root.group
+        request = self._next_request(order)
+        if not self._has_claim:
+            claim_root(self._root)
+            self._has_claim = True
+        earlier: HoldfastError | None = None
+        try:
+            with self._saver.preparing(request, group):
+                self._saver.join()
+                earlier = self._saver.take_error()
+                step = check_step(order.step)
+                self._catalog.refuse_existing(step, overwrite=request.overwrite)
+                leaving = self._scheduler.leaving(step, self._root.options.save_timeout_s)
+                request = self._stager.stage(request, order, leaving)
+        except BaseException as error:
+            if earlier is not None:
+                error.add_note(f"besides, an earlier save failed: {earlier}")
+            # The other processes have begun this save, and their schedulers know it.
+            if group.count > 1:
+                self.started(order.step)
+            raise
+        self.started(step)
+        group.report(step=step, save_blocked_s=self._state.statistics.save_blocked_s)
+        handle = self._saver.start(request)
+        self._saver.wait_for_snapshots()
+        # The machine of a process that leaves is taken: it reports its part before all else.
+        if group.index in leaving and not request.own_bytes:
+            self._saver.join()
+        self._state.statistics.add(save_blocked_s=time.perf_counter() - called_s)
+        # Only now: every process begins the same saves, whenever it hears of a failure.
+        if earlier is not None:
+            earlier.add_note(f"the save of step {step} was begun nevertheless")
+            raise earlier
+        return handle
+
+    def _next_request(self, order: SaveOrder) -> SaveRequest:
+        # Before all that can fail: the next save has the same number on all processes.
+        self._counter += 1
+        is_known = is_step(order.step)
+        step = check_step(order.step) if is_known else 0
+        return SaveRequest(
+            self._counter,
+            step,
+            save_id=f"{self._root.writer.id}{self._counter:08x}",
+            overwrite=order.overwrite or (is_known and self._state.index.was_passed_over(step)),
+            folder=self._state.index.folder(step),
+        )
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save, once."""
+        self._saver.raise_error()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the save in flight; without `timeout_s` for the save's own time."""
+        self._saver.join(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Lets the saving thread end after the save in flight; waits for nothing."""
+        self._saver.close()
+        self._scheduler.close()
+
+
+class LocalLane:
+    """Saves on the hosts the steps that the store does not get."""
+
+    def __init__(self, catalog: StepCatalog, tier: LocalTier) -> None:
+        self._state = catalog.state
+        self._tier = tier
+
+    def wants(self, step: int) -> bool:
+        """Says whether a step is due that the store has not."""
+        return step not in self._state.index and self._tier.wants(step)
+
+    def started(self, step: int) -> None:
+        """Notes that a step is being saved, here or in the store."""
+        self._tier.started(step)
+
+    def save(self, order: SaveOrder) -> SaveHandle:
+        """Starts a local save; once its step is there, those who watch the job hear of it."""
+        handle = self._tier.save(order)
+        handle.on_commit(lambda _: self._state.reporter.report())
+        return handle
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save, once, if the tier is strict."""
+        self._tier.raise_error()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the save in flight."""
+        self._tier.join(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Closes the tier."""
+        self._tier.close(timeout_s)

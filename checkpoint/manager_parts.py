@@ -1,0 +1,219 @@
+"""The parts of a CheckpointManager, and how they are built."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from holdfast.multihost import Group, Watchdog, default_group
+
+from .errors import CheckpointError
+from .format.step_folders import parse_step_format
+from .lanes import DurableLane, LocalLane, SaveLane
+from .layouts.detect import ForeignSteps, find_foreign_steps
+from .local_tier.no_tier import NoTier
+from .local_tier.tier import LocalTier
+from .options import Local, Options, Statistics
+from .policy import KeepPolicy, SavePolicy
+from .saving.incremental import SaveHistory, load_digest
+from .saving.save import RootState
+from .saving.scheduler import SaveScheduler
+from .step_catalog import StepCatalog
+from .step_restorer import StepRestorer
+from .steps.background import BackgroundWorker
+from .steps.garbage import sweep_files
+from .steps.index import StepIndex
+from .steps.lineage import Lineage, NoLineage
+from .steps.object_claims import open_claims
+from .steps.opening import Opened, OpenRoot, open_root
+from .steps.root_report import NoReporter, RootReporter
+from .storage.base import Storage
+from .storage.path import open_storage
+
+
+class NoWatchdog:
+    """Stands for a watchdog where nobody watches."""
+
+    def progress(self) -> None:
+        """Takes no note."""
+
+    def close(self) -> None:
+        """Ends nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerParts:
+    """What a manager is made of. The first of its lanes is the durable one."""
+
+    catalog: StepCatalog
+    lanes: tuple[SaveLane, ...]
+    scheduler: SaveScheduler
+    restorer: StepRestorer
+    watchdog: Watchdog | NoWatchdog
+    keep_policy: KeepPolicy
+
+    def close(self, timeout_s: float) -> None:
+        """Ends all threads, waits for deletions and gives the claim up."""
+        for lane in reversed(self.lanes):
+            lane.close(timeout_s)
+        self.watchdog.close()
+        worker = self.catalog.state.worker
+        if not worker.wait(timeout_s):
+            worker.drop()
+        self.catalog.root.give_up()
+
+
+def open_manager(
+    directory: str | os.PathLike[str],
+    *,
+    save_policy: SavePolicy | None,
+    keep_policy: KeepPolicy,
+    group: Group | None,
+    options: Options,
+    local: Local | None,
+) -> ManagerParts:
+    """Opens a root and builds the parts of its manager. Blocks, and raises as the manager does."""
+    storage = _open_storage(directory, options)
+    history = _history_of(storage, options)
+    root, opened = _open_root(storage, group if group is not None else default_group(), options)
+    with contextlib.ExitStack() as undo:
+        undo.callback(root.give_up)
+        lineage = (
+            Lineage(storage, root.writer.id, begins=local is not None)
+            if root.is_writing_primary
+            else NoLineage()
+        )
+        tier = _open_tier(local, root, lineage)
+        undo.callback(tier.close, 0.0)
+        state = _state_of(root, opened, keep_policy, lineage, tier=tier, history=history)
+        foreign = ForeignSteps(storage, opened.foreign)
+        catalog = StepCatalog(root, state, foreign, tier)
+        scheduler = SaveScheduler(
+            save_policy,
+            root.group,
+            f"{root.messages}/soon",
+            skips=options.on_busy == "skip",
+            last_step=max([*opened.steps, *opened.foreign], default=None),
+        )
+        undo.callback(scheduler.close)
+        durable = DurableLane(
+            catalog,
+            scheduler,
+            policy_decides=save_policy is not None,
+            has_claim=opened.has_claim,
+        )
+        lanes: list[SaveLane] = [durable]
+        if isinstance(tier, LocalTier):
+            lanes.append(LocalLane(catalog, tier))
+        parts = ManagerParts(
+            catalog=catalog,
+            lanes=tuple(lanes),
+            scheduler=scheduler,
+            restorer=StepRestorer(catalog),
+            watchdog=_watchdog_of(options),
+            keep_policy=keep_policy,
+        )
+        undo.pop_all()
+    if root.is_writing_primary:
+        state.worker.put(f"sweeping {root.where}", lambda: sweep_files(storage, root.claims))
+    state.reporter.report()
+    return parts
+
+
+def _open_storage(directory: str | os.PathLike[str], options: Options) -> Storage:
+    if options.step_format is not None:
+        parse_step_format(options.step_format)
+    return open_storage(
+        directory,
+        single_writer=options.single_writer,
+        file_mode=options.file_mode,
+        folder_mode=options.folder_mode,
+    )
+
+
+def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRoot, Opened]:
+    claims = open_claims(
+        storage, single_writer=options.single_writer, claim_age_s=options.claim_age_s
+    )
+    opened = open_root(
+        storage, claims, group, options, find_foreign=find_foreign_steps, needs_claim=False
+    )
+    root = OpenRoot(
+        storage=storage, group=group, options=options, claims=claims, writer=opened.writer
+    )
+    return root, opened
+
+
+def _open_tier(
+    local: Local | None, root: OpenRoot, lineage: Lineage | NoLineage
+) -> LocalTier | NoTier:
+    if local is None:
+        return NoTier()
+    return LocalTier(
+        local,
+        root.storage,
+        root.group,
+        root.options,
+        writer_id=root.writer.id,
+        lineage=lineage,
+    )
+
+
+def _state_of(
+    root: OpenRoot,
+    opened: Opened,
+    keep_policy: KeepPolicy,
+    lineage: Lineage | NoLineage,
+    *,
+    tier: LocalTier | NoTier,
+    history: SaveHistory | None,
+) -> RootState:
+    worker = BackgroundWorker()
+    statistics = Statistics()
+    index = StepIndex(
+        root.storage,
+        keep_policy,
+        opened.steps,
+        worker,
+        statistics=statistics,
+        deletes=root.is_writing_primary,
+        is_alone=root.group.count == 1,
+        names=opened.step_names,
+    )
+    reporter = (
+        RootReporter(root.group, root.where, index, tier.copies)
+        if root.is_writing_primary
+        else NoReporter()
+    )
+    return RootState(
+        index=index,
+        statistics=statistics,
+        worker=worker,
+        lineage=lineage,
+        reporter=reporter,
+        history=history,
+    )
+
+
+def _watchdog_of(options: Options) -> Watchdog | NoWatchdog:
+    if options.hang_timeout_s is None:
+        return NoWatchdog()
+    return Watchdog(options.hang_timeout_s, exit=options.hang_exit)
+
+
+def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
+    """Returns the history of incremental saves, where they are wanted.
+
+    Raises CheckpointError where the store has no hard links.
+    """
+    if not options.incremental:
+        return None
+    load_digest()
+    if storage.posix is None or not storage.posix.can_link:
+        raise CheckpointError(
+            f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a"
+            " POSIX folder, without single_writer. Leave out Options(incremental=True)",
+            path=storage.root,
+        )
+    return SaveHistory(options.full_every)

@@ -1,0 +1,140 @@
+"""The steps of a root as its manager shows them: the store's, other libraries' and the hosts'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import CheckpointError, StepExists, StepNotFound, naming_path
+from .format.record import Record, read_record
+from .format.step_folders import list_steps
+from .layouts.base import CheckpointInfo
+from .layouts.detect import ForeignSteps, find_foreign_steps
+from .layouts.holdfast import HoldfastCheckpoint
+from .layouts.inspection import Structure, structure_of
+from .local_tier.no_tier import NoTier
+from .local_tier.parts import StepHead
+from .local_tier.tier import LocalTier
+from .saving.save import RootState
+from .steps.opening import OpenRoot, list_root
+from .storage.path import StorePath, join
+
+
+@dataclass(frozen=True)
+class StepCatalog:
+    """Lists, describes and deletes the steps of a root. For one thread at a time.
+
+    In a group every process calls the same, in the same order.
+    """
+
+    root: OpenRoot
+    state: RootState
+    foreign: ForeignSteps
+    tier: LocalTier | NoTier
+
+    # --- which steps there are
+
+    def list_steps(self) -> list[int]:
+        """Returns the steps of the store, by a look at it."""
+        with naming_path(self.root.where):
+            return [*list_steps(self.root.storage), *self.foreign]
+
+    def known_steps(self) -> list[int]:
+        """Returns the steps of the store that are known without a look at it, ascending."""
+        return sorted([*self.state.index.steps(), *self.foreign])
+
+    def durable_steps(self) -> list[int]:
+        """Returns the steps of the store, ascending; in a group what all processes know alike."""
+        return sorted(self.list_steps()) if self.root.group.count == 1 else self.known_steps()
+
+    def all_steps(self) -> list[int]:
+        """Returns the steps of store and hosts, ascending."""
+        return sorted({*self.durable_steps(), *self.tier.steps()})
+
+    def has(self, step: int) -> bool:
+        """Says whether the store has a step, in whatever layout."""
+        return step in self.foreign or self.state.index.exists(step)
+
+    def reload(self) -> None:
+        """Lists the store, at the primary, and the hosts again. Blocks."""
+        steps, foreign = list_root(self.root, find_foreign_steps)
+        self.state.index.adopt(steps)
+        self.foreign.adopt(foreign)
+        self.tier.survey()
+
+    def refuse_existing(self, step: int, *, overwrite: bool) -> None:
+        """Raises StepExists for a step that a save may not replace."""
+        where = self.root.where
+        if step in self.foreign:
+            raise StepExists(
+                f"step {step} of {where} was written by another library; save another step",
+                step=step,
+            )
+        if not overwrite and self.state.index.exists(step):
+            raise StepExists(
+                f"step {step} is already in {where}; nothing was written. To replace it, pass"
+                " overwrite=True",
+                step=step,
+                path=where,
+            )
+
+    # --- one step
+
+    def path_of(self, step: int) -> str:
+        """Returns where the store has a step, as messages show it."""
+        return join(self.root.where, self.state.index.folder(step))
+
+    def is_local(self, step: int) -> bool:
+        """Says whether the hosts have a step, and the store has not."""
+        return step in self.tier.steps() and not self.state.index.exists(step)
+
+    def facts(self, step: int) -> Record | CheckpointInfo | StepHead:
+        """Returns what holds metrics and metadata of a step. Raises StepNotFound, Corrupt."""
+        if self.is_local(step):
+            return self.tier.head(step)
+        with naming_path(self.path_of(step)):
+            if step in self.foreign:
+                return self.foreign.open(step).info
+            return read_record(self.root.storage, self.state.index.folder(step))
+
+    def structure(self, step: int) -> Structure:
+        """Returns what a step holds. Raises StepNotFound, Corrupt."""
+        if self.is_local(step):
+            return self.tier.structure(step)
+        with naming_path(self.path_of(step)):
+            if step in self.foreign:
+                return structure_of(self.foreign.open(step))
+            folder = StorePath(self.root.storage, self.state.index.folder(step))
+            return structure_of(HoldfastCheckpoint(folder))
+
+    def delete(self, step: int) -> None:
+        """Deletes a step from store and hosts. Blocks. Raises StepNotFound, CheckpointError."""
+        where = self.root.where
+        index = self.state.index
+        if step in self.foreign:
+            raise CheckpointError(
+                f"step {step} of {where} was written by another library; holdfast deletes only its"
+                " own",
+                step=step,
+            )
+        if self.state.history is not None:
+            self.state.history.forget()
+        is_durable = index.exists(step)
+        if not is_durable and step not in self.tier.steps():
+            raise StepNotFound(
+                f"there is no step {step} in {where}, which has {self.all_steps()}", step=step
+            )
+        # Local steps from this one on must not come back: nothing in the store is newer than them.
+        if not is_durable or step == max(index.steps(), default=step):
+            self.tier.roll_back(step, lambda: self.state.lineage.deleting_newest(step))
+        if not is_durable:
+            return
+        error = index.remove([step]).get(step)
+        if error is not None:
+            raise CheckpointError(
+                f"step {step} of {where} could not be deleted and is still there: {error}; look at"
+                " the disk or the mount, then delete it again",
+                step=step,
+                path=where,
+            ) from error
+        self.state.reporter.report()
+        self.state.worker.wait(self.root.options.save_timeout_s)

@@ -1,0 +1,48 @@
+"""The steps of a root as its manager shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, StepExists, StepNotFound, save
+
+STATE = {"w": np.arange(4.0)}
+
+
+def test_the_store_is_listed_anew_when_alone(tmp_path: Path) -> None:
+    """What another process saved meanwhile is listed; what is known without a look has it not."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, STATE).wait()
+        save(tmp_path / "2", STATE, step=2)
+        catalog = manager._catalog
+        assert (catalog.durable_steps(), catalog.known_steps()) == ([1, 2], [1])
+        assert catalog.has(2) and not catalog.is_local(1)
+        manager.reload()
+        assert catalog.known_steps() == [1, 2]
+
+
+def test_steps_of_other_libraries_are_left_alone(tmp_path: Path) -> None:
+    """They are listed and described, and neither replaced nor deleted."""
+    save(tmp_path / "3", STATE, layout="orbax")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [3]
+        assert manager.structure(3).items["state"].tree["w"].shape == (4,)
+        for overwrite in (False, True):
+            with pytest.raises(StepExists, match="written by another library; save another step"):
+                manager.save(3, STATE, overwrite=overwrite)
+        with pytest.raises(CheckpointError, match="holdfast deletes only its own"):
+            manager.delete(3)
+        assert manager.all_steps() == [3]
+
+
+def test_a_step_that_is_not_there_is_not_deleted(tmp_path: Path) -> None:
+    """The error says what is there instead."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, STATE).wait()
+        with pytest.raises(StepNotFound, match=r"there is no step 2 in .*, which has \[1\]"):
+            manager.delete(2)
+        manager.delete(1)
+        assert manager.all_steps() == [] and not (tmp_path / "1").exists()

@@ -1,0 +1,24 @@
+"""Runs in the processes of tests/checkpoint/saving/test_incremental.py."""
+
+from __future__ import annotations
+
+import numpy as np
+from joined import index, root
+from sharded_state import state
+
+from holdfast.checkpoint import CheckpointManager, KeepLast, Options
+
+with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
+    for step in range(5):
+        base, moving = state(1, 1 << 16), state(step)
+        if step == 3 and index == 1:
+            manager._state.history.forget()
+        manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})
+        manager.wait_until_finished()
+        linked = manager.statistics()["save_linked_bytes"]
+        assert linked == (1 << 18) * (step if step < 3 or index == 0 else step - 1), (step, linked)
+    for step in (3, 4):
+        got = manager.restore(step, like={"base": base["w"], "moving": moving["w"], "n": 0})
+        for name, want in (("base", base["w"]), ("moving", state(step)["w"])):
+            for a, b in zip(got[name].addressable_shards, want.addressable_shards, strict=True):
+                assert np.array_equal(np.asarray(a.data), np.asarray(b.data)), (step, name)

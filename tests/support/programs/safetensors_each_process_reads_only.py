@@ -1,0 +1,31 @@
+"""Runs in the processes of tests/system/test_safetensors.py."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import numpy as np
+
+from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
+
+index, count, path, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+mesh = jax.make_mesh((4,), ("d",))
+checkpoint = open_checkpoint(path)
+item = checkpoint.item("state")
+specs = [jax.P("d"), jax.P(None, "d")]
+like = {
+    leaf.path: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=jax.NamedSharding(mesh, specs[i % 2])
+    )
+    for i, leaf in enumerate(item.leaves)
+}
+back = restore_checkpoint(checkpoint, "state", like)
+own = sum(leaf.nbytes for leaf in item.leaves) // count
+assert checkpoint.counter.bytes == own, (checkpoint.counter, own)
+plain = restore_checkpoint(open_checkpoint(path), "state")
+for name, array in back.items():
+    (shard,) = array.addressable_shards
+    assert np.asarray(shard.data).tobytes() == plain[name][shard.index].tobytes(), name
+print("own bytes", own)

@@ -1,0 +1,15 @@
+"""Runs in the processes of tests/system/test_start.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from starting import count, index
+
+import holdfast.multihost as multihost
+
+multihost.initialize(sys.argv[3], count, index, timeout_s=60)
+if index == int(sys.argv[4]):
+    time.sleep(1.5)
+multihost.shutdown()

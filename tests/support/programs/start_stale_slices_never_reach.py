@@ -1,0 +1,27 @@
+"""Runs in the processes of tests/system/test_start.py."""
+
+from __future__ import annotations
+
+import os
+
+import starting  # noqa: F401
+from jax._src import xla_bridge
+
+import holdfast.multihost as multihost
+
+backends = xla_bridge.backends
+
+
+def watched():
+    if not xla_bridge.backends_are_initialized():
+        print(
+            "at the backend:",
+            {key: value for key, value in os.environ.items() if key.startswith("MEGASCALE")},
+        )
+    return backends()
+
+
+xla_bridge.backends = watched
+multihost.initialize(timeout_s=60)
+print("slices", multihost.slice_count())
+multihost.shutdown()

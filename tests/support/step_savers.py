@@ -1,0 +1,72 @@
+"""What saves the steps of a root without a manager, for tests of saving alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint import KeepAll, KeepPolicy, Options
+from holdfast.checkpoint.format.step_folders import list_steps
+from holdfast.checkpoint.options import Statistics
+from holdfast.checkpoint.saving.save import RootState, StepSaver
+from holdfast.checkpoint.saving.stager import SaveOrder, SaveRequest, SaveStager
+from holdfast.checkpoint.steps.background import BackgroundWorker
+from holdfast.checkpoint.steps.claims import Writer, this_writer
+from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.lineage import Lineage
+from holdfast.checkpoint.steps.local_claims import LocalClaims
+from holdfast.checkpoint.steps.opening import OpenRoot
+from holdfast.checkpoint.steps.root_report import NoReporter
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Group, Solo
+
+
+def open_saver(
+    folder: Path,
+    group: Group | None = None,
+    writer: Writer | None = None,
+    *,
+    keep_policy: KeepPolicy | None = None,
+    **options: Any,
+) -> StepSaver:
+    """Returns what saves into a folder; the claim is the primary's to take."""
+    storage = LocalStorage(folder)
+    root = OpenRoot(
+        storage=storage,
+        group=group or Solo(),
+        options=Options(**options),
+        claims=LocalClaims(storage),
+        writer=writer or this_writer(),
+    )
+    if root.is_writing_primary:
+        root.claims.take(root.writer)
+    return StepSaver(root, _state_of(root, keep_policy or KeepAll()))
+
+
+def _state_of(root: OpenRoot, keep_policy: KeepPolicy) -> RootState:
+    worker = BackgroundWorker()
+    statistics = Statistics()
+    index = StepIndex(
+        root.storage,
+        keep_policy,
+        list_steps(root.storage),
+        worker,
+        statistics=statistics,
+        deletes=root.is_writing_primary,
+    )
+    return RootState(
+        index=index,
+        statistics=statistics,
+        worker=worker,
+        lineage=Lineage(root.storage, root.writer.id, begins=False),
+        reporter=NoReporter(),
+    )
+
+
+def stage(saver: StepSaver, step: int, tree: Any, counter: int = 1, **order: Any) -> SaveRequest:
+    """Returns a staged request to save a tree as a step."""
+    root = saver.root
+    overwrite = bool(order.get("overwrite", False))
+    request = SaveRequest(counter, step, f"{root.writer.id}{counter:08x}", overwrite, str(step))
+    stager = SaveStager(root.storage, root.group, root.options)
+    return stager.stage(request, SaveOrder(step, tree, **order))
