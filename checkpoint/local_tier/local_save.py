@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..saving.record_builder import tree_text
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.stager import SaveRequest
 from ..steps.lineage import Branch, Lineage, NoLineage
-from .host_folder import HostFolder, HostStorage
+from .host_folder import HostFolder, HostStorage, RunFolder
 from .meeting import Meeting
 from .part_copier import PartCopier
 from .parts import LocalKey, Part, StepHead
@@ -44,7 +44,7 @@ class HostPlace:
     copier: PartCopier
     lineage: Lineage | NoLineage
     writer_id: str
-    open_folder: Callable[[str], HostFolder]
+    folders: RunFolder
 
     @property
     def messages(self) -> str:
@@ -108,7 +108,7 @@ class LocalSave:
         request = self._request
         target = self._parts_target
         branch = self._agree_on_branch()
-        folder = place.open_folder(branch.run)
+        folder = place.folders.open(branch.run)
         key = LocalKey(request.step, branch.number, request.save_id, place.group.count)
         self.key = key
         self.folder = folder
