@@ -218,7 +218,7 @@ class LocalTier:
     # --- restoring
 
     def open_step(self, key: LocalKey) -> tuple[PeerStorage, Record]:
-        """Returns a local step to read from; every process calls it. Blocks. Raises alike on all."""
+        """Returns a local step to read from; every process calls it. Blocks."""
         return self._steps.open(key)
 
     def head(self, step: int) -> StepHead:
