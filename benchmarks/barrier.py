@@ -1,8 +1,9 @@
 """Measures barriers and keys: our service and clients next to jaxlib's, interleaved in one run.
 
     python benchmarks/barrier.py [--clients 2 8 32 128] [--rounds 100] [--repeats 5] [--keys]
-    [--launched] [--before TREE] python benchmarks/barrier.py --clients --crowd 1000; python
-    benchmarks/barrier.py --clients 4 --busy
+        [--launched] [--before TREE]
+    python benchmarks/barrier.py --clients --crowd 1000
+    python benchmarks/barrier.py --clients 4 --busy
 
 All peers stand side by side and take turns, so that a noisy machine harms all alike: trust the
 ratios. Prints Markdown tables. `--launched` adds peers as launched jobs have them: a Unix socket on

@@ -1,10 +1,10 @@
-"""Saves and restores by holdfast's own manager and by its stand-in for Orbax's, in turns; prints
-medians and their ratios.
+"""Saves and restores by holdfast's own manager and by its stand-in for Orbax's, in turns.
 
     .venv/bin/python benchmarks/facade.py [--rounds 9] [--leaves 64] [--mib 4]
 
 Both save at every step by a policy, and write the same layout into memory (/dev/shm). "save" ends
 when the step is committed, "blocked" when `save` returns; "restore" is into a tree of arrays.
+Prints medians and their ratios.
 """
 
 from __future__ import annotations
@@ -62,10 +62,8 @@ def main() -> None:
     parser.add_argument("--leaves", type=int, default=64)
     parser.add_argument("--mib", type=float, default=4)
     options = parser.parse_args()
-    tree, found = (
-        tree_of(options.leaves, options.mib),
-        dict[str, list[dict[str, float]]](native=[], facade=[]),
-    )
+    tree = tree_of(options.leaves, options.mib)
+    found = dict[str, list[dict[str, float]]](native=[], facade=[])
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         facade = ocp.CheckpointManager(
             Path(folder) / "facade", options=ocp.CheckpointManagerOptions(max_to_keep=1)

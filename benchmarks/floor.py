@@ -1,5 +1,4 @@
-"""The floor: bare I/O of the same bytes, done as well as we know how, without checksum, record,
-tree or agreement.
+"""The floor: bare I/O of the same bytes, without checksum, record, tree or agreement.
 
 Four files written side by side in pieces of 1 MiB, write-back started early, fsync of files and
 folder; read back by positional reads of 16 MiB on four threads into 64-aligned memory, and put on
@@ -44,7 +43,8 @@ def write(folder: Path, arrays: Sequence[Any]) -> None:
 
 
 def _write_file(path: Path, arrays: Sequence[Any]) -> None:
-    file, at = os.open(path, os.O_WRONLY | os.O_CREAT), 0
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    at = 0
     for array in arrays:
         data = memoryview(array)
         for start in range(0, len(data), PIECE_BYTES):
@@ -82,10 +82,8 @@ def aligned(size: int) -> Any:
 
 
 def main() -> None:
-    folder, size = (
-        Path(sys.argv[1]) / "floor",
-        int(sys.argv[2] if len(sys.argv) > 2 else 1024) << 20,
-    )
+    folder = Path(sys.argv[1]) / "floor"
+    size = int(sys.argv[2] if len(sys.argv) > 2 else 1024) << 20
     arrays = [
         np.random.default_rng(i).integers(0, 256, 4 << 20, np.uint8) for i in range(size >> 22)
     ]

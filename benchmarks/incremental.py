@@ -1,7 +1,7 @@
-"""Incremental saves beside plain ones, and Orbax's, in one run: bytes written, and seconds to
-durable, when little, or all, has changed.
+"""Compares incremental saves with plain ones, and Orbax's: bytes written, and seconds to durable.
 
-python benchmarks/incremental.py [--frozen-mib 512] [--changing-mib 4] [--saves 5] [--folder DIR]
+    python benchmarks/incremental.py [--frozen-mib 512] [--changing-mib 4] [--saves 5]
+        [--folder DIR]
 
 The columns take turns, each save after another kind; medians. A LoRA run: a frozen base and an
 adapter that moves; and one in which every leaf moves, where the digests are all that incremental
@@ -111,7 +111,8 @@ def measure(title: str, state_of: Callable[[int], Any], saves: int, folder: Path
         state = state_of(step)
         for name, saver in savers.items():
             os.sync()
-            before, began = saver.written(), time.perf_counter()
+            before = saver.written()
+            began = time.perf_counter()
             saver.save(step, state)
             elapsed_s = time.perf_counter() - began
             saver.settle()
@@ -121,7 +122,8 @@ def measure(title: str, state_of: Callable[[int], Any], saves: int, folder: Path
     plain = statistics.median(seconds["plain"])
     print(f"\n{title}, medians of {saves} saves")
     for name, saver in savers.items():
-        median, size = statistics.median(seconds[name]), statistics.median(written[name])
+        median = statistics.median(seconds[name])
+        size = statistics.median(written[name])
         saver.manager.close()
         space = bytes_in(saver.root) / 2**20
         shown = f"{size / 2**20:8.1f} MiB" if size else " " * 12

@@ -1,15 +1,15 @@
-"""The local tier against what bounds it, in one run: blocked time, bare overwriting, the CPU of
-copying, peers, and Orbax's p2p.
+"""Times the local tier against what bounds it, in one run.
 
-python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60] [--memory /dev/shm]
-[--disk DIR]
+    python benchmarks/local_tier.py [--mib 512] [--rounds 7] [--throttle-s 60]
+        [--memory /dev/shm] [--disk DIR]
 
-The peer is a process of its own, and what goes over the network goes over loopback; CPU seconds are
-those of both sides. Restores are timed with all cores shared, and with half of them for each side,
-as hosts have their own (it takes two cores at least). The columns take turns; medians. A durable
-save is stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing
-ahead, and needs a process for each replica: alone it saves into its local folder, which is what is
-timed here, where it runs.
+That is blocked time, bare overwriting, the CPU of copying, peers, and Orbax's p2p. The peer is a
+process of its own, and what goes over the network goes over loopback; CPU seconds are those of both
+sides. Restores are timed with all cores shared, and with half of them for each side, as hosts have
+their own (it takes two cores at least). The columns take turns; medians. A durable save is
+stretched to --throttle-s, with local saves meanwhile. Orbax's p2p manager copies nothing ahead, and
+needs a process for each replica: alone it saves into its local folder, which is what is timed here,
+where it runs.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[float]]:
-    """Returns blocked seconds of both kinds of saves, seconds of a local one, and of overwriting
-    the same files with the same bytes.
+    """Returns seconds of saves: blocked by either kind, of a local one, and of overwriting.
+
+    What is overwritten are the same files, with the same bytes.
     """
     found: dict[str, list[float]] = {
         "blocked durable": [],
@@ -101,8 +102,9 @@ def saves(state: Any, rounds: int, memory: Path, disk: Path) -> dict[str, list[f
 
 
 def overwrite(memory: Path, state: Any) -> None:
-    """Writes the state over four files, on as many threads, and checksums it as it goes: what a
-    local save cannot do without.
+    """Writes the state over four files, on as many threads, and checksums it as it goes.
+
+    A local save cannot do without that.
     """
     views = [memoryview(np.asarray(leaf).view(np.uint8).reshape(-1)) for leaf in state.values()]
 
@@ -122,8 +124,9 @@ def overwrite(memory: Path, state: Any) -> None:
 def beside_a_durable_save(
     state: Any, throttle_s: float, memory: Path, disk: Path
 ) -> dict[str, list[float]]:
-    """Returns blocked seconds of local saves while a durable save takes `throttle_s`, and of as
-    many with none in flight.
+    """Returns blocked seconds of local saves beside a durable save, and with none in flight.
+
+    The durable save takes `throttle_s`.
     """
     began = 0.0
 
@@ -136,7 +139,8 @@ def beside_a_durable_save(
         )
 
     found: dict[str, list[float]] = {"blocked beside": [], "blocked alone": []}
-    local, options = Local(memory / "beside", save_policy=EveryNSteps(1)), Options(progress=stretch)
+    local = Local(memory / "beside", save_policy=EveryNSteps(1))
+    options = Options(progress=stretch)
     with CheckpointManager(
         disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local
     ) as manager:
@@ -145,7 +149,8 @@ def beside_a_durable_save(
         began = time.monotonic()
         slow = manager.save(10**6, state)
         for name in found:
-            count, step = len(found["blocked beside"]), manager.local_steps()[-1]
+            count = len(found["blocked beside"])
+            step = manager.local_steps()[-1]
             while not slow.done() if name == "blocked beside" else len(found[name]) < count:
                 step += 1
                 at = time.perf_counter()
@@ -161,8 +166,9 @@ def beside_a_durable_save(
 
 @contextmanager
 def peer_process(folder: Path, run: str) -> Iterator[tuple[str, Connection, int]]:
-    """Yields the address of a part server in a process of its own, a connection that answers with
-    its CPU seconds so far, and its id.
+    """Yields the address of a part server in a process of its own, and how to ask for its CPU.
+
+    That is a connection that answers with its CPU seconds so far, and its process id.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -199,8 +205,10 @@ def run_on(cores: set[int], process: int) -> None:
 
 
 def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
-    """Returns the CPU seconds a GB of copying on both sides, of its checks alone, and seconds of
-    restores from own folder and peer.
+    """Returns the CPU seconds a GB of copying, and the seconds of restores.
+
+    Copying is timed on both sides, and its checks alone; restores are from the own folder and from
+    a peer.
     """
     found: dict[str, list[float]] = {}
     local = Local(memory / "owner", save_policy=EveryNSteps(1))
@@ -235,25 +243,25 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             return float(peer_cpu.recv())
 
         def restore(name: str) -> None:
-            folder, own = (
-                (owner, frozenset({0}))
-                if name.startswith("restore own")
-                else (empty, frozenset[int]())
-            )
-            storage = PeerStorage(folder.storage, part.key.folder, record, [[0]], own, connections)
-            restored = restore_any(
-                storage,
+            is_own = name.startswith("restore own")
+            storage = PeerStorage(
+                (owner if is_own else empty).storage,
                 part.key.folder,
-                parse_record(record, "record"),
-                "state",
-                state,
-                RestoreOptions(),
+                record,
+                [[0]],
+                own=frozenset({0} if is_own else ()),
+                peers=connections,
+            )
+            parsed = parse_record(record, "record")
+            restored = restore_any(
+                storage, part.key.folder, parsed, "state", like=state, options=RestoreOptions()
             )
             jax.block_until_ready(restored)
 
         cores = sorted(os.sched_getaffinity(0))
         for turn in range(rounds + 1):
-            before, began = sent(), time.perf_counter()
+            before = sent()
+            began = time.perf_counter()
             receiving = cpu(copy)
             seconds = {
                 "copying, s/GB": (time.perf_counter() - began) / gigabytes,
@@ -268,7 +276,8 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
             )
             keeper.storage.spare(part.files)
             for name in ("restore own", "restore peer"):
-                before, used = sent(), time.process_time()
+                before = sent()
+                used = time.process_time()
                 seconds[name] = timed(lambda name=name: restore(name))
                 seconds[f"{name}, CPU s/GB"] = (time.process_time() - used) / gigabytes
                 if name == "restore peer":
@@ -285,8 +294,9 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
 
 
 def decision() -> float:
-    """Returns the CPU seconds of a decision among the inventories of 4,096 processes, of two steps
-    with a copy of each part.
+    """Returns the CPU seconds of a decision among the inventories of 4,096 processes.
+
+    They have two steps, with a copy of each part.
     """
     count = 4096
     files = [
@@ -321,8 +331,9 @@ def decide(inventories: Sequence[bytes], branches: Sequence[Branch]) -> None:
 
 
 def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:
-    """Returns the seconds of saves of Orbax's p2p manager into its local folder; none where it does
-    not run in one process.
+    """Returns the seconds of saves of Orbax's p2p manager into its local folder.
+
+    There are none where it does not run in one process.
     """
     import orbax.checkpoint as ocp
     from orbax.checkpoint.experimental.emergency.p2p import args, checkpoint_manager, options
@@ -354,10 +365,8 @@ def main() -> None:
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)
     state = jax.block_until_ready(tree(chosen.mib))
-    memory, disk = (
-        Path(tempfile.mkdtemp(dir=chosen.memory)),
-        Path(tempfile.mkdtemp(dir=chosen.disk)),
-    )
+    memory = Path(tempfile.mkdtemp(dir=chosen.memory))
+    disk = Path(tempfile.mkdtemp(dir=chosen.disk))
     try:
         found = saves(state, chosen.rounds, memory, disk) | peers(state, chosen.rounds, memory)
         found |= beside_a_durable_save(state, chosen.throttle_s, memory, disk)

@@ -1,5 +1,4 @@
-"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns, in one run; and `verify`
-against plain reading.
+"""Reads Orbax's own checkpoints with holdfast and with Orbax, in turns; `verify` and plain reading.
 
     .venv/bin/python benchmarks/orbax_read.py [--folder DIR] [--rounds 5]
 
@@ -43,9 +42,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def in_turns(rounds: int, **work: Callable[[], Any]) -> dict[str, float]:
-    """Runs all pieces of work once to warm up, then in turns; returns the median seconds of
-    each.
-    """
+    """Runs all pieces of work once to warm up, then in turns; returns their median seconds."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, function in work.items():
@@ -75,8 +72,9 @@ def restores(folder: Path, name: str, tree: dict[str, Any], rounds: int) -> None
 
 
 def read_all(paths: list[Path]) -> None:
-    """Reads files with four threads into buffers that are used again: as fast as plain reading
-    goes.
+    """Reads files with four threads into buffers that are used again.
+
+    Plain reading goes no faster.
     """
 
     def ranges() -> list[tuple[Path, int]]:
@@ -121,7 +119,8 @@ def main() -> None:
     parser.add_argument("--verify-gigabytes", type=float, default=4.0)
     arguments = parser.parse_args()
     mesh = jax.make_mesh((4,), ("d",))
-    sharded, replicated = jax.NamedSharding(mesh, jax.P("d")), jax.NamedSharding(mesh, jax.P())
+    sharded = jax.NamedSharding(mesh, jax.P("d"))
+    replicated = jax.NamedSharding(mesh, jax.P())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         folder = Path(scratch)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

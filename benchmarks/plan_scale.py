@@ -1,5 +1,4 @@
-"""Plans and records at scale, without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096
-processes.
+"""Plans and records without devices: 4,000 leaves on 4, and 1,000 leaves over 4,096 processes.
 
 python benchmarks/plan_scale.py
 """
@@ -24,7 +23,7 @@ from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.record_builder import build_record, check_plan
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record, check_plan
 
 PROCESSES = 4096
 
@@ -61,7 +60,14 @@ def make_job(me: int) -> Plan:
     layouts = [ShardPlacement(parts, held, np.where(held == me, 0, -1)) for parts, held in spread]
     shapes = [(8192, 4096), (4096,), (8192, 1024), (8192, 8192)]
     leaves = [
-        Leaf(f"layer{i}.w", "array", "bfloat16", shapes[i % 4], 2, layouts[i % 4])
+        Leaf(
+            f"layer{i}.w",
+            "array",
+            "bfloat16",
+            shapes[i % 4],
+            itemsize=2,
+            placement=layouts[i % 4],
+        )
         for i in range(1000)
     ]
     tree = {"kind": "dict", "keys": [leaf.path for leaf in leaves], "nodes": list(range(1000))}
@@ -85,7 +91,9 @@ def many_processes() -> None:
         "started_s": 0.0,
         "finished_s": 1.0,
     }
-    data = timed("record built", lambda: build_record(1, {"state": (plan, reports)}, **facts))
+    data = timed(
+        "record built", lambda: build_record(RecordHead(1, **facts), {"state": (plan, reports)})
+    )
     timed("record parsed", lambda: parse_record(data, "checkpoint.json"))
     timed(
         "plan checked at the primary, once for each plan",

@@ -1,29 +1,34 @@
-"""Measures what a death costs: the seconds from the SIGKILL of one process to the first step that
-had not been done before, in parts.
+"""Measures what a death costs: from the SIGKILL of a process to the first new step, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
-    [--kills 5] [--state-gb 0]
-        [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5] [--memory /dev/shm]
-        [--write] [-- OPTIONS]
+        [--kills 5] [--state-gb 0] [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5]
+        [--memory /dev/shm] [--write] [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes
 at least --step-s. In each attempt one process kills itself --after steps behind a durable save,
 which it has waited for. The launchers take turns, --rounds times --kills kills each:
 
-    run          `holdfast run` with the OPTIONS local        the same with a local tier besides:
-    each process a host of its own, with a folder in --memory, a save every --local-every
-                 steps and a copy on one other; what is in flight at the kill is lost
-    local-host   the same, and whoever was killed comes back on an empty host ray          `holdfast
-    run --ray` on a Ray cluster of this machine jax-trainer  Ray Train's JaxTrainer on such a
-    cluster, which calls jax.distributed.initialize itself, and Orbax's manager
+    run          `holdfast run` with the OPTIONS
+    local        the same with a local tier: each process is a host of its own, with a folder in
+                 --memory, a save every --local-every steps and a copy on one other host; what is
+                 in flight at the kill is lost
+    local-host   the same, and the process that was killed comes back on an empty host
+    ray          `holdfast run --ray` on a Ray cluster of this machine
+    jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
+                 itself, and Orbax's manager
 
-All times are CLOCK_MONOTONIC, of whoever saw it; each part ends when the last process is so far:
+All times are CLOCK_MONOTONIC, of the process that saw it. Each part ends when the last process is
+so far:
 
-    known       the launcher says that the process died ended       no process of the attempt is
-    left started     the processes of the next attempt have imported what they need (JaxTrainer's
-    have joined by then) joined      initialize() has returned restored    the state is there (with
-    the compilation of its initial value) compiled    the first step is done redone      the steps
-    since the save are done again new         the first step is done that had not been done before
+    known       the launcher says that the process died
+    ended       no process of the attempt is left
+    started     the processes of the next attempt have imported what they need (JaxTrainer's have
+                joined by then)
+    joined      initialize() has returned
+    restored    the state is there (with the compilation of its initial value)
+    compiled    the first step is done
+    redone      the steps since the save are done again
+    new         the first step is done that had not been done before
 
 --write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the
 figures.
@@ -57,8 +62,9 @@ _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
 def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
-    """Writes a line for whoever measures; a line is short enough to stay whole beside those of
-    others.
+    """Writes a line for the process that measures.
+
+    It is short enough to stay whole beside the lines of others.
     """
     line = json.dumps(
         {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": os.getpid()} | more
@@ -68,8 +74,9 @@ def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
 
 
 def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
-    """Returns the step after which a process of `attempt` dies; the one before the first attempt is
-    0.
+    """Returns the step after which a process of `attempt` dies.
+
+    The one before the first attempt is 0.
     """
     return attempt * arguments.save_every + arguments.after if attempt else 0
 
@@ -92,7 +99,8 @@ class Holdfast:
         self._multihost.initialize()
 
     def open(self, folder: str, save_every: int) -> None:
-        policy, keep = self._checkpoint.EveryNSteps(save_every), self._checkpoint.KeepLast(2)
+        policy = self._checkpoint.EveryNSteps(save_every)
+        keep = self._checkpoint.KeepLast(2)
         self._manager = self._checkpoint.CheckpointManager(
             folder, save_policy=policy, keep_policy=keep, local=self._local()
         )
@@ -150,8 +158,9 @@ class Orbax:
 def train(
     arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any
 ) -> None:
-    """Trains as a process of the job, up to its attempt's kill; the attempt after the last one ends
-    with its first new step.
+    """Trains as a process of the job, up to its attempt's kill.
+
+    The attempt after the last one ends with its first new step.
     """
     sys.path.insert(0, str(EXAMPLES))
     import jax
@@ -165,27 +174,20 @@ def train(
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     data = digits.load_digits()
-    images, labels = (data.data / 16).astype("float32"), data.target.astype("int32")
+    images = (data.data / 16).astype("float32")
+    labels = data.target.astype("int32")
 
     def fresh_state() -> Any:
-        params = digits.init(jax.random.key(0))
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        ballast = jnp.ones(
-            (jax.device_count(), max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count()))
-        )
-        return {
-            "params": params,
-            "mean": zeros,
-            "square": zeros,
-            "count": jnp.zeros((), jnp.int32),
-        }, ballast
+        width = max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())
+        return digits.fresh_state(), jnp.ones((jax.device_count(), width))
 
     shardings = jax.tree.map(
         lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state)
     )
     state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
-    dies_at, redo_to = kill_step(attempt, arguments), kill_step(attempt - 1, arguments)
+    dies_at = kill_step(attempt, arguments)
+    redo_to = kill_step(attempt - 1, arguments)
     manager.open(str(arguments.directory), arguments.save_every)
     last = manager.latest_step() or 0
     if last:
@@ -215,8 +217,9 @@ def train(
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
-    """Trains as a worker of JaxTrainer. Ray numbers no attempts: each worker counts its own
-    starts.
+    """Trains as a worker of JaxTrainer.
+
+    Ray numbers no attempts: each worker counts its own starts.
     """
     import ray.train
 
@@ -257,16 +260,15 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
 
 
 class Watch:
-    """Reads the launcher's output and the processes' marks, and sees processes end: `marks` is all
-    that came of it.
+    """Reads the launcher's output and the processes' marks, and sees processes end.
+
+    `marks` is all that came of it.
     """
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
         assert launcher.stdout is not None
-        self._output, self._pids = (
-            launcher.stdout.fileno(),
-            dict[int, tuple[int, int]](),
-        )  # pidfd -> (pid, attempt)
+        self._output = launcher.stdout.fileno()
+        self._pids = dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
         self._rests = {self._output: b"", self._pipe: b""}
         self.marks: list[dict[str, Any]] = []
@@ -318,8 +320,9 @@ class Watch:
 
 
 def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
-    """Yields for each kill the seconds from it to the end of each part, and the `steps` that were
-    done again.
+    """Yields for each kill the seconds from it to the end of each part.
+
+    `steps` are those that were done again.
     """
     for killed in (each for each in marks if each["name"] == "killed"):
         attempt = killed["attempt"]
@@ -422,8 +425,9 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns for each launcher and part the seconds that it took, and those since the kill;
-    medians, and the span of the total.
+    """Returns for each launcher and part the seconds that it took, and those since the kill.
+
+    Medians, and the span of the total.
     """
     lines = [
         f"| part | {' | '.join(f'{LAUNCHERS[name]} | since the kill' for name in results)} |",
@@ -452,9 +456,7 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def bars(results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns a plot in text: the seconds from the kill to the first new step, and what they went
-    to.
-    """
+    """Returns a plot in text: the seconds from the kill to the first new step, by part."""
     scale = 40 / max(statistics.median(each["new"] for each in found) for found in results.values())
     lines = []
     for name, found in results.items():
@@ -462,7 +464,8 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
         for part, previous in zip(PARTS, (None, *PARTS), strict=False):
             begin = statistics.median(each[previous] for each in found) if previous else 0.0
             end = max(begin, statistics.median(each[part] for each in found))
-            mark_at, width = round(begin * scale), round(end * scale) - round(begin * scale)
+            mark_at = round(begin * scale)
+            width = round(end * scale) - round(begin * scale)
             lines.append(f"  {part:9} {' ' * mark_at}{'█' * width or '▏'} {end - begin:.1f}")
     return "\n".join(lines)
 

@@ -1,11 +1,10 @@
-"""A restore of 1,000 leaves by 4,096 processes, without devices and without disks: what one process
-reads, and what the primary sends.
+"""Restores 1,000 leaves by 4,096 processes, without devices and disks: what one of them reads.
 
     python benchmarks/restore_scale.py
 
-The plan, the record, the reader and the waves are the real ones. The store is made of the plan: it
-gives the header of any pack, and zeros for its data, and counts what is asked of it. The group
-counts the bytes of messages.
+It tells what the primary sends, too. The plan, the record, the reader and the waves are the real
+ones. The store is made of the plan: it gives the header of any pack, and zeros for its data, and
+counts what is asked of it. The group counts the bytes of messages.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import WAVE_BYTES, _waves
 from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, _own_chunks, make_plan
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 
 SAVE_ID = "9f3a61c2"
@@ -41,29 +40,32 @@ SAVE_ID = "9f3a61c2"
 
 @functools.lru_cache(maxsize=64)
 def checksum_of_zeros(nbytes: int) -> ChunkChecksum:
-    crcs, data = [0], bytes(PREFIX_BYTES)
+    crcs = [0]
+    data = bytes(PREFIX_BYTES)
     for start in range(0, nbytes, PREFIX_BYTES):
         crcs.append(crc32c(data[: nbytes - start], crcs[-1]))
     return ChunkChecksum(crcs[-1], tuple(crcs[1 : 1 + count_prefixes(nbytes)]))
 
 
 class PlannedStore:
-    """A store that holds what a plan says, all zeros; of the Storage protocol what a restore asks
-    for.
+    """A store that holds what a plan says, all zeros.
+
+    It has of the Storage protocol what a restore asks for.
     """
 
     root = "planned"
     max_concurrency = 4
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._packs = plan, dict[int, dict[int, PackPlan]]()
+        self._plan = plan
+        self._packs = dict[int, dict[int, PackPlan]]()
         self.bytes = self.reads = 0
         self.record = b""
 
     def pack(self, rank: int, pack: int) -> tuple[PackPlan, bytes]:
         """Returns a pack of any process, and its header."""
         if rank not in self._packs:
-            own = _own_chunks(self._plan.leaves, self._plan.arrays, rank)
+            own = _own_chunks(self._plan.arrays, rank)
             self._packs[rank] = {
                 number: lay_out_pack(self._plan, chunks) for number, chunks in own.items()
             }
@@ -92,9 +94,7 @@ class PlannedStore:
 
 
 class CountingGroup:
-    """The primary's side of a group: counts messages, and the bytes that its service sends to all
-    others.
-    """
+    """The primary's side of a group: counts messages, and the bytes sent to all others."""
 
     index = 0
     count = PROCESSES
@@ -104,16 +104,15 @@ class CountingGroup:
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
         assert value is not None
-        self.messages, self.bytes = (
-            self.messages + self.count - 1,
-            self.bytes + len(value) * (self.count - 1),
-        )
+        self.messages = self.messages + self.count - 1
+        self.bytes = self.bytes + len(value) * (self.count - 1)
         return value
 
 
 def save(plan: Plan) -> PlannedStore:
-    """Returns a store that has a save of the plan. Headers whose size nobody asks for are taken to
-    be as long as the longest of rank 0.
+    """Returns a store that has a save of the plan.
+
+    Headers whose size nobody asks for are taken to be as long as the longest of rank 0.
     """
     store = PlannedStore(plan)
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
@@ -130,7 +129,7 @@ def save(plan: Plan) -> PlannedStore:
         "finished_s": 1.0,
     }
     store.record = timed(
-        "record built", lambda: build_record(1, {"state": (plan, reports)}, **facts)
+        "record built", lambda: build_record(RecordHead(1, **facts), {"state": (plan, reports)})
     )
     return store
 
@@ -150,9 +149,7 @@ def regions_of(leaf: Leaf, rank: int) -> list[tuple[tuple[int, int], ...]]:
 def restore(
     store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str
 ) -> None:
-    """Prints the waves in which one process reads its regions of all leaves, and what it reads in
-    all.
-    """
+    """Prints the waves in which one process reads its regions of all leaves, and the sums."""
     item = record.items["state"]
     saved = {leaf.path: leaf for leaf in item.leaves}
     placed: list[Any] = [
@@ -162,7 +159,8 @@ def restore(
     waves = list(_waves(placed, WAVE_BYTES // 2))
     whole = sum(request.leaf.nbytes for request, _ in placed)
     before = math.ceil(whole / (WAVE_BYTES // 2))
-    reader, pool = ItemReader(store, "1", item), MemoryPool()  # type: ignore[arg-type]
+    reader = ItemReader(store, "1", item)
+    pool = MemoryPool()  # type: ignore[arg-type]
     store.bytes = store.reads = needed = 0
     began = time.perf_counter()
     for wave in waves:
@@ -209,8 +207,9 @@ def many_of_few() -> None:
     rows = 8 * 64
     columns = 56_640  # chunks of 58 MB
     placement = ShardPlacement((8, 1), np.arange(8)[:, None], np.arange(8)[:, None])
+    shape = (rows, 2 * columns * 4)
     leaves = [
-        Leaf(f"layer{i}.w", "array", "bfloat16", (rows, 2 * columns * 4), 2, placement)
+        Leaf(f"layer{i}.w", "array", "bfloat16", shape, itemsize=2, placement=placement)
         for i in range(4)
     ]
     tree = {

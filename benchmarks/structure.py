@@ -1,9 +1,8 @@
-"""Sees the structure of a checkpoint of many leaves, in holdfast's layout and in Orbax's, and reads
-it, in turns.
+"""Reads a checkpoint of many leaves, and its structure alone, in holdfast's layout and Orbax's.
 
     .venv/bin/python benchmarks/structure.py [--leaves 4000] [--rounds 5] [--side 16]
 
-Medians are printed: `structure` of both, and `load` of both, from a warm page cache.
+In turns. Medians are printed: `structure` of both, and `load` of both, from a warm page cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Saves and restores with holdfast, through its facade, with Orbax, and with bare I/O, interleaved
-in one run; prints medians and ratios.
+"""Saves and restores with holdfast, its facade, Orbax and bare I/O, in turns; prints medians.
 
-    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm] [--only NAME
-    ...] [--write]
+    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm]
+        [--only NAME ...] [--write]
 
 Each workload runs in processes of its own, every system once before the clock starts. "blocked" is
 how long the call of `save` keeps the caller, "total" ends when the step is durable and committed;
@@ -59,10 +58,8 @@ def make_like(name: str) -> dict[str, Any]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
-    spread, everywhere = (
-        NamedSharding(mesh, PartitionSpec("x")),
-        NamedSharding(mesh, PartitionSpec()),
-    )
+    spread = NamedSharding(mesh, PartitionSpec("x"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
     if name == "small":
         return {
             f"leaf{i:04d}": jax.ShapeDtypeStruct((256,), jnp.float32, sharding=everywhere)
@@ -131,8 +128,9 @@ class Holdfast:
 
 
 class Orbax:
-    """Orbax's manager, asynchronous as it comes; and holdfast's facade, of the same calls, by the
-    change of import.
+    """Orbax's manager, asynchronous as it comes.
+
+    And holdfast's facade, of the same calls, by the change of import.
     """
 
     def __init__(self, folder: Path, module: str) -> None:
@@ -246,7 +244,8 @@ def restore_fresh(
     """Is one process of a job that starts again: prints how long its first restore takes."""
     import jax
 
-    together, like = _start(count, index, port), make_like(name)
+    together = _start(count, index, port)
+    like = make_like(name)
     opened = _open(system, folder, index)
     together("opened")
     began = time.perf_counter()
@@ -260,12 +259,14 @@ def restore_fresh(
 
 
 def work(name: str, folder: Path, repeats: int, index: int, count: int, port: int) -> None:
-    """Is one process of one workload: prints a JSON object of times, and leaves a step for fresh
-    restores.
+    """Works as one process of one workload: prints a JSON object of times.
+
+    It leaves a step for fresh restores.
     """
     import jax
 
-    together, like = _start(count, index, port), make_like(name)
+    together = _start(count, index, port)
+    like = make_like(name)
     state = make_state(like)
     jax.block_until_ready(state)
     systems: dict[str, Any] = {system: _open(system, folder, index) for system in _systems(name)}
@@ -324,8 +325,9 @@ def _check(state: Any, found: Any) -> None:
 
 
 def _let_go() -> None:
-    """Gives the memory of dead arrays back to the system: what one system keeps would be missing
-    for the next.
+    """Gives the memory of dead arrays back to the system.
+
+    What one system keeps would be missing for the next.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -356,8 +358,9 @@ def _status(key: str) -> int:
 
 
 def run_job(name: str, *words: object) -> list[Any]:
-    """Runs the processes of one job of a workload, with these words and their places in it; returns
-    what each printed.
+    """Runs the processes of one job of a workload; returns what each printed.
+
+    They get these words, and their places in the job.
     """
     count, devices, *_ = WORKLOADS[name]
     with socket.socket() as probe:
@@ -407,9 +410,8 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
             )
         for _ in range(repeats):
             for system in merged:
-                merged[system]["fresh"].append(
-                    max(run_job(name, "--fresh", name, folder, system, repeats + 1))
-                )
+                words = ("--fresh", name, folder, system, repeats + 1)
+                merged[system]["fresh"].append(max(run_job(name, *words)))
         return merged
     finally:
         shutil.rmtree(folder)
@@ -464,7 +466,8 @@ def bars(results: dict[str, Any]) -> str:
     """Returns a plot in text: how many times Orbax's speed, on a scale that doubles."""
     lines = []
     for name, found in results.items():
-        ours, theirs = _medians(found["holdfast"]), _medians(found["orbax"])
+        ours = _medians(found["holdfast"])
+        theirs = _medians(found["orbax"])
         for key in ours:
             ratio = theirs[key] / ours[key]
             lines.append(
@@ -492,7 +495,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    before, results = os.getloadavg(), {}
+    before = os.getloadavg()
+    results = {}
     for name in options.only:
         results[name] = run(
             name, options.disk if WORKLOADS[name][2] else options.memory, options.repeats

@@ -1,8 +1,7 @@
-"""Measures what viewers of the page cost a job: the coordinator's CPU and memory, and the barriers
-of its processes.
+"""Measures what viewers of the page cost a job: its coordinator's CPU and memory, and barriers.
 
-    python benchmarks/viewers.py [--processes 1000] [--viewers 0 10 100] [--seconds 12] [--rounds 5]
-    [--repeats 3] [--hour]
+    python benchmarks/viewers.py [--processes 1000] [--viewers 0 10 100] [--seconds 12]
+        [--rounds 5] [--repeats 3] [--hour]
 
 A real coordinator, with real clients that report as the processes of a job do; `holdfast web` as it
 is; viewers over HTTP in a process of their own. All take turns, first without a page; the last row

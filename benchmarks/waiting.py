@@ -1,12 +1,12 @@
-"""Measures what waiting costs the coordinator, its memory after barriers that one never reaches,
-and who is lost when it is stopped.
+"""Measures what waiting costs the coordinator: threads and memory, and who is lost when it stops.
 
-    python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30] [--barriers 10000]
-    [--heartbeat-timeout-s 60]
+    python benchmarks/waiting.py [--clients 1000] [--processes 4] [--seconds 30]
+        [--barriers 10000] [--heartbeat-timeout-s 60]
 
-The waits are of real clients over loopback. Clients send a heartbeat every quarter of the timeout;
-both sides say how old the last sign of the other got. The barriers are driven into the state
-machine itself: ten million arrivals over sockets would measure the clients.
+The memory is measured after barriers that one process never reaches. The waits are of real clients
+over loopback. Clients send a heartbeat every quarter of the timeout; both sides say how old the
+last sign of the other got. The barriers are driven into the state machine itself: ten million
+arrivals over sockets would measure the clients.
 """
 
 from __future__ import annotations

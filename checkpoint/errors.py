@@ -131,13 +131,10 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
     )
 
 
+_PERMISSION = "this process lacks the permission: see its user and the mode of the folders above"
 _ADVICE = {
-    errno.EACCES: (
-        "this process lacks the permission: see its user and the mode of the folders above"
-    ),
-    errno.EPERM: (
-        "this process lacks the permission: see its user and the mode of the folders above"
-    ),
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
     errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n)",
 }
 

@@ -77,25 +77,15 @@ def open_manager(
     storage = _open_storage(directory, options)
     history = _history_of(storage, options)
     root, opened = _open_root(storage, group if group is not None else default_group(), options)
+    # What a later part runs into must not leave a claim that only a sweep takes away.
     with contextlib.ExitStack() as undo:
         undo.callback(root.give_up)
-        lineage = (
-            Lineage(storage, root.writer.id, begins=local is not None)
-            if root.is_writing_primary
-            else NoLineage()
-        )
+        lineage = _lineage_of(root, begins=local is not None)
         tier = _open_tier(local, root, lineage)
         undo.callback(tier.close, 0.0)
         state = _state_of(root, opened, keep_policy, lineage, tier=tier, history=history)
-        foreign = ForeignSteps(storage, opened.foreign)
-        catalog = StepCatalog(root, state, foreign, tier)
-        scheduler = SaveScheduler(
-            save_policy,
-            root.group,
-            f"{root.messages}/soon",
-            skips=options.on_busy == "skip",
-            last_step=max([*opened.steps, *opened.foreign], default=None),
-        )
+        catalog = StepCatalog(root, state, ForeignSteps(storage, opened.foreign), tier)
+        scheduler = _scheduler_of(root, opened, save_policy)
         undo.callback(scheduler.close)
         durable = DurableLane(
             catalog,
@@ -103,12 +93,9 @@ def open_manager(
             policy_decides=save_policy is not None,
             has_claim=opened.has_claim,
         )
-        lanes: list[SaveLane] = [durable]
-        if isinstance(tier, LocalTier):
-            lanes.append(LocalLane(catalog, tier))
         parts = ManagerParts(
             catalog=catalog,
-            lanes=tuple(lanes),
+            lanes=(durable, *_local_lanes(catalog)),
             scheduler=scheduler,
             restorer=StepRestorer(catalog),
             watchdog=_watchdog_of(options),
@@ -157,6 +144,27 @@ def _open_tier(
         root.options,
         writer_id=root.writer.id,
         lineage=lineage,
+    )
+
+
+def _lineage_of(root: OpenRoot, *, begins: bool) -> Lineage | NoLineage:
+    if not root.is_writing_primary:
+        return NoLineage()
+    return Lineage(root.storage, root.writer.id, begins=begins)
+
+
+def _local_lanes(catalog: StepCatalog) -> list[SaveLane]:
+    tier = catalog.tier
+    return [LocalLane(catalog, tier)] if isinstance(tier, LocalTier) else []
+
+
+def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None) -> SaveScheduler:
+    return SaveScheduler(
+        save_policy,
+        root.group,
+        f"{root.messages}/soon",
+        skips=root.options.on_busy == "skip",
+        last_step=max([*opened.steps, *opened.foreign], default=None),
     )
 
 

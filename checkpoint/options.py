@@ -19,7 +19,8 @@ PROGRESS_S = 0.25
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a save of this process is: `done_bytes` of the `total_bytes` that it writes are out.
+    """How far a save of this process is: `done_bytes` of its `total_bytes` are out.
+
     `phase` is "save".
     """
 
@@ -30,8 +31,9 @@ class Progress:
 
 
 class ProgressMeter:
-    """Counts the bytes of one save, and passes its `Progress` on, at most every PROGRESS_S seconds
-    and at the end. Thread-safe.
+    """Counts the bytes of one save, and passes its `Progress` on. Thread-safe.
+
+    That is at most every PROGRESS_S seconds, and at the end.
     """
 
     def __init__(self, step: int, total_bytes: int, listener: Callable[[Progress], None]) -> None:
@@ -46,7 +48,8 @@ class ProgressMeter:
         """Counts bytes that are out."""
         with self._lock:
             self._done_bytes += size
-            now, done = time.monotonic(), self._done_bytes
+            done = self._done_bytes
+            now = time.monotonic()
             if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
                 return
             self._passed_on_s = now
@@ -138,39 +141,40 @@ class Statistics:
 class Options:
     """Settings of a CheckpointManager.
 
-    save_timeout_s: from the call of `save` to the commit; a process that has not reported by then
-    fails the save on all. restore_timeout_s: how long the processes of a group wait for each other
-    in a restore; one that is so much slower fails it on all. exit_timeout_s: how long an
-    interpreter that exits waits for a save in flight. on_busy: what `save` does while the last save
-    is in flight: "wait" for it, or "skip" this one (in a group the step after is agreed on).
-    host_memory_bytes: bound on the host memory that a snapshot holds; `save` blocks for the rest
-    (None: all at once, on GPUs 0.8 of XLA's
-        pool of pinned memory, which has 64 GiB a process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB
-        says otherwise).
+    save_timeout_s: the time from the call of `save` to the commit. A process that has not reported
+        by then fails the save on all.
+    restore_timeout_s: how long the processes of a group wait for each other in a restore. One that
+        is so much slower fails the restore on all.
+    exit_timeout_s: how long an interpreter that exits waits for a save in flight.
+    on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one.
+        In a group that skips, the processes agree on a later step.
+    host_memory_bytes: bounds the host memory that a snapshot holds; `save` blocks for the rest.
+        None: all at once. On GPUs it is then 0.8 of XLA's pool of pinned memory, which has 64 GiB a
+        process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.
     single_writer: promises that nobody else writes to this root, where the store has no atomic
-    create-if-absent. read_only: takes no claim: `save` and `delete` are errors, and nothing is
-    written. check_free_space: refuses a save that does not fit on the disk before it begins.
-    progress: called with a `Progress` from background threads, at most four times a second.
+        create-if-absent.
+    read_only: takes no claim. `save` and `delete` are errors, and nothing is written.
+    check_free_space: refuses a save that does not fit on the disk before it begins.
+    progress: is called with a `Progress` from background threads, at most four times a second.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as
-    dead. per_process: says of a leaf's path whether each process keeps its own value, `lambda path:
-    path.startswith("reader.")`. Such a leaf is a
-        value of the host (numpy, Python, an array on this process's devices) of one shape and dtype
-        everywhere; without this it has to be equal on all processes. It comes back on as many
-        processes, or by `restore(process=...)`.
+        dead.
+    per_process: says of a leaf's path whether each process keeps its own value: `lambda path:
+        path.startswith("reader.")`. Such a leaf is a value of the host (numpy, Python, an array on
+        this process's devices) of one shape and dtype everywhere. Without this it has to be equal
+        on all processes. It comes back on as many processes, or by `restore(process=...)`.
     incremental: writes what has changed since this manager's last save, and links the files that
-    have the rest: every step stays whole by
-        itself, and takes at most twice its size. On POSIX folders; needs the extra `incremental`.
-    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}": it is written
-    down when the root is opened first, and
-        holds for good. None: as the root has it, "{:d}" if it is new.
-    file_mode, folder_mode: modes of the files and folders of steps, 0o640 and 0o750, on POSIX,
-    whatever the umask (None: as it has them);
-        the root has `folder_mode` where this makes it.
-    full_every: with `incremental`, how many saves share a file at most: every n-th writes
-    everything (None: no bound). hang_timeout_s: without a question about a step or a save for so
-    long, the stacks of all threads go to the log and to the coordinator
-        (see `multihost.watchdog`); None: nobody watches. With `hang_exit` the process then ends
-        with exit code 124.
+        have the rest. Every step stays whole by itself, and takes at most twice its size. On POSIX
+        folders; needs the extra `incremental`.
+    full_every: with `incremental`, how many saves share a file at most: every n-th save writes
+        everything (None: no bound).
+    step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}". It is written
+        down when the root is opened first, and holds for good. None: as the root has it, "{:d}" if
+        the root is new.
+    file_mode, folder_mode: the modes of the files and folders of steps, 0o640 and 0o750, on POSIX,
+        whatever the umask (None: as the umask has them). A root that is made has `folder_mode`.
+    hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads
+        go to the log and to the coordinator (see `multihost.watchdog`). None: nobody watches.
+    hang_exit: the process then ends with exit code 124.
     """
 
     save_timeout_s: float = 600.0
@@ -198,22 +202,23 @@ class Options:
         for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
-        for name, needed in (
-            ("file_mode", 0o400),
-            ("folder_mode", 0o700),
-        ):  # what the next save, and its sweep, need
-            mode = getattr(self, name)
-            if mode is not None and (
-                not isinstance(mode, int) or mode & needed != needed or mode > 0o7777
-            ):
-                raise ValueError(
-                    f"Options: {name} expects a mode that has at least {needed:#o}, found {mode!r}"
-                )
+        # The next save reads the files, and its sweep deletes in the folders.
+        _check_mode("file_mode", self.file_mode, 0o400)
+        _check_mode("folder_mode", self.folder_mode, 0o700)
         if self.full_every is not None and (self.full_every < 1 or not self.incremental):
             raise ValueError(
                 f"Options: full_every={self.full_every!r} expects a whole number above 0, and"
                 " incremental=True"
             )
+
+
+def _check_mode(name: str, mode: int | None, needed: int) -> None:
+    if mode is None:
+        return
+    if not isinstance(mode, int) or mode & needed != needed or mode > 0o7777:
+        raise ValueError(
+            f"Options: {name} expects a mode that has at least {needed:#o}, found {mode!r}"
+        )
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,9 @@ class EveryNSteps:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
-        return (
-            f"step {context.step} is a multiple of {self.n}" if context.step % self.n == 0 else ""
-        )
+        if context.step % self.n:
+            return ""
+        return f"step {context.step} is a multiple of {self.n}"
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,9 @@ class EveryNSeconds:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
-        return (
-            f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s"
-            if context.elapsed_s >= self.seconds
-            else ""
-        )
+        if context.elapsed_s < self.seconds:
+            return ""
+        return f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s"
 
 
 class AtSteps:
@@ -120,11 +118,8 @@ class OnPreemption:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the preemption sync point is reached, until the step is saved."""
-        return (
-            "the job is preempted"
-            if context.preempted and context.last_step != context.step
-            else ""
-        )
+        is_due = context.preempted and context.last_step != context.step
+        return "the job is preempted" if is_due else ""
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,8 @@ class KeepEverySeconds:
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns steps that far apart."""
-        kept, last_s = set[int](), -math.inf
+        kept = set[int]()
+        last_s = -math.inf
         for facts in steps:
             if facts.started_s is None:
                 kept.add(facts.step)

@@ -1,6 +1,4 @@
-"""What the commands share: exit codes, errors as sentences, JSON output, progress bars, and the
-opening of checkpoints.
-"""
+"""What the commands share: options, exit codes, errors as sentences, JSON, progress bars."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -17,6 +15,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -67,10 +66,10 @@ single_writer_option = click.option(
 
 
 class Failure(click.ClickException):
-    """Ends a command with a sentence on stderr and an exit code; with --json also with {"error",
-    "exit_code"} on stdout.
+    """Ends a command with a sentence on stderr and an exit code.
 
-    `printed` says that the command has printed its JSON already.
+    With --json it also prints {"error", "exit_code"} on stdout, unless `printed` says that the
+    command has printed its JSON already.
     """
 
     def __init__(self, message: str, code: int = EXIT_FAILED, *, printed: bool = False) -> None:
@@ -99,8 +98,9 @@ def wants_json() -> bool:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turns errors into sentences and exit codes: no traceback reaches a user. Ctrl-C is 130, as of
-    a shell.
+    """Turns errors into sentences and exit codes: no traceback reaches a user.
+
+    Ctrl-C is 130, as of a shell.
     """
     from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepGone, StepNotFound
 
@@ -111,9 +111,8 @@ def sentences() -> Iterator[None]:
     except (Corrupt, HostileCheckpoint) as error:
         raise Failure(str(error), EXIT_DAMAGED) from error
     except (HoldfastError, ValueError) as error:
-        raise Failure(
-            str(error).replace("Options(single_writer=True)", "--single-writer")
-        ) from error
+        text = str(error).replace("Options(single_writer=True)", "--single-writer")
+        raise Failure(text) from error
     except KeyboardInterrupt:
         raise Failure("interrupted", EXIT_INTERRUPTED) from None
     except OSError as error:
@@ -126,24 +125,6 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
-_PARTS = {
-    "stepping_s": "new steps",
-    "starting_s": "starting",
-    "restoring_s": "restoring",
-    "saving_s": "blocked in saves",
-    "redoing_s": "steps done again",
-    "ending_s": "ending attempts",
-}
-
-
-def describe_goodput(seconds: Mapping[str, float]) -> str:
-    """Returns where the time of a job went, the share of new steps first."""
-    total_s = sum(seconds.values())
-    share = seconds.get("stepping_s", 0.0) / total_s if total_s else 0.0
-    parts = ", ".join(f"{words} {seconds.get(name, 0.0):.1f}" for name, words in _PARTS.items())
-    return f"goodput {share:.0%} of {total_s:.1f} s: {parts}"
-
-
 def console() -> Console:
     """Returns the console for tables."""
     return Console(soft_wrap=True, highlight=False)
@@ -153,7 +134,8 @@ class Meter:
     """Counts bytes for a progress bar, from any thread; `expect` sets how many there will be."""
 
     def __init__(self, bar: Progress, what: str, total_bytes: int | None) -> None:
-        self._bar, self._task = bar, bar.add_task(what, total=total_bytes)
+        self._bar = bar
+        self._task = bar.add_task(what, total=total_bytes)
 
     def __call__(self, done_bytes: int) -> None:
         """Moves the bar."""
@@ -168,20 +150,18 @@ class Meter:
 def progress_bar(
     what: str, total_bytes: int | None = None, *, counts: bool = True
 ) -> Iterator[Meter]:
-    """Shows a bar on stderr once the block has lasted a second: on a terminal only, and not with
-    --json.
+    """Shows a bar on stderr once the block has lasted a second.
 
-    Without `counts` nothing is measured: the bar only shows that something is going on.
+    It does so on a terminal only, and not with --json. Without `counts` nothing is measured: the
+    bar only shows that something is going on.
     """
-    known = (
-        (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        if counts
-        else (TimeElapsedColumn(),)
-    )
+    columns: tuple[ProgressColumn, ...] = (TimeElapsedColumn(),)
+    if counts:
+        columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        *known,
+        *columns,
         console=Console(stderr=True),
         transient=True,
     )
@@ -211,8 +191,6 @@ def shown_time(seconds: float | None) -> str:
     """Returns a time as people read it, in their own zone."""
     import datetime
 
-    return (
-        ""
-        if not seconds
-        else datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    )
+    if not seconds:
+        return ""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -74,16 +75,11 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 def convert(
     src: str,
     dst: str,
-    to: str,
     step: int | None,
     every: bool,
-    items: tuple[str, ...],
-    under: str,
-    names: str | None,
-    shard_bytes: int | None,
-    process: int | None,
     single_writer: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Write the checkpoint in SRC (of a root: its latest step) into DST in another layout.
 
@@ -91,69 +87,87 @@ def convert(
     the files (with --all, one a step). With --all, steps that are in DST already are left as they
     are, and a damaged one does not stop the others.
     """
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepExists
-    from holdfast.checkpoint.format.rename import parse_names
     from holdfast.checkpoint.layouts.detect import find_steps
-    from holdfast.checkpoint.layouts.safetensors import SHARD_BYTES
     from holdfast.checkpoint.storage.path import open_storage
 
-    written: list[dict[str, str]] = []
-    failed: list[str] = []
     with sentences():
-        rename = parse_names(pathlib.Path(names).read_text()) if names else None
-        options: dict[str, Any] = {
-            "items": items,
-            "under": under,
-            "rename": rename,
-            "process": process,
-        }
-        options |= {"shard_bytes": shard_bytes or SHARD_BYTES, "single_writer": single_writer}
-        if not every:
-            written.append(_convert_one(src, step, dst, "", to, options))
-        for number in find_steps(open_storage(src)) or [None] if every else ():
-            try:
-                written.append(
-                    _convert_one(
-                        src,
-                        number,
-                        dst,
-                        str(number) if number is not None and to == "safetensors" else "",
-                        to,
-                        options,
-                    )
-                )
-            except StepExists as error:
-                if number is None or to == "safetensors":  # where a part of a folder looks like one
-                    raise
-                click.echo(f"left as it is: {error}", err=True)
-            except (Corrupt, HostileCheckpoint) as error:
-                failed.append(str(error))
+        conversion = Conversion(dst, single_writer, **chosen)
+        if every:
+            for number in find_steps(open_storage(src)) or [None]:
+                conversion.try_step(src, number)
+        else:
+            conversion.write(src, step, folder="")
+    _print(conversion, every, as_json)
+
+
+@dataclass
+class Conversion:
+    """What is written where, how, and what has come of it. The fields are the options."""
+
+    dst: str
+    single_writer: bool
+    to: str
+    items: tuple[str, ...]
+    under: str
+    names: str | None
+    shard_bytes: int | None
+    process: int | None
+    written: list[dict[str, str]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def try_step(self, src: str, step: int | None) -> None:
+        """Converts one step of several: one that is there, or damaged, does not stop the others."""
+        from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepExists
+
+        single_files = self.to == "safetensors"
+        try:
+            self.write(src, step, folder=str(step) if single_files and step is not None else "")
+        except StepExists as error:
+            if step is None or single_files:  # where a part of a folder looks like a step
+                raise
+            click.echo(f"left as it is: {error}", err=True)
+        except (Corrupt, HostileCheckpoint) as error:
+            self.errors.append(str(error))
+
+    def write(self, src: str, step: int | None, *, folder: str) -> None:
+        """Converts one checkpoint, into a folder of the destination."""
+        from holdfast.checkpoint.format.rename import parse_names
+        from holdfast.checkpoint.layouts.base import total_bytes
+        from holdfast.checkpoint.layouts.detect import open_checkpoint
+        from holdfast.checkpoint.layouts.safetensors import SHARD_BYTES
+        from holdfast.checkpoint.steps.object_claims import open_claims
+        from holdfast.checkpoint.storage.path import StorePath, open_storage
+        from holdfast.checkpoint.tools.convert import convert as run
+
+        rename = parse_names(pathlib.Path(self.names).read_text()) if self.names else None
+        with progress_bar("converting") as meter:
+            checkpoint = open_checkpoint(src, step)
+            meter.expect(total_bytes(checkpoint))
+            store = open_storage(self.dst, single_writer=self.single_writer)
+            where = run(
+                checkpoint,
+                StorePath(store, folder),
+                self.to,
+                items=self.items,
+                under=self.under,
+                rename=rename,
+                process=self.process,
+                shard_bytes=self.shard_bytes or SHARD_BYTES,
+                claims=open_claims(store, single_writer=self.single_writer),
+                progress=meter,
+            )
+        info = checkpoint.info
+        self.written.append({"from": info.path, "was": info.layout, "to": where, "layout": self.to})
+
+
+def _print(conversion: Conversion, every: bool, as_json: bool) -> None:
+    written = conversion.written
+    errors = conversion.errors
     if as_json:
-        print_json(
-            {"converted": written, "errors": failed} if failed else written if every else written[0]
-        )
-    for line in written if not as_json else ():
-        click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({to})")
-    if failed:
-        raise Failure("\n".join(failed), EXIT_DAMAGED, printed=True)
-
-
-def _convert_one(
-    src: str, step: int | None, dst: str, folder: str, to: str, options: dict[str, Any]
-) -> dict[str, str]:
-    from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.layouts.detect import open_checkpoint
-    from holdfast.checkpoint.steps.object_claims import open_claims
-    from holdfast.checkpoint.storage.path import StorePath, open_storage
-    from holdfast.checkpoint.tools.convert import convert as run
-
-    arguments = {name: value for name, value in options.items() if name != "single_writer"}
-    with progress_bar("converting") as meter:
-        checkpoint = open_checkpoint(src, step)
-        meter.expect(total_bytes(checkpoint))
-        store = open_storage(dst, single_writer=options["single_writer"])
-        claims = open_claims(store, single_writer=options["single_writer"])
-        where = run(
-            checkpoint, StorePath(store, folder), to, claims=claims, progress=meter, **arguments
-        )
-    return {"from": checkpoint.info.path, "was": checkpoint.info.layout, "to": where, "layout": to}
+        shown: Any = written if every else written[0]
+        print_json({"converted": written, "errors": errors} if errors else shown)
+    else:
+        for line in written:
+            click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
+    if errors:
+        raise Failure("\n".join(errors), EXIT_DAMAGED, printed=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
@@ -16,6 +17,9 @@ from .common import (
     sentences,
     single_writer_option,
 )
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.tools.copy import Copied
 
 
 @click.command(
@@ -42,9 +46,9 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
-    from holdfast.checkpoint.tools.copy import Copied, copy_checkpoint
+    from holdfast.checkpoint.tools.copy import copy_checkpoint
 
-    total, failed = Copied(), []
+    copies = _Copies()
     with sentences(), progress_bar("copying") as meter:
         storage = open_storage(src)
         folders = _folders(src, storage, step)
@@ -52,37 +56,52 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         claims = open_claims(target, single_writer=single_writer)
         meter.expect(_size(storage, folders))
         for name in folders:
+            source = StorePath(storage, name)
             try:
-                done = copy_checkpoint(
-                    StorePath(storage, name), StorePath(target, name), claims, meter
-                )
+                copied = copy_checkpoint(source, StorePath(target, name), claims, meter)
+                copies.add(name, copied)
             except (Corrupt, HostileCheckpoint) as error:
-                failed.append(str(error))
-                continue
-            total.written += [f"{name}/{file}" if name else file for file in done.written]
-            total.skipped += [f"{name}/{file}" if name else file for file in done.skipped]
-            total.bytes += done.bytes
-    if as_json:
-        facts = {
-            "written": total.written,
-            "skipped": total.skipped,
-            "bytes": total.bytes,
-            "verified": not failed,
-        }
-        print_json(facts | ({"errors": failed} if failed else {}))
-    elif len(folders) > len(failed):
-        kept = f", {len(total.skipped)} were there already" if total.skipped else ""
-        click.echo(
-            f"{len(total.written)} files copied ({decimal(total.bytes)}){kept}; what was copied was"
-            " read back and is whole"
-        )
-    if failed:
-        several = (
-            [f"{len(failed)} of {len(folders)} steps could not be copied"]
-            if len(folders) > 1
-            else []
-        )
-        raise Failure("\n".join([*failed, *several]), EXIT_DAMAGED, printed=True)
+                copies.errors.append(str(error))
+    copies.show(len(folders), as_json)
+
+
+@dataclass
+class _Copies:
+    """What was copied, of all checkpoints together."""
+
+    written: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, folder: str, copied: Copied) -> None:
+        """Takes the copy of one checkpoint, whose files lie in `folder`."""
+        prefix = f"{folder}/" if folder else ""
+        self.written += [f"{prefix}{file}" for file in copied.written]
+        self.skipped += [f"{prefix}{file}" for file in copied.skipped]
+        self.bytes += copied.bytes
+
+    def show(self, count: int, as_json: bool) -> None:
+        """Prints what came of `count` checkpoints; Failure where one could not be copied."""
+        if as_json:
+            facts = {
+                "written": self.written,
+                "skipped": self.skipped,
+                "bytes": self.bytes,
+                "verified": not self.errors,
+            }
+            print_json(facts | ({"errors": self.errors} if self.errors else {}))
+        elif count > len(self.errors):
+            kept = f", {len(self.skipped)} were there already" if self.skipped else ""
+            click.echo(
+                f"{len(self.written)} files copied ({decimal(self.bytes)}){kept}; what was copied"
+                " was read back and is whole"
+            )
+        if self.errors:
+            lines = list(self.errors)
+            if count > 1:
+                lines.append(f"{len(self.errors)} of {count} steps could not be copied")
+            raise Failure("\n".join(lines), EXIT_DAMAGED, printed=True)
 
 
 def _folders(src: str, storage: Any, step: int | None) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
@@ -18,6 +20,9 @@ from .common import (
     progress_bar,
     sentences,
 )
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.tools.diff import LeafDifference
 
 
 @click.command(
@@ -47,40 +52,35 @@ def diff(a: str, b: str, step_a: int | None, step_b: int | None, limit: int, as_
     from holdfast.checkpoint.tools.diff import compare
 
     with sentences(), progress_bar("comparing") as meter:
-        one, two = open_measured(a, step_a, meter), open_measured(b, step_b, meter)
+        one = open_measured(a, step_a, meter)
+        two = open_measured(b, step_b, meter)
         meter.expect(total_bytes(one) + total_bytes(two))
-        found = list(compare(one, two))
+        differences = list(compare(one, two))
     if as_json:
-        print_json(
-            {
-                "a": one.info.path,
-                "b": two.info.path,
-                "differences": [asdict(difference) for difference in found],
-            }
-        )
-    elif not found:
+        shown = [asdict(difference) for difference in differences]
+        print_json({"a": one.info.path, "b": two.info.path, "differences": shown})
+    elif not differences:
         click.echo(f"{one.info.path} and {two.info.path} are equal, bit by bit")
     else:
-        table = Table(
-            title=f"A: {escape(one.info.path)}\nB: {escape(two.info.path)}", title_justify="left"
-        )
-        for column in ("leaf", "what", "A", "B", "differing", "max abs", "max rel"):
-            table.add_column(
-                column,
-                overflow="fold",
-                justify="right" if column in ("differing", "max abs", "max rel") else "left",
-            )
-        for row in found[: limit or None]:
-            name = f"{row.item}: {row.path}" if row.path else row.item
-            numbers = (
-                (f"{row.count:,} of {row.size:,}", f"{row.max_abs:.3g}", f"{row.max_rel:.3g}")
-                if row.size
-                else ("", "", "")
-            )
-            table.add_row(escape(name), row.what, escape(row.a), escape(row.b), *numbers)
-        console().print(table)
-        click.echo(
-            f"{len(found)} {'leaf differs' if len(found) == 1 else 'leaves differ'}"
-            + (f", {limit} shown" if 0 < limit < len(found) else "")
-        )
-    sys.exit(EXIT_DIFFERENT if found else 0)
+        title = f"A: {escape(one.info.path)}\nB: {escape(two.info.path)}"
+        console().print(_table(title, differences[: limit or None]))
+        differ = "leaf differs" if len(differences) == 1 else "leaves differ"
+        more = f", {limit} shown" if 0 < limit < len(differences) else ""
+        click.echo(f"{len(differences)} {differ}{more}")
+    sys.exit(EXIT_DIFFERENT if differences else 0)
+
+
+def _table(title: str, differences: Sequence[LeafDifference]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("leaf", "what", "A", "B"):
+        table.add_column(column, overflow="fold")
+    for column in ("differing", "max abs", "max rel"):
+        table.add_column(column, overflow="fold", justify="right")
+    for row in differences:
+        name = f"{row.item}: {row.path}" if row.path else row.item
+        numbers = ["", "", ""]
+        if row.size:
+            count = f"{row.count:,} of {row.size:,}"
+            numbers = [count, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}"]
+        table.add_row(escape(name), row.what, escape(row.a), escape(row.b), *numbers)
+    return table

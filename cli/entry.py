@@ -1,6 +1,4 @@
-"""The command group: each command lives in a module of its own and is imported only when it is
-run.
-"""
+"""The command group. Each command has a module of its own, imported only when it is run."""
 
 from __future__ import annotations
 

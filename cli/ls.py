@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
@@ -18,6 +19,14 @@ from .common import (
     sentences,
     shown_time,
 )
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.local_tier.host_steps import HostStep
+    from holdfast.checkpoint.storage.base import Storage
+    from holdfast.checkpoint.storage.path import StorePath
+
+_ORBAX_MARK = ".orbax-checkpoint-tmp"
+_MOST_WRONG = 3
 
 
 @click.command(
@@ -39,69 +48,89 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table(
-        title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    shares = any(
-        row.get("frees_bytes", row["bytes"]) != row["bytes"] for row in rows
-    )  # steps of incremental saves
-    for column in (
-        "step",
-        "state",
-        "layout",
-        "saved",
-        "size",
-        *(["frees"] if shares else []),
-        "items",
-        "metrics",
-    ):
-        narrow = column in ("items", "metrics")
-        is_number = column in ("step", "size", "frees")
-        table.add_column(
-            column, justify="right" if is_number else "left", overflow="fold", no_wrap=not narrow
-        )
-    for row in rows:
-        metrics = ", ".join(
-            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in row["metrics"].items()
-        )
-        shown = (
-            row["state"],
-            row["layout"],
-            shown_time(row["saved_s"])[:-3],
-            decimal(row["bytes"]),
-        )
-        frees = (decimal(row.get("frees_bytes", row["bytes"])),) if shares else ()
-        table.add_row(
-            escape(str(row["name"])),
-            *shown,
-            *frees,
-            escape(", ".join(row["items"])),
-            escape(metrics),
-        )
-    console().print(table)
+    console().print(_table(root, rows))
     for row in rows:
         if row["note"]:
             click.echo(f"{row['name']}: {row['note']}")
 
 
+def _table(root: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    # Steps of incremental saves share files: the deletion of one frees less than its size.
+    shares = any(_frees(row) != row["bytes"] for row in rows)
+    columns = ["step", "state", "layout", "saved", "size", "frees", "items", "metrics"]
+    if not shares:
+        columns.remove("frees")
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if column in ("step", "size", "frees") else "left",
+            overflow="fold",
+            no_wrap=column not in ("items", "metrics"),
+        )
+    for row in rows:
+        table.add_row(*_cells(row, shares))
+    return table
+
+
+def _cells(row: dict[str, Any], shares: bool) -> list[str]:
+    sizes = [decimal(row["bytes"])]
+    if shares:
+        sizes.append(decimal(_frees(row)))
+    metrics = [
+        f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row["metrics"].items()
+    ]
+    return [
+        escape(str(row["name"])),
+        row["state"],
+        row["layout"],
+        shown_time(row["saved_s"])[:-3],
+        *sizes,
+        escape(", ".join(row["items"])),
+        escape(", ".join(metrics)),
+    ]
+
+
+def _frees(row: dict[str, Any]) -> int:
+    """Returns the bytes that the deletion of a step frees."""
+    return int(row.get("frees_bytes", row["bytes"]))
+
+
+def _listed(name: str, state: str, size: int, **facts: Any) -> dict[str, Any]:
+    """Returns the row of one step, or of what looks like one."""
+    row: dict[str, Any] = {
+        "name": name,
+        "step": None,
+        "state": state,
+        "layout": "",
+        "saved_s": None,
+        "bytes": size,
+        "files": 0,
+        "items": [],
+        "metrics": {},
+        "note": "",
+    }
+    return row | facts
+
+
 def _rows(root: str) -> list[dict[str, Any]]:
-    from holdfast.checkpoint.layouts.detect import find_steps, open_if_finished
+    from holdfast.checkpoint import StepNotFound
+    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, open_if_finished
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(root)
-    steps = find_steps(storage)
-    folders = {name: step for step, (name, _) in steps.items()}
+    here = StorePath(storage)
+    folders = {name: step for step, (name, _) in find_steps(storage).items()}
     rows = [_row(StorePath(storage, name), name, step) for name, step in folders.items()]
-    if not rows and open_if_finished(StorePath(storage)) is not None:
-        return [_row(StorePath(storage), StorePath(storage).basename, None)]
+    if not rows and open_if_finished(here) is not None:
+        return [_row(here, here.basename, None)]
     if not rows and root.endswith(".safetensors"):
         return [_file_row(root)]
     rows += [_unfinished(StorePath(storage, name), name) for name in _begun(storage, set(folders))]
     if not rows:
-        from holdfast.checkpoint import StepNotFound
-        from holdfast.checkpoint.layouts.detect import nothing_at
-
         raise StepNotFound(nothing_at(storage), path=root)
     return rows
 
@@ -120,37 +149,33 @@ def _local_rows(root: str, local: str) -> list[dict[str, Any]]:
     from holdfast.checkpoint.local_tier.host_steps import list_host_steps
     from holdfast.checkpoint.storage.path import open_storage
 
-    rows = []
-    for step in list_host_steps(open_storage(root), local):
-        heads = [found.head for found in step.parts if found.head is not None]
-        processes = sorted(found.process for found in step.parts)
-        row: dict[str, Any] = {
-            "name": f"{step.key.step} (local)",
-            "step": step.key.step,
-            "state": "dead" if step.dead else "local",
-        }
-        row |= {
-            "layout": "holdfast",
-            "saved_s": heads[0].finished_s if heads else None,
-            "bytes": step.bytes,
-        }
-        row |= {
-            "files": sum(len(found.files) for found in step.parts),
-            "items": sorted(step.parts[0].items),
-        }
-        row |= {
-            "parts": processes,
-            "processes": step.key.processes,
-            "metrics": dict(heads[0].metrics) if heads else {},
-        }
-        rows.append(row | {"note": _where(processes, step.key.processes, step.dead)})
-    return rows
+    return [_local_row(host_step) for host_step in list_host_steps(open_storage(root), local)]
+
+
+def _local_row(host_step: HostStep) -> dict[str, Any]:
+    """Returns the row of a local step, as far as one host knows it."""
+    key = host_step.key
+    parts = host_step.parts
+    heads = [part.head for part in parts if part.head is not None]
+    processes = sorted(part.process for part in parts)
+    return _listed(
+        f"{key.step} (local)",
+        "dead" if host_step.dead else "local",
+        host_step.bytes,
+        step=key.step,
+        layout="holdfast",
+        saved_s=heads[0].finished_s if heads else None,
+        files=sum(len(part.files) for part in parts),
+        items=sorted(parts[0].items),
+        parts=processes,
+        processes=key.processes,
+        metrics=dict(heads[0].metrics) if heads else {},
+        note=_where(processes, key.processes, host_step.dead),
+    )
 
 
 def _where(here: list[int], count: int, dead: str) -> str:
-    """Says which parts of a local step one host has, and what that means as far as it can be known
-    here.
-    """
+    """Says which parts of a local step one host has, and what can be known of it from here."""
     parts = f"parts of processes {', '.join(map(str, here))} of {count} are here"
     if dead:
         return f"{parts}; {dead}"
@@ -171,42 +196,23 @@ def _file_row(path: str) -> dict[str, Any]:
     from holdfast.checkpoint.layouts.detect import open_checkpoint
 
     size = total_bytes(open_checkpoint(path))
-    row: dict[str, Any] = {
-        "name": path.rpartition("/")[2],
-        "step": None,
-        "state": "whole",
-        "layout": "safetensors",
-        "saved_s": None,
-    }
-    return row | {"bytes": size, "files": 1, "items": ["state"], "metrics": {}, "note": ""}
+    name = path.rpartition("/")[2]
+    return _listed(name, "whole", size, layout="safetensors", files=1, items=["state"])
 
 
-def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
+def _row(folder: StorePath, name: str, step: int | None) -> dict[str, Any]:
     from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint.layouts.detect import open_if_finished
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.tools.copy import file_sizes, shared_bytes
 
-    try:
-        sizes, shared = list(file_sizes(folder).values()), shared_bytes(folder)
-    except CheckpointError:
-        sizes = []
-        shared = 0
-    row: dict[str, Any] = {
-        "name": name,
-        "step": step,
-        "state": "whole",
-        "layout": "",
-        "saved_s": None,
-        "bytes": sum(sizes),
-    }
-    row |= {
-        "frees_bytes": sum(sizes) - shared,
-        "files": len(sizes),
-        "items": [],
-        "metrics": {},
-        "note": "",
-    }
+    sizes: list[int] = []
+    shared = 0
+    with contextlib.suppress(CheckpointError):
+        sizes = list(file_sizes(folder).values())
+        shared = shared_bytes(folder)
+    row = _listed(name, "whole", sum(sizes), step=step, files=len(sizes))
+    row["frees_bytes"] = sum(sizes) - shared
     try:
         checkpoint = open_if_finished(folder)
         if checkpoint is None:
@@ -215,60 +221,44 @@ def _row(folder: Any, name: str, step: int | None) -> dict[str, Any]:
         wrong = checkpoint.misfits() if isinstance(checkpoint, HoldfastCheckpoint) else []
     except CheckpointError as error:
         return row | {"state": "damaged", "note": str(error)}
-    facts = {
+    row |= {
         "layout": info.layout,
         "saved_s": info.finished_s,
         "items": list(info.items),
         "metrics": dict(info.metrics),
     }
     if wrong:
-        facts |= {
-            "state": "damaged",
-            "note": f"{'; '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}",
-        }
-    return row | facts | {"step": info.step if step is None else step}
+        more = " ..." if len(wrong) > _MOST_WRONG else ""
+        row |= {"state": "damaged", "note": "; ".join(wrong[:_MOST_WRONG]) + more}
+    if step is None:
+        row["step"] = info.step
+    return row
 
 
-def _begun(storage: Any, finished: set[str]) -> list[str]:
+def _begun(storage: Storage, finished: set[str]) -> list[str]:
     """Returns the folders that look like steps but hold no finished checkpoint."""
     from holdfast.checkpoint.format.step_folders import read_step_names
 
-    found, names = [], read_step_names(storage)
+    names = read_step_names(storage)
+    begun = []
     for entry in storage.list(""):
         name = entry.name[:-1]
         is_ours = name.isdigit() or names.step_of(name) is not None
-        named_like_a_step = entry.name.endswith("/") and (
-            is_ours or ".orbax-checkpoint-tmp" in name
-        )
-        if not named_like_a_step or name in finished:
+        like_a_step = is_ours or _ORBAX_MARK in name
+        if not entry.name.endswith("/") or not like_a_step or name in finished:
             continue
-        if "://" not in storage.root or storage.list(
-            name, recursive=True
-        ):  # else a hidden tombstone: there are no empty folders
-            found.append(name)
-    return found
+        # An object store has no empty folders: what is listed there is a hidden tombstone.
+        if "://" not in storage.root or storage.list(name, recursive=True):
+            begun.append(name)
+    return begun
 
 
-def _unfinished(folder: Any, name: str) -> dict[str, Any]:
+def _unfinished(folder: StorePath, name: str) -> dict[str, Any]:
     entries = folder.storage.list(folder.name, recursive=True)
-    by_orbax = ".orbax-checkpoint-tmp" in name
-    note = (
-        "begun by Orbax and never finished"
-        if by_orbax
-        else "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
-    )
-    sizes = [entry.size or 0 for entry in entries]
-    row: dict[str, Any] = {
-        "name": name,
-        "step": None,
-        "state": "unfinished",
-        "layout": "orbax" if by_orbax else "",
-        "saved_s": None,
-    }
-    return row | {
-        "bytes": sum(sizes),
-        "files": len(sizes),
-        "items": [],
-        "metrics": {},
-        "note": note,
-    }
+    note = "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
+    layout = ""
+    if _ORBAX_MARK in name:
+        note = "begun by Orbax and never finished"
+        layout = "orbax"
+    size = sum(entry.size or 0 for entry in entries)
+    return _listed(name, "unfinished", size, layout=layout, files=len(entries), note=note)

@@ -45,11 +45,11 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
         storage = open_storage(root)
         steps, damaged = _readable(storage)
         if not steps and not damaged:
-            others = "steps, but none of holdfast's, and prune deletes no others"
-            raise StepNotFound(
-                f"{storage.root} has {others}" if find_steps(storage) else nothing_at(storage),
-                path=root,
-            )
+            why = nothing_at(storage)
+            if find_steps(storage):
+                others = "steps, but none of holdfast's, and prune deletes no others"
+                why = f"{storage.root} has {others}"
+            raise StepNotFound(why, path=root)
         going = to_delete(policy, steps, held=held_steps(storage))
         if going and not dry_run:
             with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
@@ -68,27 +68,29 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
 
 
 def _readable(storage: Any) -> tuple[list[Any], list[int]]:
-    """Returns the steps with their metrics, and those that a listing shows to be damaged: they must
-    not count for the last or the best.
+    """Returns the steps with their metrics, and those that a listing shows to be damaged.
+
+    Damaged steps must not count for the last or the best.
     """
     from holdfast.checkpoint import CheckpointError, StepFacts
     from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.storage.path import StorePath
 
-    steps, damaged, names = [], [], read_step_names(storage)
+    steps = []
+    damaged = []
+    names = read_step_names(storage)
     for step in list_steps(storage, names):
         try:
             checkpoint = HoldfastCheckpoint(StorePath(storage, names.name_of(step)))
         except CheckpointError:
             damaged.append(step)
             continue
+        record = checkpoint.record
         if checkpoint.misfits():
             damaged.append(step)
         else:
-            steps.append(
-                StepFacts(step, dict(checkpoint.record.metrics), checkpoint.record.started_s)
-            )
+            steps.append(StepFacts(step, dict(record.metrics), record.started_s))
     return steps, damaged
 
 
@@ -97,9 +99,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def parse_rules(text: str) -> KeepPolicy:
-    """Returns the keep policy that the rules of `--keep` mean; raises click.UsageError naming the
-    rule that is wrong.
-    """
+    """Returns the keep policy that the rules of `--keep` mean. UsageError: a rule is wrong."""
     from holdfast.checkpoint import KeepAnyOf
 
     return KeepAnyOf(*(_parse_rule(rule.strip()) for rule in text.split(",")))

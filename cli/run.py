@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import describe_goodput, print_json, stall_timeout_option, straggler_steps_option
+from holdfast.coordination.diagnosis.summary import describe_goodput
+
+from .common import print_json, stall_timeout_option, straggler_steps_option
 
 if TYPE_CHECKING:
     from holdfast.launch import JobResult, RestartPolicy, RunSettings

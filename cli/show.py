@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_NUMBERS = ("min", "max", "mean")
 BINS = 12
 
 
@@ -57,7 +58,7 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
     help="Write a page there: a treemap of the sizes, and the leaves.",
 )
 @json_option
-def show(
+def show(  # each option is a parameter, as click has it
     path: str,
     step: int | None,
     item: str | None,
@@ -89,9 +90,7 @@ def show(
 def _rows(
     checkpoint: CheckpointReader, only: str | None, under: str, stats: bool
 ) -> Iterator[dict[str, Any]]:
-    from holdfast.checkpoint.format.sharding import show_sharding
     from holdfast.checkpoint.layouts.base import find_named, leaves_below
-    from holdfast.checkpoint.restoring.match import show_leaf
 
     if only is not None:
         find_named(checkpoint.info, checkpoint.info.items, only)
@@ -103,20 +102,28 @@ def _rows(
                 yield {"item": name, "path": "", "dtype": "json", "value": checkpoint.json(name)}
             continue
         leaves = leaves_below(checkpoint.item(name), under)
-        found = dict(_statistics(checkpoint, name, leaves)) if stats else {}
+        counted = dict(_statistics(checkpoint, name, leaves)) if stats else {}
         for leaf in leaves:
-            if leaf.grid is None:
-                yield {"item": name, "path": leaf.path, "dtype": leaf.kind, "value": leaf.value}
-                continue
-            shape = leaf.shape[:-1] if leaf.kind == "key" else leaf.shape
-            row = {
-                "item": name,
-                "path": leaf.path,
-                "dtype": show_leaf(leaf).partition("[")[0],
-                "shape": list(shape),
-            }
-            sharding = {"sharding": show_sharding(leaf.sharding), "shards": _shards(leaf.sharding)}
-            yield row | {"bytes": leaf.nbytes} | sharding | {"stats": found.get(leaf.path)}
+            yield _leaf_row(name, leaf, counted.get(leaf.path))
+
+
+def _leaf_row(item: str, leaf: LeafRecord, stats: dict[str, Any] | None) -> dict[str, Any]:
+    from holdfast.checkpoint.format.sharding import show_sharding
+    from holdfast.checkpoint.restoring.match import show_leaf
+
+    if leaf.grid is None:
+        return {"item": item, "path": leaf.path, "dtype": leaf.kind, "value": leaf.value}
+    shape = leaf.shape[:-1] if leaf.kind == "key" else leaf.shape
+    return {
+        "item": item,
+        "path": leaf.path,
+        "dtype": show_leaf(leaf).partition("[")[0],
+        "shape": list(shape),
+        "bytes": leaf.nbytes,
+        "sharding": show_sharding(leaf.sharding),
+        "shards": _shards(leaf.sharding),
+        "stats": stats,
+    }
 
 
 def _shards(description: Any) -> list[int] | None:
@@ -142,15 +149,16 @@ def _statistics(
     """Yields the statistics of each array, read a few at a time."""
     from holdfast.checkpoint.layouts.base import read_leaves
 
-    for leaf, array in read_leaves(
-        checkpoint.reader(item), [leaf for leaf in leaves if leaf.grid is not None]
-    ):
+    arrays = [leaf for leaf in leaves if leaf.grid is not None]
+    for leaf, array in read_leaves(checkpoint.reader(item), arrays):
         yield leaf.path, statistics(array)
 
 
 def statistics(array: Any) -> dict[str, Any]:
-    """Returns min, max, mean, how many NaNs and infinities, and the counts of a small histogram of
-    the finite values.
+    """Returns what there is to say of an array's values.
+
+    That is min, max, mean, the number of NaNs and of infinities, and the counts of a small
+    histogram of the finite values.
     """
     import numpy as np
 
@@ -158,7 +166,7 @@ def statistics(array: Any) -> dict[str, Any]:
     values = np.abs(flat).astype(np.float64) if flat.dtype.kind == "c" else flat.astype(np.float64)
     finite = values[np.isfinite(values)]
     nans = int(np.isnan(values).sum())
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "nan": nans,
         "inf": int(values.size - finite.size) - nans,
         "min": None,
@@ -167,25 +175,28 @@ def statistics(array: Any) -> dict[str, Any]:
         "bins": [],
     }
     if finite.size:
-        low, high = float(finite.min()), float(finite.max())
-        found |= {"min": low, "max": high, "mean": float(finite.mean())}
+        low = float(finite.min())
+        high = float(finite.max())
+        stats |= {"min": low, "max": high, "mean": float(finite.mean())}
         if low < high:
-            found["bins"] = np.histogram(finite / max(abs(low), abs(high)), BINS)[0].tolist()
-    return found
+            # Scaled first: the span of the largest floats is no float.
+            scaled = finite / max(abs(low), abs(high))
+            stats["bins"] = np.histogram(scaled, BINS)[0].tolist()
+    return stats
 
 
 def bars(counts: list[int]) -> str:
     """Returns counts as a row of blocks."""
     most = max(counts, default=0)
-    return "".join(
-        _BARS[0 if not count else 1 + (count * (len(_BARS) - 2)) // most] for count in counts
-    )
+    heights = [1 + count * (len(_BARS) - 2) // most if count else 0 for count in counts]
+    return "".join(_BARS[height] for height in heights)
 
 
 def _print(
     checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool
 ) -> None:
-    info, out = checkpoint.info, console()
+    info = checkpoint.info
+    out = console()
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
     out.print(f"{step}{escape(info.path)} ({info.layout}){when}")
@@ -198,69 +209,55 @@ def _print(
             out.print(f"{label}: {escape(str(facts))}")
     leaves = [row for row in rows if row["dtype"] != "json"]
     out.print(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
-    if check:
-        out.print(
-            "every byte is as it was written"
-            if info.layout == "holdfast"
-            else "everything can be read; this layout has no checksums"
-        )
+    if check and info.layout == "holdfast":
+        out.print("every byte is as it was written")
+    elif check:
+        out.print("everything can be read; this layout has no checksums")
 
 
 def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Table:
     table = Table(title=f"{name} ({kind})", title_justify="left")
-    columns = ("path", "shape", "dtype", "size") + (
-        ("min", "max", "mean", "NaN", "histogram") if stats else ("sharding",)
-    )
+    columns = ["path", "shape", "dtype", "size"]
+    columns += ["min", "max", "mean", "NaN", "histogram"] if stats else ["sharding"]
     for column in columns:
-        right = column in ("size", "min", "max", "mean", "NaN")
-        wide = column in ("path", "sharding")
         table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=not wide
+            column,
+            justify="right" if column in ("size", "min", "max", "mean", "NaN") else "left",
+            overflow="fold",
+            no_wrap=column not in ("path", "sharding"),
         )
     for row in rows:
-        if "value" in row:
-            shown = escape(repr(row["value"])[:60])
-            table.add_row(
-                escape(row["path"]),
-                shown if stats else "",
-                row["dtype"],
-                *([] if stats else ["", shown]),
-            )
-            continue
-        shown_columns = [
-            escape(row["path"]),
-            escape(str(row["shape"])),
-            row["dtype"],
-            decimal(row["bytes"]),
-        ]
-        table.add_row(
-            *shown_columns, *(_stat_cells(row["stats"]) if stats else [escape(row["sharding"])])
-        )
+        table.add_row(*_cells(row, stats))
     return table
 
 
-def _stat_cells(found: dict[str, Any]) -> list[str]:
-    numbers = [
-        f"{found[name]:.4g}" if found[name] is not None else "" for name in ("min", "max", "mean")
-    ]
-    return [*numbers, str(found["nan"] or ""), bars(found["bins"])]
+def _cells(row: dict[str, Any], stats: bool) -> list[str]:
+    path = escape(row["path"])
+    if "value" in row:
+        value = escape(repr(row["value"])[:60])
+        return [path, value, row["dtype"]] if stats else [path, "", row["dtype"], "", value]
+    cells = [path, escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
+    return cells + (_stat_cells(row["stats"]) if stats else [escape(row["sharding"])])
+
+
+def _stat_cells(stats: dict[str, Any]) -> list[str]:
+    numbers = ["" if stats[name] is None else f"{stats[name]:.4g}" for name in _NUMBERS]
+    return [*numbers, str(stats["nan"] or ""), bars(stats["bins"])]
 
 
 def _as_json(
     checkpoint: CheckpointReader, rows: list[dict[str, Any]], check: bool
 ) -> dict[str, Any]:
     info = checkpoint.info
-    facts = {
+    leaves = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    return {
         "path": info.path,
         "layout": info.layout,
         "step": info.step,
         "saved_s": info.finished_s,
         "items": dict(info.items),
-    }
-    plain = [{key: value for key, value in row.items() if value is not None} for row in rows]
-    return facts | {
         "metrics": dict(info.metrics),
         "metadata": info.metadata,
-        "leaves": plain,
+        "leaves": leaves,
         "verified": check,
     }

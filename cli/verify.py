@@ -19,6 +19,8 @@ from .common import (
     sentences,
 )
 
+_MEASURABLE_S = 0.01
+
 
 @click.command(
     epilog="""\b
@@ -43,36 +45,37 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
     """
     with sentences():
         if local is not None:
-            every, reports = True, _verify_local(path, local, step)
+            reports = _verify_local(path, local, step)
+        elif every:
+            reports = [_verify_one(path, number) for number in _steps(path)]
         else:
-            reports = [_verify_one(path, number) for number in (_steps(path) if every else [step])]
-    failed = [report for report in reports if "error" in report]
+            reports = [_verify_one(path, step)]
+    several = every or local is not None
     if as_json:
-        print_json(reports if every else reports[0])
-    for report in reports if not as_json else ():
-        if "error" not in report:
-            rate = (
-                f"{decimal(int(report['bytes'] / report['seconds']))}/s"
-                if report["seconds"] > 0.01
-                else "at once"
-            )
-            files = (
-                f"{report['leaves']} leaves in {report['files']} files, {decimal(report['bytes'])},"
-                f" {rate}"
-            )
-            click.echo(f"{report['path']}: whole ({report['layout']}: {files})")
-            if report["layout"] != "holdfast":
-                click.echo(
-                    "  this layout keeps no checksums of its arrays: they can be read, which is all"
-                    " that can be said",
-                    err=True,
-                )
-    if failed:
-        several = [f"{len(failed)} of {len(reports)} steps are damaged"] if every else []
-        raise Failure(
-            "\n".join([*(str(report["error"]) for report in failed), *several]),
-            EXIT_DAMAGED,
-            printed=True,
+        print_json(reports if several else reports[0])
+    errors = [report["error"] for report in reports if "error" in report]
+    if not as_json:
+        for report in reports:
+            if "error" not in report:
+                _print_whole(report)
+    if errors:
+        if several:
+            errors.append(f"{len(errors)} of {len(reports)} steps are damaged")
+        raise Failure("\n".join(errors), EXIT_DAMAGED, printed=True)
+
+
+def _print_whole(report: dict[str, Any]) -> None:
+    rate = "at once"
+    if report["seconds"] > _MEASURABLE_S:
+        rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s"
+    leaves = f"{report['leaves']} leaves in {report['files']} files"
+    size = decimal(report["bytes"])
+    click.echo(f"{report['path']}: whole ({report['layout']}: {leaves}, {size}, {rate})")
+    if report["layout"] != "holdfast":
+        click.echo(
+            "  this layout keeps no checksums of its arrays: they can be read, which is all"
+            " that can be said",
+            err=True,
         )
 
 
@@ -92,48 +95,43 @@ def _steps(path: str) -> list[int | None]:
 
 def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any]]:
     """Returns a report of each local step of which parts are in a host's folder."""
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepNotFound
-    from holdfast.checkpoint.local_tier.host_steps import list_host_steps, verify_host_step
+    from holdfast.checkpoint import StepNotFound
+    from holdfast.checkpoint.local_tier.host_steps import list_host_steps
     from holdfast.checkpoint.storage.path import open_storage
 
-    root, reports = open_storage(path), list[dict[str, Any]]()
-    for found in list_host_steps(root, local):
-        if step not in (None, found.key.step):
-            continue
-        began, where = (
-            time.perf_counter(),
-            f"{local}: step {found.key.step} of branch {found.key.branch}",
-        )
-        try:
-            files = verify_host_step(root, local, found)
-        except (Corrupt, HostileCheckpoint) as error:
-            reports.append(
-                {
-                    "path": where,
-                    "step": found.key.step,
-                    "error": str(error),
-                    "file": error.file,
-                    "leaf": "",
-                }
-            )
-            continue
-        row: dict[str, Any] = {
-            "path": where,
-            "step": found.key.step,
-            "layout": "holdfast",
-            "files": files,
-            "leaves": 0,
-            "bytes": found.bytes,
-        }
-        reports.append(row | {"seconds": round(time.perf_counter() - began, 3)})
+    root = open_storage(path)
+    reports = [
+        _verify_host_step(root, local, host_step)
+        for host_step in list_host_steps(root, local)
+        if step in (None, host_step.key.step)
+    ]
     if not reports:
-        raise StepNotFound(
-            f"{local} has no"
-            f" {'part of a local step' if step is None else f'part of a local step {step}'} of"
-            f" {path}",
-            path=local,
-        )
+        what = "part of a local step" if step is None else f"part of a local step {step}"
+        raise StepNotFound(f"{local} has no {what} of {path}", path=local)
     return reports
+
+
+def _verify_host_step(root: Any, local: str, host_step: Any) -> dict[str, Any]:
+    from holdfast.checkpoint import Corrupt, HostileCheckpoint
+    from holdfast.checkpoint.local_tier.host_steps import verify_host_step
+
+    key = host_step.key
+    began = time.perf_counter()
+    report: dict[str, Any] = {
+        "path": f"{local}: step {key.step} of branch {key.branch}",
+        "step": key.step,
+    }
+    try:
+        files = verify_host_step(root, local, host_step)
+    except (Corrupt, HostileCheckpoint) as error:
+        return report | {"error": str(error), "file": error.file, "leaf": ""}
+    return report | {
+        "layout": "holdfast",
+        "files": files,
+        "leaves": 0,
+        "bytes": host_step.bytes,
+        "seconds": _seconds_since(began),
+    }
 
 
 def _verify_one(path: str, step: int | None) -> dict[str, Any]:
@@ -145,7 +143,7 @@ def _verify_one(path: str, step: int | None) -> dict[str, Any]:
         with progress_bar("verifying") as meter:
             checkpoint = open_measured(path, step, meter)
             meter.expect(total_bytes(checkpoint))
-            report = checkpoint.verify()
+            verified = checkpoint.verify()
     except (Corrupt, HostileCheckpoint) as error:
         return {
             "path": path,
@@ -155,11 +153,15 @@ def _verify_one(path: str, step: int | None) -> dict[str, Any]:
             "leaf": getattr(error, "leaf", ""),
         }
     return {
-        "path": report.path,
+        "path": verified.path,
         "step": checkpoint.info.step,
         "layout": checkpoint.info.layout,
-        "files": report.files,
-        "leaves": report.leaves,
-        "bytes": report.bytes,
-        "seconds": round(time.perf_counter() - began, 3),
+        "files": verified.files,
+        "leaves": verified.leaves,
+        "bytes": verified.bytes,
+        "seconds": _seconds_since(began),
     }
+
+
+def _seconds_since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)

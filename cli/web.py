@@ -6,9 +6,7 @@ import sys
 
 import click
 
-from .status import credentials_of, running_jobs
-
-_FILE = click.Path(exists=True, dir_okay=False)
+from .own_jobs import credential_options, credentials_of, running_jobs
 
 
 @click.command()
@@ -34,14 +32,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
     is_flag=True,
     help="Ends when its standard input does: with the process that started it.",
 )
-@click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator.")
-@click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator.")
-@click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert.")
-@click.option(
-    "--tls-ca",
-    type=_FILE,
-    help="PEM certificate of the authority of the coordinator's certificate.",
-)
+@credential_options
 def web(
     address: str | None,
     job_id: str | None,
@@ -63,12 +54,12 @@ def web(
     def find() -> CoordinatorAddress | None:
         if address is not None:
             return CoordinatorAddress(address, credentials_of(address, files))
-        found = [
-            (job, credentials)
+        named = [
+            CoordinatorAddress(job.address, credentials)
             for job, credentials in running_jobs()
             if job_id in (None, job.job_id)
         ]
-        return CoordinatorAddress(found[-1][0].address, found[-1][1]) if found else None
+        return named[-1] if named else None
 
     if address is None and job_id is None and not running_jobs():
         raise click.ClickException(

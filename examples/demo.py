@@ -1,8 +1,7 @@
-"""The story of `make demo`: four processes train, one is preempted, all save the same step, and two
-go on to the same end.
+"""The story of `make demo`: four processes train, one is preempted, and two go on.
 
-Everything happens on this machine, under demo-run/. What runs is examples/train_digits.py,
-unchanged, under `holdfast run`.
+All four save the same step, and the two go on from it to the same end. Everything happens on this
+machine, under demo-run/. What runs is examples/train_digits.py, unchanged, under `holdfast run`.
 """
 
 import json
@@ -37,33 +36,17 @@ def last_step(log):
 
 
 def run(name, processes, directory, preempt_at=None):
-    """Runs the trainer under `holdfast run`; at step `preempt_at`, one of its processes gets
-    SIGTERM. Returns (exit code, report).
+    """Runs the trainer under `holdfast run`; returns (exit code, report).
+
+    At step `preempt_at`, one of its processes gets SIGTERM.
     """
     log = FOLDER / f"{directory}.jsonl"
     report = FOLDER / f"{name}.json"
-    trainer = [
-        sys.executable,
-        HERE / "train_digits.py",
-        "--directory",
-        FOLDER / directory,
-        "--steps",
-        STEPS,
-        "--save-every",
-        SAVE_EVERY,
-    ]
-    options = ["-n", processes, "--log-dir", FOLDER / "logs" / name]
-    command = [
-        Path(sys.executable).parent / "holdfast",
-        "run",
-        *options,
-        "--",
-        *trainer,
-        "--log",
-        log,
-        "--report",
-        report,
-    ]
+    trainer = [sys.executable, HERE / "train_digits.py", "--directory", FOLDER / directory]
+    trainer += ["--steps", STEPS, "--save-every", SAVE_EVERY, "--log", log, "--report", report]
+    launcher = [Path(sys.executable).parent / "holdfast", "run"]
+    launcher += ["-n", processes, "--log-dir", FOLDER / "logs" / name]
+    command = [*map(str, [*launcher, "--", *trainer])]
     console.print(f"\n[bold]{name}[/bold]: {processes} processes", highlight=False)
     bar = Progress(
         TextColumn("steps"),
@@ -73,12 +56,16 @@ def run(name, processes, directory, preempt_at=None):
         console=console,
         disable=not console.is_terminal,
     )
-    pids, victim, ended = {}, random.randrange(processes), threading.Event()
+    pids = {}
+    victim = random.randrange(processes)
+    ended = threading.Event()
 
     def watch():
-        task, struck = bar.add_task("steps", total=STEPS), False
+        task = bar.add_task("steps", total=STEPS)
+        struck = False
         while not ended.wait(0.02):
-            bar.update(task, completed=(step := last_step(log)))
+            step = last_step(log)
+            bar.update(task, completed=step)
             if preempt_at and not struck and step >= preempt_at and victim in pids:
                 struck = True
                 console.print(
@@ -93,7 +80,7 @@ def run(name, processes, directory, preempt_at=None):
     with (
         bar,
         subprocess.Popen(
-            [*map(str, command)],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,9 +1,9 @@
-"""Trains a small network on 1,797 real handwritten digits, on any number of processes, and survives
-preemption.
+"""Trains a small network on 1,797 real handwritten digits, and survives preemption.
 
-Alone on a laptop:              python examples/train_digits.py --directory /tmp/digits Four
-processes on a machine:    holdfast run -n 4 -- python examples/train_digits.py --directory
-/tmp/digits
+Alone on a laptop, and as four processes of a machine:
+
+    python examples/train_digits.py --directory /tmp/digits
+    holdfast run -n 4 -- python examples/train_digits.py --directory /tmp/digits
 
 Run it again with the same directory, on as many processes as you like: it goes on from the last
 saved step. What is holdfast's is marked with a number; all else is plain jax.
@@ -52,10 +52,19 @@ def loss_of(params, images, labels):
     )
 
 
+@jax.jit
+def share_right(params, images, labels):
+    return jnp.mean(jnp.argmax(predict(params, images), axis=-1) == labels)
+
+
+def fresh_state():
+    params = init(jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return {"params": params, "mean": zeros, "square": zeros, "count": jnp.zeros((), jnp.int32)}
+
+
 def train_step(state, images, labels):
-    """One step of Adam. The state is {"params", "mean", "square"}: three trees of one shape, and
-    the count of steps.
-    """
+    """One step of Adam. The state has three trees of one shape, and the count of steps."""
     loss, grads = jax.value_and_grad(loss_of)(state["params"], images, labels)
     count = state["count"] + 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], grads)
@@ -68,16 +77,15 @@ def train_step(state, images, labels):
 
 
 def sharding_of(mesh, leaf):
-    """Splits an array's first axis over the mesh where it divides evenly; small ones are
-    replicated.
-    """
+    """Splits an array's first axis over the mesh where it divides evenly, else replicates it."""
     divisible = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
     return NamedSharding(mesh, PartitionSpec("data") if divisible else PartitionSpec())
 
 
 def batches(mesh, images, labels, steps):
-    """Yields (step, images, labels). A batch depends on the step's number alone, so a resumed run
-    sees what it would have seen.
+    """Yields (step, images, labels).
+
+    A batch depends on the step's number alone, so a resumed run sees what it would have seen.
     """
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     for step in steps:
@@ -115,13 +123,10 @@ def main():
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     digits = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
-    train, test = slice(0, 1437), slice(1437, None)
-
-    def fresh_state():
-        params = init(jax.random.key(0))
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return {"params": params, "mean": zeros, "square": zeros, "count": jnp.zeros((), jnp.int32)}
+    images = (digits.data / 16).astype(np.float32)
+    labels = digits.target.astype(np.int32)
+    train = slice(0, 1437)
+    test = slice(1437, None)
 
     shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
     state = jax.jit(fresh_state, out_shardings=shardings)()
@@ -158,29 +163,25 @@ def main():
                 log.write(json.dumps({"step": step, "loss": float(loss)}) + "\n")
             if step % args.save_every == 0 and primary and not sys.stdout.isatty():
                 print(f"step {step} of {args.steps}, loss {float(loss):.4f}", flush=True)
-            manager.save(
-                step, state, force=step == args.steps
-            )  # 4. when the policy says so, in the background
+            # 4. when the policy says so, in the background
+            manager.save(step, state, force=step == args.steps)
             if preempted := manager.reached_preemption(step):  # 5. the same step on every process
                 break
         manager.wait_until_finished()
         if preempted:
             print(f"preempted: stopped at step {step}, which is saved", flush=True)
         else:
-            multihost.default_group().report(
-                done=1
-            )  # 6. a launcher believes this, whatever notice comes now
+            # 6. a launcher believes this, whatever notice comes now
+            multihost.default_group().report(done=1)
 
-        right = jax.jit(lambda p, x, y: jnp.mean(jnp.argmax(predict(p, x), -1) == y))(
-            state["params"], images[test], labels[test]
-        )
+        right = float(share_right(state["params"], images[test], labels[test]))
         if primary:
-            print(f"test accuracy after step {step}: {float(right):.4f}", flush=True)
+            print(f"test accuracy after step {step}: {right:.4f}", flush=True)
             if args.report:
                 report = {
                     "first": last + 1,
                     "last": step,
-                    "accuracy": float(right),
+                    "accuracy": right,
                     "statistics": manager.statistics(),
                 }
                 args.report.write_text(json.dumps(report))

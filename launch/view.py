@@ -14,8 +14,8 @@ from rich.table import Table
 from holdfast.multihost import Preempted
 
 from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
-from .workers.coordinator import ProcessProgress
 from .workers.output import ConsoleOutput, Output
+from .workers.progress_watch import ProcessProgress
 
 _WINDOW_S = 10.0  # over which steps per second are counted
 _ORDINARY = (State.SCHEDULING, State.RUNNING, State.FINISHED)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.coordination import Credentials
 from holdfast.coordination.address import UNIX, split_address
 
 # Where libtpu's slices meet unless the launcher says otherwise; not the coordinator's port.
@@ -80,6 +81,11 @@ class ProcessSpec:
                 f" {self.process_id // per_slice}: sort the processes by slice and worker,"
                 f" {per_slice} a slice"
             )
+
+    @property
+    def credentials(self) -> Credentials:
+        """What the process shows to its coordinator."""
+        return Credentials(self.token_file, self.tls_cert, self.tls_key, self.tls_ca)
 
     def to_env(self) -> dict[str, str]:
         """Returns the variables that carry all of this to a process.

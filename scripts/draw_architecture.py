@@ -24,14 +24,24 @@ PAD = 16
 ROW = 56
 TITLE = 34
 STYLE = """
-  svg { font-family: system-ui, sans-serif; } .page { fill: #fff; } .room { fill: #f6f8fa; stroke: #8c959f; }
-  .wing { fill: #fff; stroke: #57606a; } .file { fill: #fff; stroke: #57606a; stroke-dasharray: 4 3; }
-  .title { font-size: 17px; font-weight: 600; fill: #1f2328; } .name { font-size: 14px; font-weight: 600; fill: #1f2328; }
+  svg { font-family: system-ui, sans-serif; }
+  .page { fill: #fff; }
+  .room { fill: #f6f8fa; stroke: #8c959f; }
+  .wing { fill: #fff; stroke: #57606a; }
+  .file { fill: #fff; stroke: #57606a; stroke-dasharray: 4 3; }
+  .title { font-size: 17px; font-weight: 600; fill: #1f2328; }
+  .name { font-size: 14px; font-weight: 600; fill: #1f2328; }
   .purpose { font-size: 11px; fill: #57606a; }
-  .arrow { stroke: #0969da; stroke-width: 1.2; fill: none; opacity: .55; } .head { fill: #0969da; }
+  .arrow { stroke: #0969da; stroke-width: 1.2; fill: none; opacity: .55; }
+  .head { fill: #0969da; }
   @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117; } .room { fill: #161b22; stroke: #484f58; } .wing, .file { fill: #0d1117; stroke: #8b949e; }
-    .title, .name { fill: #e6edf3; } .purpose { fill: #8b949e; } .arrow { stroke: #58a6ff; } .head { fill: #58a6ff; }
+    .page { fill: #0d1117; }
+    .room { fill: #161b22; stroke: #484f58; }
+    .wing, .file { fill: #0d1117; stroke: #8b949e; }
+    .title, .name { fill: #e6edf3; }
+    .purpose { fill: #8b949e; }
+    .arrow { stroke: #58a6ff; }
+    .head { fill: #58a6ff; }
   }
 """
 
@@ -65,13 +75,8 @@ def modules_of(path: Path) -> Iterator[list[str]]:
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             names = [*base, *(node.module or "").split(".")] if node.module else base
-            names = (
-                names[1:]
-                if not node.level and names[0] == "holdfast"
-                else names
-                if node.level
-                else []
-            )
+            if not node.level:
+                names = names[1:] if names[0] == "holdfast" else []
             if names:
                 yield from ([*names, alias.name] for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -83,8 +88,9 @@ def modules_of(path: Path) -> Iterator[list[str]]:
 
 
 def imports(depth: int, folder: str = "") -> dict[str, set[str]]:
-    """Returns which rooms (`depth` 0), or wings and files of the room `folder` (1), import which
-    others.
+    """Returns which rooms, or wings and files of the room `folder`, import which others.
+
+    `depth` is 0 for rooms, 1 for the inside of a room.
     """
     found: dict[str, set[str]] = {}
     for path in sorted(
@@ -202,11 +208,13 @@ class Picture:
 
 def draw() -> str:
     """Returns the picture."""
-    picture, y = Picture(), float(PAD)
+    picture = Picture()
+    y = float(PAD)
     for floor in contracts()["rooms"]:
         rooms = [name.removeprefix("holdfast.") for name in floor]
         shares = [1.45 if name == "checkpoint" else 1.0 for name in rooms]
-        x, tallest = float(PAD), 0.0
+        x = float(PAD)
+        tallest = 0.0
         for name, share in zip(rooms, shares, strict=True):
             width = (WIDTH - 2 * PAD - PAD * (len(rooms) - 1)) * share / sum(shares)
             tallest = max(tallest, picture.room(name, x, y, width))

@@ -1,5 +1,6 @@
-"""Generates proto/*_pb2.py and *_pb2.pyi from proto/*.proto, or into another folder given as the
-argument.
+"""Generates proto/*_pb2.py and *_pb2.pyi from proto/*.proto.
+
+Its argument, if there is one, is another folder to generate into.
 """
 
 import sys

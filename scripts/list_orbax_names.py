@@ -1,7 +1,6 @@
-"""Writes the table of every public name of orbax.checkpoint and its v1, and what it is here, into
-docs/from-orbax.md.
+"""Writes the table of Orbax's public names, and what they are here, into docs/from-orbax.md.
 
-python scripts/list_orbax_names.py [FILE]
+The names are those of orbax.checkpoint and its v1. python scripts/list_orbax_names.py [FILE]
 
 The names are those of the installed orbax-checkpoint that are its own: what its modules only import
 from elsewhere is left out.
@@ -118,8 +117,9 @@ def row(path: str) -> tuple[str, str]:
 
 
 def own_names(prefix: str, module: ModuleType) -> list[str]:
-    """Returns the names of a module that the table lists: modules that only other libraries' code
-    uses are left out.
+    """Returns the names of a module that the table lists.
+
+    Modules that only other libraries' code uses are left out.
     """
     hidden = ("_lib", "_utils", "_serialization")
     names = list(public_names(module))
@@ -145,8 +145,9 @@ _PUBLIC_MODULES = {
 
 
 def table() -> str:
-    """Returns the table in Markdown, a section a module; names that are the same stand together in
-    one row.
+    """Returns the table in Markdown, a section a module.
+
+    Names that are the same stand together in one row.
     """
     lines = []
     for prefix, module in real_modules():

@@ -1,7 +1,6 @@
-"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png. Needs
-playwright and Chromium.
+"""Renders the page of a made-up job into docs/screens/page-light.png and page-dark.png.
 
-python scripts/render_page.py
+Needs playwright and Chromium. python scripts/render_page.py
 """
 
 from __future__ import annotations
@@ -105,7 +104,8 @@ def main() -> None:
     ]
     shown = snapshot(status, findings, samples, unix_s=NOW)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        kept, report = Path(folder) / "status.json", Path(folder) / "report.html"
+        kept = Path(folder) / "status.json"
+        report = Path(folder) / "report.html"
         kept.write_text(json.dumps({"unix_s": NOW, "outcome": "", "status": {}}))
         write_report(kept, report)
         browser = driver.chromium.launch(

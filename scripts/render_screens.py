@@ -1,5 +1,6 @@
-"""Renders what the commands print into docs/screens/*.svg: `python scripts/render_screens.py [NAME
-...]`.
+"""Renders what the commands print into docs/screens/*.svg.
+
+Run as `python scripts/render_screens.py [NAME ...]`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ kernel = jax.random.normal(jax.random.key(0), (512, 256))
 with CheckpointManager("run7") as manager:
     for step in (1000, 2000, 3000):
         dense = {"kernel": kernel * step, "bias": jnp.zeros(256, jnp.bfloat16)}
-        state = {"params": {"dense": dense}, "opt": {"count": jnp.int32(step)}, "key": jax.random.key(7), "name": "tiny"}
-        manager.save(step, items={"state": state, "config": Json({"lr": 1e-3})}, metrics={"loss": 3000 / step})
+        state = {"params": {"dense": dense}, "opt": {"count": jnp.int32(step)}}
+        state |= {"key": jax.random.key(7), "name": "tiny"}
+        items = {"state": state, "config": Json({"lr": 1e-3})}
+        manager.save(step, items=items, metrics={"loss": 3000 / step})
         manager.wait_until_finished()
 """
 TRAIN = """
 import os, time
-print(f"process {os.environ['HOLDFAST_PROCESS_ID']} of {os.environ['HOLDFAST_NUM_PROCESSES']} says hello", flush=True)
+me, count = os.environ["HOLDFAST_PROCESS_ID"], os.environ["HOLDFAST_NUM_PROCESSES"]
+print(f"process {me} of {count} says hello", flush=True)
 """
 COMMANDS = {
     "ls": ["ls run7"],

@@ -163,7 +163,7 @@ def test_the_fast_tests_pass_at_both_ends(end: str, room: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["lowest", "newest"])
-def test_a_python_that_is_missing_is_an_error_in_ci(
+def test_a_missing_python_is_an_error_in_ci(
     end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where nobody looks at skips an end that cannot be tested fails; elsewhere it is skipped, and

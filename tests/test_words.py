@@ -139,7 +139,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_names_that_were_given_up_do_not_come_back(room: str) -> None:
+def test_names_given_up_do_not_come_back(room: str) -> None:
     """No module, class, function, parameter or field has a name that the field does not know."""
     for path in sorted((ROOT / room).rglob("*.py")):
         where = str(path.relative_to(ROOT))

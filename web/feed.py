@@ -1,5 +1,6 @@
-"""What all viewers of a job see: one thread asks the coordinator, whatever their number; another
-asks why the job does not get on.
+"""What all viewers of a job see: one thread asks the coordinator, whatever their number.
+
+Another thread asks why the job does not get on.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ class CoordinatorAddress:
 
 
 class Feed:
-    """Asks for the state of a job until `close()`, and gives `publish` each snapshot as JSON. A
-    context manager.
+    """Asks for the state of a job until `close()`, and publishes it. A context manager.
 
-    `find` returns the coordinator as of now, None where there is none; it may be another one after
-    a restart. `publish` is called from threads of the feed.
+    `publish` gets each snapshot as JSON. `find` returns the coordinator as of now, None where there
+    is none; it may be another one after a restart. `publish` is called from threads of the feed.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class Feed:
             thread.start()
 
     def stacks(self, process_id: int) -> str:
-        """Returns where the threads of a process are, or why that cannot be known. Blocks for at
-        most 30 s.
+        """Returns where the threads of a process are, or why that cannot be known.
+
+        Blocks for at most 30 s.
         """
         with self._lock:
             client = self._client

@@ -17,8 +17,9 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def write_report(status_file: Path, report_file: Path) -> None:
-    """Writes the report of a job, from the status that its launcher has left. Raises OSError, and
-    ValueError for a file that is none.
+    """Writes the report of a job, from the status that its launcher has left.
+
+    Raises OSError, and ValueError for a file that is none.
     """
     try:
         kept = json.loads(status_file.read_text())

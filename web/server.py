@@ -158,8 +158,9 @@ def serve_page(
 ) -> None:
     """Serves the page of the job whose coordinator `find` returns.
 
-    Blocks until a signal, or the end of standard input where that is asked for. `announce` gets the URL, which holds the token (a random one by default). Raises OSError
-    for a port that is taken, and ImportError with the line that installs what is missing.
+    Blocks until a signal, or until the end of standard input where that is asked for. `announce`
+    gets the URL, which holds the token (a random one by default). Raises OSError for a port that is
+    taken, and ImportError with the line that installs what is missing.
     """
     try:
         import uvicorn

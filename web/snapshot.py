@@ -1,6 +1,4 @@
-"""A job as the page draws it: one JSON value from a status, what is wrong, and the figures of the
-minutes before. Pure.
-"""
+"""A job as the page draws it: its status, what is wrong, and its last minutes. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +8,11 @@ from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.step_curve import Sample
+from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS, checkpoint_roots
 from holdfast.proto import coordination_pb2, session_pb2
 
 MOST_EVENTS = 300
+_STEP_FACTS = ("step", "bytes", "incremental", "local", "damaged", "survives")
 _MOST_NAMED = 50  # processes of one barrier
 
 
@@ -24,10 +24,10 @@ def snapshot(
     unix_s: float,
     gone: str = "",
 ) -> dict[str, Any]:
-    """Returns what the page draws. Without a status there was none yet; `gone` says why there is no
-    newer one.
-    """
-    status = session_pb2.StatusResponse() if status is None else status
+    """Returns what the page draws. `gone` says why there is no newer status than this one."""
+    if status is None:
+        status = session_pb2.StatusResponse()
+    roots = checkpoint_roots(status)
     return {
         "unix_s": unix_s,
         "gone": gone,
@@ -39,12 +39,10 @@ def snapshot(
         "barriers_passed": status.barriers_passed,
         "barriers_failed": status.barriers_failed,
         "goodput_s": {part: round(seconds, 1) for part, seconds in status.goodput_s.items()},
+        "goodput_parts": GOODPUT_PARTS,
         "findings": [finding.as_json() for finding in findings],
         "processes": [_row(status, task) for task in status.tasks],
-        "root": next(
-            (_root(task.progress.root) for task in status.tasks if task.progress.HasField("root")),
-            None,
-        ),
+        "root": _root(roots[0]) if roots else None,
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [
             {"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text}
@@ -55,15 +53,14 @@ def snapshot(
 
 
 def encode(shown: dict[str, Any]) -> str:
-    """Returns a snapshot as JSON that may stand inside a script of a page: nothing in it ends the
-    script.
-    """
+    """Returns a snapshot as JSON that may stand inside a script: nothing in it ends the script."""
     text = json.dumps(shown, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> dict[str, Any]:
-    progress, values = task.progress, task.progress.values
+    progress = task.progress
+    values = progress.values
     return {
         "id": task.task_id,
         "state": "SILENT" if silent(status, task) else coordination_pb2.TaskState.Name(task.state),
@@ -82,13 +79,7 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
 
 
 def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
-    steps = [
-        {
-            name: getattr(step, name)
-            for name in ("step", "bytes", "incremental", "local", "damaged", "survives")
-        }
-        for step in root.steps
-    ]
+    steps = [{name: getattr(step, name) for name in _STEP_FACTS} for step in root.steps]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
 
 

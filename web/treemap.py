@@ -24,8 +24,9 @@ class Rectangle(NamedTuple):
 
 
 def squarify(sizes: Sequence[float], place: Rectangle) -> Iterator[Rectangle]:
-    """Yields a rectangle for each of `sizes`, which fall and are above 0. Together they fill
-    `place`.
+    """Yields a rectangle for each of `sizes`, which fall and are above 0.
+
+    Together they fill `place`.
     """
     scale = place.width * place.height / sum(sizes) if sizes else 0.0
     areas = [size * scale for size in sizes]
@@ -59,9 +60,7 @@ def _worst(areas: Sequence[float], side: float) -> float:
 
 
 def _laid(row: Sequence[float], place: Rectangle, depth: float) -> Iterator[Rectangle]:
-    """Yields the rectangles of a row: a column at the left of a place that is wide, else at the
-    top.
-    """
+    """Yields the rectangles of a row: at the left of a wide place, else at the top."""
     at = 0.0
     for area in row:
         length = place.side * area / sum(row)

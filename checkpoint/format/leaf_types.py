@@ -1,5 +1,4 @@
-"""Leaf types of one's own: a value that jax takes for a leaf is saved as a small tree, under a
-name, and made of it again.
+"""Leaf types of users: a value that jax takes for a leaf is saved as a small tree, under a name.
 
 In a record such a leaf is an object of that name with fields, as an instance of any class is:
 readers that do not know the name see a `Node`. A record never leads to an import; what makes values
@@ -109,9 +108,7 @@ def leaf_makers() -> Mapping[str, Callable[[dict[str, Any]], Any]]:
 
 
 def make_leaf(name: str, fields: dict[str, Any]) -> Any:
-    """Returns the value of a registered name. Raises TreeMismatch where its fields do not make
-    one.
-    """
+    """Returns the value of a registered name; raises TreeMismatch where its fields make none."""
     try:
         return _by_name[name].from_fields(fields)
     except Exception as error:

@@ -19,7 +19,7 @@ from ..agreement.exchange import exchange, to_json_bytes
 from ..errors import HostileCheckpoint, SaveFailed
 from ..format.item_report import ItemReport
 from ..saving.plan_mismatch import check_json, check_shares
-from ..saving.record_builder import TreeText, build_record
+from ..saving.record_builder import RecordHead, TreeText, build_record
 from ..steps.lineage import Branch
 from .parts import LocalKey, PartSummary, StepHead, why_dead
 
@@ -176,9 +176,8 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
         reports = [share[name] for share in shares]
         _check_item(name, tree, reports)
         items[name] = tree, reports
-    return build_record(
+    record_head = RecordHead(
         key.step,
-        items,
         writer=key.save_id,
         processes=key.processes,
         started_s=head.started_s,
@@ -187,6 +186,7 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
         metadata=head.metadata,
         opening=key.branch,
     )
+    return build_record(record_head, items)
 
 
 def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:

@@ -1,5 +1,6 @@
-"""The save in flight: at most one, on a thread of its own, its handle for the caller, and its error
-for the next call.
+"""The save in flight, at most one, on a thread of its own.
+
+The caller has a handle of it, and the next call its error.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ class SaveRunner(Protocol):
 
 
 class SaveHandle:
-    """What `CheckpointManager.save` returns: a save that was begun, or, false then, one that the
-    save policy did not want. Thread-safe.
+    """A save that was begun, or one that the save policy did not want, which is false. Thread-safe.
 
-    Nobody needs to keep it: a save goes on without, and the manager raises its error at a later
-    call, unless `wait` has raised it.
+    Nobody needs to keep the handle. The save goes on without it, and a later call of the manager
+    raises the save's error, unless `wait` has raised it.
     """
 
     def __init__(
@@ -68,27 +68,25 @@ class SaveHandle:
         return self._request is not None
 
     def __repr__(self) -> str:
-        state = (
-            "skipped"
-            if not self
-            else "in flight"
-            if not self.done()
-            else "failed"
-            if self._error()
-            else "committed"
-        )
-        return f"<SaveHandle of step {self.step}: {state}>"
+        return f"<SaveHandle of step {self.step}: {self._state()}>"
+
+    def _state(self) -> str:
+        if not self:
+            return "skipped"
+        if not self.done():
+            return "in flight"
+        return "committed" if self._error() is None else "failed"
 
     def done(self) -> bool:
         """Says whether the save has ended on this process, one way or the other."""
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Blocks until the save has ended: returns when the step is there, raises its error each
-        time when not.
+        """Blocks until the save has ended; raises its error, each time, where it failed.
 
-        What `on_commit` was given by then has been called. Raises TimeoutError after `timeout_s`;
-        without it the save's own time is the bound. For a save that was skipped it returns at once.
+        When it returns, the step is there, and what `on_commit` was given has been called. Raises
+        TimeoutError after `timeout_s`; without it the save's own time is the bound. For a save that
+        was skipped it returns at once.
         """
         if self._thread_id == threading.get_ident():
             raise RuntimeError(
@@ -101,12 +99,12 @@ class SaveHandle:
             raise error
 
     def cancel(self) -> bool:
-        """Calls the save off, on all processes; returns whether that came in time, so that the step
-        will not be there. Does not block.
+        """Calls the save off, on all processes; returns whether that came in time. Does not block.
 
-        In time is, on the primary, what comes before its commit begins, and elsewhere what comes
-        before the process has reported its share. `wait` raises SaveCancelled then, and so do later
-        calls of the other processes' managers; this one's do not. What was written is deleted.
+        On the primary a call is in time until its commit begins. On another process it is in time
+        until the process has reported its share. Then the step will not be there, and what was
+        written is deleted. `wait` raises SaveCancelled, and so do later calls of the other
+        processes' managers. Later calls of this manager do not.
         """
         if self._request is None or not self._request.cancellation.cancel():
             return False
@@ -114,11 +112,10 @@ class SaveHandle:
         return True
 
     def on_commit(self, callback: Callable[[int], object]) -> None:
-        """Calls `callback(step)` once the step is there, now if it is already; never, if the save
-        fails.
+        """Calls `callback(step)` once the step is there, at once if it is there already.
 
-        It is called on the saving thread, before `wait` returns, so that the next save waits for
-        it; what it raises goes to the log.
+        If the save fails it is never called. It is called on the saving thread before `wait`
+        returns, so the next save waits for it. What it raises goes to the log.
         """
         self._callbacks.append(callback)
         if self.done() and self and self._error() is None:
@@ -147,17 +144,17 @@ class SaveHandle:
             self._result = self._context.run(self._request)
             if self._result.error is None:
                 self._call_back()
-        except BaseException as error:  # a defect; the next call raises it
+        except BaseException as error:
+            # A defect of the saver's own: the next call raises it.
             self._defect = error
         self._thread_id = None
         self._ended.set()
+        # A callback may have come between the last call and the end.
         if self._error() is None:
-            self._call_back()  # what came while the last of them was called
+            self._call_back()
 
     def _join(self, timeout_s: float | None = None) -> None:
-        """Waits for the end; the save's own time bounds the wait unless a store hangs. Raises
-        TimeoutError after `timeout_s`.
-        """
+        """Waits for the end. Raises TimeoutError after `timeout_s`, SaveFailed if a store hangs."""
         if self._context is None:
             return
         bound_s = self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
@@ -181,9 +178,7 @@ class SaveHandle:
                 pass
 
     def _take_error(self) -> HoldfastError | None:
-        """Returns the save's error, once; None where it is in flight, or has raised its error
-        already. Raises a defect.
-        """
+        """Returns the error of a save that has ended, unless it was raised. Raises a defect."""
         if not self._is_unread or not self.done():
             return None
         self._is_unread = False
@@ -206,36 +201,29 @@ class AsyncSaver:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def start(self, request: SaveRequest) -> SaveHandle:
-        """Begins a save; the one before has ended. One thread serves all: to start one would hold
-        the caller until it runs.
-
-        An interrupt (Ctrl-C) at any moment leaves either no save, or one that runs: what later
-        calls wait for is noted last.
-        """
+        """Begins a save; the one before has ended."""
         handle = SaveHandle(request.step, request, self._context)
+        # One thread serves all saves: to start a thread holds the caller until the thread runs.
         if self._queue is None:
             queued: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             start_thread(_serve, queued)
             self._queue = queued
         self._queue.put(handle._run)
+        # Last: an interrupt (Ctrl-C) before leaves no save that a later call would wait for.
         self._last = handle
         return handle
 
     @contextlib.contextmanager
     def preparing(self, request: SaveRequest, group: Group) -> Iterator[None]:
-        """Within it a save is prepared that all processes of a group begin; where that fails, the
-        others learn that this one cannot.
+        """Surrounds the preparation of a save that all processes of a group begin.
+
+        Where it fails, the other processes learn that this one cannot save.
         """
         try:
             yield
         except BaseException as error:
             if group.count > 1:
-                broken = (
-                    error
-                    if isinstance(error, Exception)
-                    else SaveFailed(f"it was interrupted: {error!r}", step=request.step)
-                )
-                self.start(replace(request, broken=broken))
+                self.start(replace(request, broken=_broken_by(error, request.step)))
             raise
 
     def close(self) -> None:
@@ -256,16 +244,12 @@ class AsyncSaver:
             self._last._wait_for_snapshots()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight; its own time bounds the wait unless a store hangs. Raises
-        TimeoutError after `timeout_s`.
-        """
+        """Waits for the save in flight; its own time bounds the wait unless `timeout_s` does."""
         if self._last is not None:
             self._last._join(timeout_s)
 
     def take_error(self) -> HoldfastError | None:
-        """Returns the error of the last save, once; None where it is in flight, or has raised its
-        error already.
-        """
+        """Returns the error of the last save, once; None while it is in flight."""
         return None if self._last is None else self._last._take_error()
 
     def raise_error(self) -> None:
@@ -273,6 +257,12 @@ class AsyncSaver:
         error = self.take_error()
         if error is not None:
             raise error
+
+
+def _broken_by(error: BaseException, step: int) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    return SaveFailed(f"it was interrupted: {error!r}", step=step)
 
 
 def _serve(saves: queue.SimpleQueue[Callable[[], None] | None]) -> None:

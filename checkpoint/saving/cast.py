@@ -14,11 +14,11 @@ SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
 
 
 def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
-    """Returns the tree with its floating-point arrays as `dtype`, or as what `dtype(path)` says
-    (None: as they are); all else stays.
+    """Returns the tree with its floating-point arrays as `dtype`, or as `dtype(path)` says.
 
-    Arrays of jax are cast on their devices, where the copies take room until the snapshot is taken.
-    Raises ValueError for a dtype that is none of floating point.
+    For None an array stays as it is; all else stays too. Arrays of jax are cast on their devices,
+    where the copies take room until the snapshot is taken. Raises ValueError for a dtype that is
+    none of floating point.
     """
     if dtype is None:
         return tree
@@ -29,11 +29,10 @@ def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
 
 
 def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
-    if (
-        not hasattr(leaf, "astype")
-        or not jnp.issubdtype(leaf.dtype, jnp.floating)
-        or (wanted := chosen(path)) is None
-    ):
+    if not hasattr(leaf, "astype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    wanted = chosen(path)
+    if wanted is None:
         return leaf
     try:
         dtype = jnp.dtype(wanted)

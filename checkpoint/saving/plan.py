@@ -1,12 +1,12 @@
-"""Decides who writes which chunk into which pack: a pure function of shapes, dtypes and where the
-shards lie. No jax, no I/O.
+"""Decides who writes which chunk into which pack. No jax, no I/O.
 
-A leaf is cut into a grid of chunks: along each axis into the shards of its sharding, and those,
-along the leading axes, until a chunk has at most CHUNK_BYTES. Each chunk has one writer among the
-ranks that hold it. First all chunks with one holder are counted; then the replicated leaves,
-largest first, go to the least loaded of their holders (few chunks) or round by rotation (many). So
-that one restoring process need not open a pack of every process for its biases, no more ranks share
-in replicated leaves than have SHARE_BYTES each to write.
+The plan is a pure function of shapes, dtypes and where the shards lie: every process makes the same
+one, without a message. A leaf is cut into a grid of chunks: along each axis into the shards of its
+sharding, and those, along the leading axes, until a chunk has at most CHUNK_BYTES. Each chunk has
+one writer among the ranks that hold it. First all chunks with one holder are counted; then the
+replicated leaves, largest first, go to the least loaded of their holders (few chunks) or round by
+rotation (many). So that one restoring process need not open a pack of every process for its biases,
+no more ranks share in replicated leaves than have SHARE_BYTES each to write.
 
 The chunks of one rank, in the order of leaves and their grids, are split into packs of about equal
 weight. All of it is index arithmetic on whole grids, since a job may have thousands of ranks.
@@ -20,7 +20,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,19 +28,12 @@ from ..format.grid import Chunk, Grid, Ints, chunk_name
 from ..format.pack_header import HEADER_BYTES
 
 CHUNK_BYTES = 64 << 20
-
 SHARED_CHUNK_BYTES = 4 << 20  # replicated leaves are cut no smaller than this to be shared out
-
 SHARE_BYTES = 16 << 20  # of replicated leaves, at least this much for each rank that takes part
-
 PACK_BYTES = 8 << 20  # no second pack before the first has this much
-
 PACKS = 4  # files that a rank writes side by side
-
 PACK_CHUNKS = 200_000  # of about 100 bytes each in the header, of which safetensors reads 100 MB
-
 CHUNK_WEIGHT = 512  # what a chunk costs beside its bytes
-
 FEW_CHUNKS = 64
 
 
@@ -59,23 +52,25 @@ class ShardPlacement:
 
     @cached_property
     def holders(self) -> tuple[Ints, Ints]:
-        """The distinct ranks that hold each shard, ascending, [shards, most], and how many there
-        are of them, [shards].
+        """The distinct ranks that hold each shard, [shards, most], and how many, [shards].
+
+        They ascend. What is beyond a shard's count is no holder.
         """
         ranks = np.sort(self.ranks, axis=1)
         first = ranks >= 0
         first[:, 1:] &= ranks[:, 1:] != ranks[:, :-1]
         order = np.argsort(~first, axis=1, kind="stable")
         counts = first.sum(axis=1)
-        return (
-            np.take_along_axis(ranks, order, axis=1)[:, : max(1, int(counts.max(initial=1)))],
-            counts,
-        )
+        most = max(1, int(counts.max(initial=1)))
+        return np.take_along_axis(ranks, order, axis=1)[:, :most], counts
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether a shard has more than one holder."""
+        return int(self.holders[0].shape[1]) > 1
 
     def without(self, leaving: Collection[int]) -> ShardPlacement:
-        """Returns the placement in which ranks that leave hold nothing that one which stays holds
-        too.
-        """
+        """Returns the placement in which ranks that leave hold only what no other rank holds."""
         gone = np.isin(self.ranks, list(leaving))
         stays = ((self.ranks >= 0) & ~gone).any(axis=1, keepdims=True)
         return replace(self, ranks=np.where(gone & stays, -1, self.ranks))
@@ -86,14 +81,14 @@ class ShardPlacement:
         return bool(((counts == 1) & (holders[:, 0] == rank)).any())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf. `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their
-    data), "numpy", "scalar" (of numpy) or the name of a Python type, whose value lies in the
-    record.
+    """One leaf.
 
-    `placement` None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of
-    the same shape, and writes it as its row of [ranks, *shape], which is then the shape here.
+    `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy",
+    "scalar" (of numpy) or the name of a Python type, whose value lies in the record. `placement`
+    None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of the same
+    shape, and writes it as its row of [ranks, *shape], which is then the shape here.
     """
 
     path: str
@@ -115,11 +110,9 @@ class Leaf:
         return math.prod(self.shape) * self.itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LeafPlan:
-    """The grid of a leaf, and in C order of its chunks who writes each and into which of the
-    writer's packs.
-    """
+    """The grid of a leaf, and for each chunk in C order its writer and the writer's pack."""
 
     leaf: Leaf
     grid: Grid
@@ -149,9 +142,7 @@ class Plan:
     cache: dict[str, Any] = field(default_factory=dict)
 
     def held_only_by(self, rank: int) -> list[str]:
-        """Returns the paths of the leaves that are lost, in whole or in part, with one rank: no
-        other holds what it holds of them.
-        """
+        """Returns the paths of the leaves that are lost, in whole or in part, with one rank."""
         return [
             leaf.path
             for leaf in self.leaves
@@ -184,26 +175,46 @@ def make_plan(
     """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
     grids = _grids(leaves)
     cut = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
-    ends = np.cumsum([grid.num_chunks for _, grid in cut], dtype=np.int64)
-    sizes = np.concatenate([grid.sizes for _, grid in cut]) if cut else np.zeros(0, np.int64)
-    writers = np.concatenate(_writers(cut, count)) if cut else np.zeros(0, np.int64)
-    packs = _packs(writers, sizes, count, max_file_bytes)
-    planned = zip(cut, np.split(writers, ends[:-1]), np.split(packs, ends[:-1]), strict=bool(cut))
-    plans = (LeafPlan(leaf, grid, writer, pack) for (leaf, grid), writer, pack in planned)
+    deal = _deal(cut, count, max_file_bytes)
+    plans = iter(_leaf_plans(cut, deal))
     arrays = tuple(None if grid is None else next(plans) for grid in grids)
-    own = _own_chunks(leaves, arrays, rank)
+    own = _own_chunks(arrays, rank)
     return Plan(
-        hash=_digest([count, tree], leaves, [grid for _, grid in cut], writers, packs),
+        hash=_digest([count, tree], leaves, [grid for _, grid in cut], deal),
         process=rank,
         process_count=count,
         tree=tree,
         leaves=tuple(leaves),
         arrays=arrays,
-        files=_files(writers, packs),
+        files=_files(deal),
         own=own,
         own_bytes=sum(chunk.nbytes for chunks in own.values() for chunk in chunks),
         total_bytes=sum(leaf.nbytes for leaf in leaves),
     )
+
+
+class _Deal(NamedTuple):
+    """The writer of each chunk, in the order of leaves and their grids, and the writer's pack."""
+
+    writers: Ints
+    packs: Ints
+
+
+def _deal(cut: Sequence[tuple[Leaf, Grid]], count: int, max_file_bytes: int | None) -> _Deal:
+    nothing = np.zeros(0, np.int64)
+    writers = np.concatenate([nothing, *_writers(cut, count)])
+    sizes = np.concatenate([nothing, *(grid.sizes for _, grid in cut)])
+    return _Deal(writers, _packs(writers, sizes, count, max_file_bytes))
+
+
+def _leaf_plans(cut: Sequence[tuple[Leaf, Grid]], deal: _Deal) -> list[LeafPlan]:
+    plans = []
+    end = 0
+    for leaf, grid in cut:
+        start = end
+        end += grid.num_chunks
+        plans.append(LeafPlan(leaf, grid, deal.writers[start:end], deal.packs[start:end]))
+    return plans
 
 
 def _grids(leaves: Sequence[Leaf]) -> list[Grid | None]:
@@ -211,10 +222,14 @@ def _grids(leaves: Sequence[Leaf]) -> list[Grid | None]:
     known: dict[Any, Grid] = {}
     grids: list[Grid | None] = []
     for leaf in leaves:
+        if leaf.is_value:
+            grids.append(None)
+            continue
+        # A placement is one object for all leaves of one sharding; its arrays cannot be hashed.
         key = (leaf.shape, leaf.itemsize, id(leaf.placement))
-        if not leaf.is_value and key not in known:
+        if key not in known:
             known[key] = _grid(leaf)
-        grids.append(None if leaf.is_value else known[key])
+        grids.append(known[key])
     return grids
 
 
@@ -222,30 +237,31 @@ def _grid(leaf: Leaf) -> Grid:
     shape = leaf.shape
     if not math.prod(shape):
         return Grid(shape, shape, shape, leaf.itemsize)
-    shards_per_axis = leaf.placement.shards_per_axis if leaf.placement else (1,) * len(shape)
-    shard_shape = tuple(size // count for size, count in zip(shape, shards_per_axis, strict=True))
+    placement = leaf.placement
+    shard_shape = shape
     limit_bytes = CHUNK_BYTES
-    if leaf.placement is not None and (holders := leaf.placement.holders[0].shape[1]) > 1:
-        limit_bytes = min(
-            limit_bytes,
-            max(SHARED_CHUNK_BYTES, -(-math.prod(shard_shape) * leaf.itemsize // holders)),
-        )
-    return Grid(
-        shape, shard_shape, _chunk_shape(shard_shape, leaf.itemsize, limit_bytes), leaf.itemsize
-    )
+    if placement is not None:
+        cuts = zip(shape, placement.shards_per_axis, strict=True)
+        shard_shape = tuple(size // count for size, count in cuts)
+        if placement.is_replicated:
+            # Small enough that each holder can write its part of a shard.
+            holders = placement.holders[0].shape[1]
+            share_bytes = -(-math.prod(shard_shape) * leaf.itemsize // holders)
+            limit_bytes = min(limit_bytes, max(SHARED_CHUNK_BYTES, share_bytes))
+    chunk_shape = _chunk_shape(shard_shape, leaf.itemsize, limit_bytes)
+    return Grid(shape, shard_shape, chunk_shape, leaf.itemsize)
 
 
 def _chunk_shape(shard_shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:
-    """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`; chunks are as
-    equal as can be.
-    """
+    """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`."""
+    # Leading axes: so cut, a chunk is one stretch of a shard in C order, and needs no copy.
     chunk_shape = list(shard_shape)
     for axis, size in enumerate(shard_shape):
         row_bytes = math.prod(shard_shape[axis + 1 :]) * itemsize
         if row_bytes * size <= limit_bytes:
             break
         count = -(-size // max(1, limit_bytes // row_bytes))
-        chunk_shape[axis] = -(-size // count)
+        chunk_shape[axis] = -(-size // count)  # as equal as can be
         if row_bytes <= limit_bytes:
             break
     return tuple(chunk_shape)
@@ -257,17 +273,19 @@ def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
     load = np.zeros(count, np.int64)
     shared: list[int] = []
     for index, (leaf, grid) in enumerate(arrays):
-        if leaf.placement is not None and leaf.placement.holders[0].shape[1] > 1:
+        placement = leaf.placement
+        if placement is not None and placement.is_replicated:
             shared.append(index)
             continue
-        writers[index] = (
-            np.zeros(grid.num_chunks, np.int64)
-            if leaf.placement is None
-            else leaf.placement.holders[0][grid.shards, 0]
-        )
+        if placement is None:
+            writers[index] = np.zeros(grid.num_chunks, np.int64)
+        else:
+            writers[index] = placement.holders[0][grid.shards, 0]
         load += np.bincount(writers[index], weights=grid.sizes, minlength=count).astype(np.int64)
+    # Each rank that takes part adds a pack, which a restore on one process has to open.
     most = max(1, -(-sum(arrays[index][0].nbytes for index in shared) // SHARE_BYTES))
     rotation = 0
+    # Largest first: the small ones even out what the large ones leave uneven.
     for index in sorted(shared, key=lambda index: -arrays[index][0].nbytes):
         leaf, grid = arrays[index]
         assert leaf.placement is not None
@@ -280,12 +298,13 @@ def _writers_of_replicated(
     placement: ShardPlacement, grid: Grid, most: int, load: Ints, rotation: int
 ) -> Ints:
     """Returns the writer of each chunk of one replicated leaf, and adds the chunks to `load`."""
-    holders, counts = placement.holders
-    holders, counts = holders[grid.shards], np.minimum(counts[grid.shards], most)
+    shard_holders, shard_counts = placement.holders
+    holders = shard_holders[grid.shards]
+    counts = np.minimum(shard_counts[grid.shards], most)
     if grid.num_chunks > FEW_CHUNKS:
-        writers: Ints = holders[
-            np.arange(grid.num_chunks), (rotation + np.arange(grid.num_chunks)) % counts
-        ]
+        # A choice by load is a loop in Python; of many chunks turns are as even, by arithmetic.
+        chunks = np.arange(grid.num_chunks)
+        writers: Ints = holders[chunks, (rotation + chunks) % counts]
         load += np.bincount(writers, weights=grid.sizes, minlength=len(load)).astype(np.int64)
         return writers
     chosen = []
@@ -300,41 +319,37 @@ def _packs(writers: Ints, sizes: Ints, count: int, max_file_bytes: int | None) -
     """Returns the pack of each chunk among its writer's: consecutive runs of about equal weight."""
     weights = sizes + CHUNK_WEIGHT
     load = np.bincount(writers, weights=weights, minlength=count).astype(np.int64)
-    packs = np.minimum(PACKS, load // PACK_BYTES)
-    packs = np.maximum(
-        packs, np.maximum(1, -(-np.bincount(writers, minlength=count) // PACK_CHUNKS))
-    )
+    fewest = np.maximum(1, -(-np.bincount(writers, minlength=count) // PACK_CHUNKS))
+    packs = np.maximum(np.minimum(PACKS, load // PACK_BYTES), fewest)
     if max_file_bytes is not None:
+        # A pack may be larger than its share by one chunk.
         packs = np.maximum(packs, -(-load // (max_file_bytes - CHUNK_BYTES - HEADER_BYTES)))
-    order = np.argsort(writers.astype(np.uint16) if count < 1 << 16 else writers, kind="stable")
+    # numpy sorts 16-bit integers by radix, in a tenth of the time.
+    narrow = writers.astype(np.uint16) if count < 1 << 16 else writers
+    order = np.argsort(narrow, kind="stable")
     before = np.empty_like(weights)
     before[order] = np.cumsum(weights[order]) - weights[order]
     before -= (np.cumsum(load) - load)[writers]
     middle = before + weights // 2
-    found: Ints = np.minimum(
-        middle * packs[writers] // np.maximum(load[writers], 1), packs[writers] - 1
-    )
-    return found
+    of_writer = packs[writers]
+    dealt: Ints = np.minimum(middle * of_writer // np.maximum(load[writers], 1), of_writer - 1)
+    return dealt
 
 
-def _own_chunks(
-    leaves: Sequence[Leaf], arrays: Sequence[LeafPlan | None], rank: int
-) -> dict[int, tuple[Chunk, ...]]:
-    found: dict[int, list[Chunk]] = {}
+def _own_chunks(arrays: Sequence[LeafPlan | None], rank: int) -> dict[int, tuple[Chunk, ...]]:
+    own: dict[int, list[Chunk]] = {}
     for index, array in enumerate(arrays):
         if array is None:
             continue
         for position in np.flatnonzero(array.writers == rank).tolist():
-            found.setdefault(int(array.packs[position]), []).append(
-                _chunk(index, array, position, rank)
-            )
-    return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(found.items())}
+            chunk = _chunk(index, array, position, rank)
+            own.setdefault(int(array.packs[position]), []).append(chunk)
+    return {pack: tuple(sorted(chunks, key=_file_order)) for pack, chunks in sorted(own.items())}
 
 
 def _file_order(chunk: Chunk) -> tuple[bool, int]:
-    """Puts chunks of whole 64 bytes first, then by falling item size: all are aligned, with no
-    holes.
-    """
+    """Puts chunks of whole 64 bytes first, then by falling item size."""
+    # safetensors allows no holes: in this order each chunk is aligned to its items all the same.
     return chunk.nbytes % 64 != 0, -chunk.itemsize
 
 
@@ -343,18 +358,29 @@ def _chunk(index: int, array: LeafPlan, position: int, rank: int) -> Chunk:
     grid = array.grid
     region = grid.region(position)
     shape = tuple(stop - start for start, stop in region)
-    slot = -1
     inside = None
-    if leaf.placement is not None:
-        shard = grid.shards[position]
-        slot = int(leaf.placement.slots[shard][leaf.placement.ranks[shard] == rank][0])
     if shape != grid.shard_shape:
         inside = tuple(
             slice(start % along, start % along + size)
             for (start, _), along, size in zip(region, grid.shard_shape, shape, strict=True)
         )
-    name = chunk_name(leaf.path, region, leaf.shape)
-    return Chunk(index, slot, inside, name, shape, math.prod(shape) * leaf.itemsize, leaf.itemsize)
+    return Chunk(
+        index,
+        _slot(leaf.placement, grid, position, rank),
+        inside,
+        chunk_name(leaf.path, region, leaf.shape),
+        shape=shape,
+        nbytes=math.prod(shape) * leaf.itemsize,
+        itemsize=leaf.itemsize,
+    )
+
+
+def _slot(placement: ShardPlacement | None, grid: Grid, position: int, rank: int) -> int:
+    """Returns the addressable shard of a rank that a chunk is in, -1 for the host's whole array."""
+    if placement is None:
+        return -1
+    shard = grid.shards[position]
+    return int(placement.slots[shard][placement.ranks[shard] == rank][0])
 
 
 def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
@@ -364,20 +390,18 @@ def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
     return [_chunk(leaf, array, position, 0) for position in range(array.grid.num_chunks)]
 
 
-def _files(writers: Ints, packs: Ints) -> tuple[tuple[int, int], ...]:
-    width = int(packs.max(initial=0)) + 1
-    return tuple(
-        divmod(key, width) for key in np.flatnonzero(np.bincount(writers * width + packs)).tolist()
-    )
+def _files(deal: _Deal) -> tuple[tuple[int, int], ...]:
+    """Returns the (rank, pack) that have chunks."""
+    width = int(deal.packs.max(initial=0)) + 1
+    keys = np.flatnonzero(np.bincount(deal.writers * width + deal.packs))
+    return tuple(divmod(key, width) for key in keys.tolist())
 
 
-def _digest(
-    about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], writers: Ints, packs: Ints
-) -> str:
-    shardings: dict[int, int] = {}  # equal ones are one object, whose text may be long
-    for leaf in leaves:
-        shardings.setdefault(id(leaf.sharding), len(shardings))
+def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], deal: _Deal) -> str:
+    # The text of a sharding is long on a large mesh, and equal shardings are one object here: each
+    # is described once.
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())
+    shardings = {id(sharding): number for number, sharding in enumerate(unique)}
     rows = [
         (
             leaf.path,
@@ -392,6 +416,6 @@ def _digest(
     ]
     cuts = [(grid.shard_shape, grid.chunk_shape) for grid in grids]
     digest = hashlib.sha256(json.dumps([about, unique, rows, cuts], sort_keys=True).encode())
-    digest.update(writers.astype("<i8").tobytes())
-    digest.update(packs.astype("<i8").tobytes())
+    digest.update(deal.writers.astype("<i8").tobytes())
+    digest.update(deal.packs.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -1,8 +1,7 @@
-"""Says why the plans of a save differ: asked for only when their hashes do, so that a save of equal
-ones stays one gather.
+"""Says why the plans of a save differ, only when their hashes do.
 
-The primary broadcasts a question instead of the result; the process that is asked answers with its
-leaves; then the result is sent.
+A save of equal plans stays one gather. Where they differ, the primary broadcasts a question instead
+of the result; the process that is asked answers with its leaves; then the result is sent.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -29,21 +29,18 @@ class PlansDiffer(SaveFailed):
 
 
 def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when the processes' reports (in rank order) are not of one plan
-    (PlansDiffer) and one value of each local leaf.
+    """Raises SaveFailed when the reports, in rank order, are not of one plan and equal leaves.
 
-    Its message names the leaf and the processes that differ; `process` is the first of them.
+    Its message names the leaf and the processes that differ; `process` is the first of them. It is
+    a PlansDiffer where the plans do.
     """
-    names = [plan.leaves[index].path for index in plan.local_leaves] + [
-        leaf.path for leaf in plan.value_leaves
-    ]
+    names = [plan.leaves[index].path for index in plan.local_leaves]
+    names += [leaf.path for leaf in plan.value_leaves]
     check_shares(item, plan.hash, names, reports)
 
 
 def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[ItemReport]) -> None:
-    """Does so where the plan is known by its hash, and by the names of what is local to each
-    process.
-    """
+    """Does so where a plan is known by its hash, and by the names of its local leaves."""
     others = [report.process for report in reports if report.plan != plan]
     if others:
         message = (
@@ -79,8 +76,9 @@ def check_json(item: str, reports: Sequence[ItemReport]) -> None:
 
 
 def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
-    """Raises SaveFailed when two processes wrote a file of one name into an item of files, or one a
-    file where another has a folder.
+    """Raises SaveFailed when files of two processes in an item of files cannot be together.
+
+    They have one name, or one is a file where the other has a folder.
     """
     owners: dict[str, int] = {}
     for report in reports:
@@ -96,32 +94,54 @@ def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
                     raise SaveFailed(message, process=report.process)
 
 
-QUESTION = b"leaves of "
-
 ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
 
 
-def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
-    """Does the primary's part: asks the first process that differs, and returns the error with the
-    first leaf that does, where it can.
+@dataclass(frozen=True)
+class Question:
+    """Asks one process for its leaves of an item; it comes instead of a save's result."""
 
-    All processes answer, so that the calls of all stay in step; only the one that is asked, and the
-    primary, send their leaves.
+    process: int
+    item: str
+
+    _BEGIN: ClassVar[bytes] = b"leaves of "
+
+    def to_bytes(self) -> bytes:
+        return self._BEGIN + json.dumps([self.process, self.item]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self | None:
+        """Returns the question; None for a result."""
+        if not data.startswith(cls._BEGIN):
+            return None
+        return cls(*json.loads(data.removeprefix(cls._BEGIN)))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLeaf:
+    """A leaf as people see it, and the description of its sharding."""
+
+    path: str
+    text: str
+    sharding: Any
+
+
+def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
+    """Does the primary's part: asks the first process that differs.
+
+    Returns the error with the first leaf that differs, where it can. All processes answer, so that
+    the calls of all stay in step; only the process that is asked, and the primary, show leaves.
     """
     message = error.message
     leaf = ""
     asked = error.process or 0
+    question = Question(asked, error.item)
     try:
-        group.broadcast(
-            f"{name}/outcome",
-            QUESTION + json.dumps([asked, error.item]).encode(),
-            timeout_s=ANSWER_S,
-        )
+        group.broadcast(f"{name}/outcome", question.to_bytes(), timeout_s=ANSWER_S)
         answers = group.gather(f"{name}/leaves", b"", timeout_s=ANSWER_S)
         assert answers is not None
-        leaf, difference = first_difference(
-            _shown_leaves(plan), json.loads(zlib.decompress(answers[asked])), asked
-        )
+        theirs = leaves_from_bytes(answers[asked])
+        leaf, difference = first_difference(shown_leaves(plan), theirs, asked)
         message = f"{message}. {difference}" if leaf else message
     except HoldfastError as lost:
         message = f"{message} (which leaf it is could not be asked: {lost})"
@@ -131,71 +151,74 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
 def receive_result(
     group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float
 ) -> SaveResult:
-    """Does the part of the others: returns the result, having answered the question if there was
-    one.
-    """
+    """Does the part of the others: returns the result, after it answered a question, if any."""
     message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
-    if message.startswith(QUESTION):
-        asked, item = json.loads(message.removeprefix(QUESTION))
-        answer = (
-            zlib.compress(json.dumps(_shown_leaves(plans.get(item))).encode())
-            if group.index == asked
-            else b""
-        )
+    question = Question.from_bytes(message)
+    if question is not None:
+        answer = b""
+        if group.index == question.process:
+            answer = leaves_to_bytes(shown_leaves(plans.get(question.item)))
         group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
         message = group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
     return SaveResult.from_bytes(message)
 
 
-ShownLeaves: TypeAlias = Sequence[
-    Sequence[Any]
-]  # (path, how it is shown, description of its sharding) of each leaf
+def leaves_to_bytes(leaves: Sequence[ShownLeaf]) -> bytes:
+    rows = [(leaf.path, leaf.text, leaf.sharding) for leaf in leaves]
+    return zlib.compress(json.dumps(rows).encode())
 
 
-def _shown_leaves(plan: Plan | None) -> ShownLeaves:
-    return (
-        [(leaf.path, _shown(leaf), leaf.sharding) for leaf in plan.leaves]
-        if plan is not None
-        else []
-    )
+def leaves_from_bytes(data: bytes) -> list[ShownLeaf]:
+    return [ShownLeaf(*row) for row in json.loads(zlib.decompress(data))]
 
 
-def _shown(leaf: Leaf) -> str:
+def shown_leaves(plan: Plan | None) -> list[ShownLeaf]:
+    leaves = () if plan is None else plan.leaves
+    return [ShownLeaf(leaf.path, _show(leaf), leaf.sharding) for leaf in leaves]
+
+
+def _show(leaf: Leaf) -> str:
     if leaf.is_value:
         return f"a Python {leaf.kind}"
-    kept = (
-        ", kept per process"
-        if leaf.per_process
-        else ", a value of each host"
-        if leaf.placement is None
-        else ""
-    )
-    sharding = f", {show_sharding(leaf.sharding)}" if leaf.sharding is not None else kept
-    return f"{leaf.dtype}{list(leaf.shape)} ({leaf.kind}{sharding})"
+    facts = leaf.kind
+    if leaf.sharding is not None:
+        facts += f", {show_sharding(leaf.sharding)}"
+    elif leaf.per_process:
+        facts += ", kept per process"
+    elif leaf.placement is None:
+        facts += ", a value of each host"
+    return f"{leaf.dtype}{list(leaf.shape)} ({facts})"
 
 
-def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tuple[str, str]:
-    """Returns the first leaf that `process` has otherwise than process 0, and a sentence; ("", "")
-    when only structure differs.
+def first_difference(
+    ours: Sequence[ShownLeaf], theirs: Sequence[ShownLeaf], process: int
+) -> tuple[str, str]:
+    """Returns the first leaf that `process` has otherwise than process 0, and a sentence.
+
+    ("", "") when only the structure differs.
     """
-    first = {path: (shown, sharding) for path, shown, sharding in ours}
-    other = {path: (shown, sharding) for path, shown, sharding in theirs}
+    first = {leaf.path: leaf for leaf in ours}
+    other = {leaf.path: leaf for leaf in theirs}
     for path in [*first, *other]:
-        if path not in other or path not in first:
-            here, there = (0, process) if path in first else (process, 0)
-            return path, f"The leaf {path!r} is on process {here} and not on process {there}"
-        here_shown = first[path][0]
-        there_shown = other[path][0]
-        here_sharding, there_sharding = json.dumps(first[path][1]), json.dumps(other[path][1])
-        if (here_shown, here_sharding) != (there_shown, there_sharding):
-            if here_shown == there_shown:
-                here_shown = f"{here_shown} {here_sharding}"
-                there_shown = f"{there_shown} {there_sharding}"
-            return (
-                path,
-                (
-                    f"The leaf {path!r} is {here_shown} on process 0 and {there_shown} on process"
-                    f" {process}"
-                ),
-            )
+        if path not in other:
+            return path, f"The leaf {path!r} is on process 0 and not on process {process}"
+        if path not in first:
+            return path, f"The leaf {path!r} is on process {process} and not on process 0"
+        sentence = _difference(first[path], other[path], process)
+        if sentence:
+            return path, sentence
     return "", ""
+
+
+def _difference(ours: ShownLeaf, theirs: ShownLeaf, process: int) -> str:
+    our_sharding = json.dumps(ours.sharding)
+    their_sharding = json.dumps(theirs.sharding)
+    if ours.text != theirs.text:
+        here = ours.text
+        there = theirs.text
+    elif our_sharding != their_sharding:
+        here = f"{ours.text} {our_sharding}"
+        there = f"{theirs.text} {their_sharding}"
+    else:
+        return ""
+    return f"The leaf {ours.path!r} is {here} on process 0 and {there} on process {process}"

@@ -1,9 +1,8 @@
-"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what the pure plan
-needs.
-"""
+"""Makes plans of trees of arrays, and keeps the last ones: reads from jax what a plan needs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -34,9 +33,9 @@ class _CachedPlan(NamedTuple):
 
 
 class Planner:
-    """Makes the plans of a manager's saves; plans are cached by (treedef, avals, shardings, who
-    leaves). For one thread at a time.
+    """Makes the plans of a manager's saves, and caches them. For one thread at a time.
 
+    A plan is kept by (treedef, avals, shardings, ranks that leave).
     `index` and `count` are the group's; `processes[rank]` is the runtime index of each member
     (default: range(count)). Plans depend on `max_file_bytes` (the store's) too, so all processes
     pass the same. `per_process` says of a leaf's path whether each keeps its own.
@@ -56,10 +55,8 @@ class Planner:
         self._max_file_bytes = max_file_bytes
         self._per_process = per_process
         self._rows: dict[int, ShardPlacement] = {}
-        self._ranks = {
-            process: rank
-            for rank, process in enumerate(processes if processes is not None else range(count))
-        }
+        members = range(count) if processes is None else processes
+        self._ranks = {process: rank for rank, process in enumerate(members)}
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
         self._described: dict[Sharding, Any] = {}
@@ -83,20 +80,16 @@ class Planner:
 
         Ranks that are `leaving` write only what no other rank holds.
         """
+        leave = frozenset(leaving)
         for cached in self._cached:
-            if (
-                cached.treedef == tree.treedef
-                and cached.leaving == set(leaving)
-                and _same(cached.signatures, tree.leaves)
-            ):
+            is_alike = cached.treedef == tree.treedef and cached.leaving == leave
+            if is_alike and _same(cached.signatures, tree.leaves):
                 return cached.plan
         with paused_gc():
-            plan = self._make(tree, frozenset(leaving))
+            plan = self._make(tree, leave)
             signatures = [_signature(leaf) for leaf in tree.leaves]
-            self._cached = [
-                _CachedPlan(tree.treedef, signatures, frozenset(leaving), plan),
-                *self._cached[: CACHED_PLANS - 1],
-            ]
+            newest = _CachedPlan(tree.treedef, signatures, leave, plan)
+            self._cached = [newest, *self._cached[: CACHED_PLANS - 1]]
         return plan
 
     def _make(self, tree: FlatTree, leaving: frozenset[int]) -> Plan:
@@ -119,11 +112,10 @@ class Planner:
     def _leaf(self, path: str, leaf: Any) -> Leaf:
         per_process = self._per_process is not None and self._per_process(path)
         local = per_process or self._count > 1
-        described = (
-            self._jax_leaf(path, leaf, local=local)
-            if isinstance(leaf, jax.Array)
-            else _host_leaf(path, leaf)
-        )
+        if isinstance(leaf, jax.Array):
+            described = self._jax_leaf(path, leaf, local=local)
+        else:
+            described = _host_leaf(path, leaf)
         return self._kept_per_process(described) if per_process else described
 
     def _kept_per_process(self, leaf: Leaf) -> Leaf:
@@ -155,20 +147,29 @@ class Planner:
         kind = "array"
         impl = ""
         if is_key(leaf):
-            kind, impl = "key", str(jax.random.key_impl(leaf))
+            kind = "key"
+            impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         dtype = np.dtype(leaf.dtype)
         _check_dtype(path, dtype)
         if local and leaf.is_fully_addressable:
-            return Leaf(path, kind, dtype.name, leaf.shape, dtype.itemsize, impl=impl)
+            return Leaf(path, kind, dtype.name, leaf.shape, itemsize=dtype.itemsize, impl=impl)
         placement, sharding = self._placement(path, leaf)
         return Leaf(
-            path, kind, name_of(dtype), leaf.shape, dtype.itemsize, placement, sharding, impl
+            path,
+            kind,
+            name_of(dtype),
+            leaf.shape,
+            itemsize=dtype.itemsize,
+            placement=placement,
+            sharding=sharding,
+            impl=impl,
         )
 
     def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
-        """Returns the placement and the description of a leaf's sharding, made once for all leaves
-        of that shape and sharding.
+        """Returns the placement and the description of a leaf's sharding.
+
+        They are made once for all leaves of that shape and sharding.
         """
         key = (leaf.sharding, leaf.shape)
         if key not in self._placements:
@@ -179,11 +180,11 @@ class Planner:
                     " with a group that holds all of it"
                 )
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
-            placement = placement.without(self._leaving) if self._leaving else placement
-            self._placements[key] = (
-                placement,
-                self._described.setdefault(leaf.sharding, describe_sharding(leaf.sharding)),
-            )
+            if self._leaving:
+                placement = placement.without(self._leaving)
+            if leaf.sharding not in self._described:
+                self._described[leaf.sharding] = describe_sharding(leaf.sharding)
+            self._placements[key] = (placement, self._described[leaf.sharding])
         return self._placements[key]
 
 
@@ -191,7 +192,7 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
     if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
         _check_dtype(path, leaf.dtype)
         kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
-        return Leaf(path, kind, leaf.dtype.name, leaf.shape, leaf.dtype.itemsize)
+        return Leaf(path, kind, leaf.dtype.name, leaf.shape, itemsize=leaf.dtype.itemsize)
     if type(leaf) in VALUE_TYPES:
         return Leaf(path, type(leaf).__name__)
     advice = (
@@ -205,9 +206,8 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
 
 
 def _signature(leaf: Any) -> tuple[type, Any, Any]:
-    """Returns a type and two objects whose equality means the same plan; those of jax arrays are
-    often identical from save to save.
-    """
+    """Returns a type and two objects whose equality means the same plan."""
+    # Those of jax arrays are often the same objects from save to save: see _same.
     if isinstance(leaf, jax.Array):
         return type(leaf), leaf.aval, leaf.sharding
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -246,9 +246,7 @@ def row_placement(count: int, rank: int) -> ShardPlacement:
 
 
 def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
-    """Returns where the shards of an array lie, by arithmetic on mesh and spec where it has
-    them.
-    """
+    """Returns where the shards of an array lie, by arithmetic on its mesh and spec if it can."""
     slots = {shard.device: slot for slot, shard in enumerate(array.addressable_shards)}
     sharding = array.sharding
     shape = array.shape
@@ -257,28 +255,22 @@ def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     else:
         shards_per_axis, devices = _general_shards(sharding, shape)
     flat = devices.reshape(-1).tolist()
-    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64).reshape(
-        devices.shape
-    )
-    slot = np.array([slots.get(device, -1) for device in flat], np.int64).reshape(devices.shape)
-    return ShardPlacement(shards_per_axis, held, slot)
+    held = np.array([ranks.get(device.process_index, -1) for device in flat], np.int64)
+    slot = np.array([slots.get(device, -1) for device in flat], np.int64)
+    return ShardPlacement(shards_per_axis, held.reshape(devices.shape), slot.reshape(devices.shape))
 
 
 def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
-    mesh, names = sharding.mesh, list(sharding.mesh.axis_names)
-    sizes = dict(zip(names, mesh.devices.shape, strict=True))
-    axes_used = [
-        axes_of(entry) for entry in tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))
-    ]
+    mesh = sharding.mesh
+    names = list(mesh.axis_names)
+    entries = tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))
+    axes_used = [axes_of(entry) for entry in entries]
     order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]
-    shards_per_axis = tuple(
-        int(np.prod([sizes[name] for name in axes], dtype=int)) for axes in axes_used
-    )
-    return shards_per_axis, mesh.devices.transpose(order).reshape(
-        int(np.prod(shards_per_axis, dtype=int)), -1
-    )
+    sizes = dict(zip(names, mesh.devices.shape, strict=True))
+    shards_per_axis = tuple(math.prod(sizes[name] for name in axes) for axes in axes_used)
+    return shards_per_axis, mesh.devices.transpose(order).reshape(math.prod(shards_per_axis), -1)
 
 
 def _general_shards(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
@@ -286,13 +278,14 @@ def _general_shards(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[i
     shards_per_axis = tuple(
         size // along if along else 1 for size, along in zip(shape, shard_shape, strict=True)
     )
-    holders: list[list[Any]] = [[] for _ in range(int(np.prod(shards_per_axis, dtype=int)))]
+    holders: list[list[Any]] = [[] for _ in range(math.prod(shards_per_axis))]
     for device, index in sharding.devices_indices_map(shape).items():
         starts = [
             (cut.start or 0) // along if along else 0
             for cut, along in zip(index or (), shard_shape, strict=False)
         ]
-        holders[int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0].append(device)
+        shard = int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0
+        holders[shard].append(device)
     devices = np.empty((len(holders), len(holders[0])), object)
     for shard, replicas in enumerate(holders):
         devices[shard, :] = replicas

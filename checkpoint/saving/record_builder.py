@@ -1,5 +1,6 @@
-"""Builds the record of a save, at the primary, from the plan and the reports of all processes; and
-checks, before a byte is written, that readers will take it.
+"""Builds the record of a save, at the primary, from the plan and the reports of all processes.
+
+Checks too, before a byte is written, that readers will take the record.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -31,6 +32,7 @@ FILE_BYTES = 220  # of a file's entry in a record, at most: names of items are s
 # of a chunk's entry in a header, at most, besides six for each character of its name and what its
 # prefixes take
 ENTRY_BYTES = 200
+_SOME_SAVE = "0" * 16
 _EXAMPLES = {
     kind.__name__: encode_value(kind()) for kind in (bool, int, float, complex, str, bytes)
 }
@@ -38,12 +40,12 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class TreeText:
-    """What a record says of a tree besides the reports: `text` is its JSON without its end, the
-    same whoever fills it in.
+    """What a record says of a tree besides the reports.
 
-    `plan` is the plan's hash, `files` how many there are. `values` says of each Python value
-    whether it is kept per process, and `names` what the host-local arrays and the values are called
-    whose CRCs reports have.
+    `text` is its JSON without its end, the same whichever process completes it. `plan` is the
+    plan's hash, `files` how many there are. `values` says of each Python value whether it is kept
+    per process, and `names` what the host-local arrays and the values are called whose CRCs reports
+    have.
     """
 
     plan: str
@@ -53,66 +55,60 @@ class TreeText:
     names: tuple[str, ...]
 
 
-def build_record(
-    step: int,
-    items: Mapping[str, tuple[Plan | TreeText | None, Sequence[ItemReport]]],
-    *,
-    writer: str,
-    processes: int,
-    started_s: float,
-    finished_s: float,
-    metrics: Mapping[str, Any] | None = None,
-    metadata: Any = None,
-    opening: int | None = None,
-) -> bytes:
-    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan. `metrics` and
-    `metadata` are of JSON types.
+@dataclass(frozen=True)
+class RecordHead:
+    """What a record says of a save besides items; `metrics` and `metadata` are of JSON types."""
 
-    Raises TypeError where they are not.
-    """
-    head = {
-        "format": FORMAT,
-        "step": step,
-        "writer": writer,
-        "processes": processes,
-        "started_s": started_s,
-        "finished_s": finished_s,
-        "versions": _versions(),
-        "metrics": {
-            name: value if math.isfinite(value) else repr(float(value))
-            for name, value in (metrics or {}).items()
-        },
-    }
-    head |= {} if opening is None else {"opening": opening}
+    step: int
+    writer: str
+    processes: int
+    started_s: float
+    finished_s: float
+    metrics: Mapping[str, Any] | None = None
+    metadata: Any = None
+    opening: int | None = None
+
+    def to_text(self) -> str:
+        """Returns its JSON without its end. Raises TypeError for what is not of JSON types."""
+        members: dict[str, Any] = {
+            "format": FORMAT,
+            "step": self.step,
+            "writer": self.writer,
+            "processes": self.processes,
+            "started_s": self.started_s,
+            "finished_s": self.finished_s,
+            "versions": _versions(),
+            "metrics": {
+                # JSON has no number for those that are not finite.
+                name: value if math.isfinite(value) else repr(float(value))
+                for name, value in (self.metrics or {}).items()
+            },
+        }
+        if self.opening is not None:
+            members["opening"] = self.opening
+        return f'{_dump(members)[:-1]},"metadata":{_metadata_text(self.metadata)}'
+
+
+def build_record(
+    head: RecordHead, items: Mapping[str, tuple[Plan | TreeText | None, Sequence[ItemReport]]]
+) -> bytes:
+    """Returns the bytes of checkpoint.json. An item of JSON or files has no plan."""
     bodies = [
         f"{json.dumps(name)}:{_item_text(name, plan, reports)}"
         for name, (plan, reports) in items.items()
     ]
-    body = f'{_dump(head)[:-1]},"metadata":{_metadata_text(metadata)},"items":{{{",".join(bodies)}}}'.encode()
-    return sealed(body)
+    return sealed(f'{head.to_text()},"items":{{{",".join(bodies)}}}'.encode())
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises UnsupportedLeaf where no reader takes what a plan makes: headers of this process's
-    packs and, at the primary, the record.
+    """Raises UnsupportedLeaf where no reader takes what a plan makes.
 
-    The record is read as readers will, with stand-ins for what a plan does not say. Cheap beside
-    making the plan; once a plan.
+    That are the headers of this process's packs and, at the primary, the record: it is parsed as
+    readers will, with stand-ins for what a plan does not say. Cheap beside making the plan; once a
+    plan.
     """
-    for pack, chunks in plan.own.items():
-        if (
-            sum(6 * len(chunk.name) + ENTRY_BYTES + (chunk.nbytes >> 15) for chunk in chunks)
-            > HEADER_LIMIT_BYTES
-        ):
-            nbytes = plan_pack(plan, pack).frame.nbytes
-            if nbytes > HEADER_LIMIT_BYTES:
-                longest = max(chunks, key=lambda chunk: len(chunk.name))
-                raise UnsupportedLeaf(
-                    f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a"
-                    f" reader takes {HEADER_LIMIT_BYTES:,}, and its {len(chunks):,} chunks have"
-                    f" names of up to {len(longest.name):,} characters; shorten the keys",
-                    leaf=plan.leaves[longest.leaf].path,
-                )
+    for pack in plan.own:
+        _check_header(plan, pack)
     if plan.process == 0:
         try:
             check_record(_draft(plan), "the tree")
@@ -122,35 +118,43 @@ def check_plan(plan: Plan) -> None:
             ) from error
 
 
+def _check_header(plan: Plan, pack: int) -> None:
+    chunks = plan.own[pack]
+    # An estimate from above, by which most plans need no frame here.
+    most = sum(6 * len(chunk.name) + ENTRY_BYTES + (chunk.nbytes >> 15) for chunk in chunks)
+    if most <= HEADER_LIMIT_BYTES:
+        return
+    nbytes = plan_pack(plan, pack).frame.nbytes
+    if nbytes > HEADER_LIMIT_BYTES:
+        longest = max(chunks, key=lambda chunk: len(chunk.name))
+        raise UnsupportedLeaf(
+            f"the tree cannot be saved: the header of a pack would have {nbytes:,} bytes, a"
+            f" reader takes {HEADER_LIMIT_BYTES:,}, and its {len(chunks):,} chunks have"
+            f" names of up to {len(longest.name):,} characters; shorten the keys",
+            leaf=plan.leaves[longest.leaf].path,
+        )
+
+
 def _draft(plan: Plan) -> bytes:
     """Returns a record of a plan with files and values that stand for any."""
     files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
     for rank, pack in plan.files:
-        files[rank].append(
-            FileReport(pack_name(rank, pack, "0" * 16), HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0)
-        )
-    values = [(leaf.per_process, _EXAMPLES[leaf.kind]) for leaf in plan.value_leaves]
-    own = tuple(value for per_process, value in values if per_process)
-    everything = tuple(value for _, value in values)
+        name = pack_name(rank, pack, _SOME_SAVE)
+        files[rank].append(FileReport(name, HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0))
+    everything = tuple(_EXAMPLES[leaf.kind] for leaf in plan.value_leaves)
+    own = tuple(_EXAMPLES[leaf.kind] for leaf in plan.value_leaves if leaf.per_process)
     reports = [
-        ItemReport(rank, plan.hash, tuple(found), (), own if rank else everything)
-        for rank, found in files.items()
+        ItemReport(rank, plan.hash, tuple(written), values=own if rank else everything)
+        for rank, written in files.items()
     ]
-    return build_record(
-        0,
-        {"state": (plan, reports)},
-        writer="0" * 16,
-        processes=plan.process_count,
-        started_s=0,
-        finished_s=0,
-    )
+    head = RecordHead(0, _SOME_SAVE, plan.process_count, started_s=0, finished_s=0)
+    return build_record(head, {"state": (plan, reports)})
 
 
 def check_sizes(
     trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any
 ) -> None:
-    """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError where the
-    record is, as this process knows it.
+    """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError for the record.
 
     `trees` has each tree's plan and Python values. What the values of other processes add is known
     when the record is built.
@@ -159,19 +163,17 @@ def check_sizes(
     for name, (plan, values) in trees.items():
         sizes = [count_value_bytes(value) for value in values]
         if sum(sizes) > JSON_LIMIT_BYTES:
-            largest, nbytes = max(
-                zip(plan.value_leaves, sizes, strict=True), key=lambda pair: pair[1]
-            )
+            nbytes = max(sizes)
+            path = plan.value_leaves[sizes.index(nbytes)].path
             raise UnsupportedLeaf(
                 f"the Python values of the item {name!r} have {sum(sizes):,} bytes in the record, a"
-                f" reader takes {JSON_LIMIT_BYTES:,}; the largest is {largest.path!r} with"
+                f" reader takes {JSON_LIMIT_BYTES:,}; the largest is {path!r} with"
                 f" {nbytes:,}: put it into an array",
-                leaf=largest.path,
+                leaf=path,
             )
         parts[f"the Python values of the item {name!r}"] = sum(sizes)
-        parts[f"the tree of the item {name!r}"] = len(
-            plan.cache.get("record", "")
-        ) + FILE_BYTES * len(plan.files)
+        tree_bytes = len(plan.cache.get("record", ""))
+        parts[f"the tree of the item {name!r}"] = tree_bytes + FILE_BYTES * len(plan.files)
         parts["the names of JSON items"] = FILE_BYTES * json_items * plan.process_count
     if sum(parts.values()) > RECORD_LIMIT_BYTES:
         largest_part = max(parts, key=lambda part: parts[part])
@@ -183,9 +185,8 @@ def check_sizes(
 
 
 def _metadata_text(metadata: Any) -> str:
-    return json.dumps(
-        metadata, separators=(",", ":"), ensure_ascii=False
-    )  # as it was measured when it was taken
+    # As it was measured when it was taken.
+    return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)
 
 
 def _dump(value: Any) -> str:
@@ -207,18 +208,7 @@ def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemRe
         for file in report.files
     ]
     if plan is None:
-        names = [report.names for report in reports if report.names is not None]
-        if not names:
-            return _dump({"kind": "json", "files": files})
-        owners = {"per_process": True} if reports[0].per_process else {}
-        return _dump(
-            {
-                "kind": "files",
-                "names": [own for each in names for own in each],
-                **owners,
-                "files": files,
-            }
-        )
+        return _dump(_plain_item(files, reports))
     if all(report.where is None for report in reports):
         tree = plan if isinstance(plan, TreeText) else tree_text(plan)
         assert len(files) == tree.files, (
@@ -228,12 +218,32 @@ def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemRe
         kept = tree.values
     else:
         assert isinstance(plan, Plan)
-        layout = [(report.where, len(report.files)) for report in reports]
-        if plan.cache.get("layout") != layout:  # incremental saves repeat it
-            text = _static_text(plan, _reported_files(plan, reports))
-            plan.cache.update({"layout": layout, "laid out": text, "layout is unread": True})
-        text, kept = plan.cache["laid out"], _kept_per_process(plan)
+        text = _laid_out_text(plan, reports)
+        kept = _kept_per_process(plan)
     return f'{text},"values":{_dump(_values(kept, reports))},"files":{_dump(files)}}}'
+
+
+def _plain_item(files: list[Any], reports: Sequence[ItemReport]) -> dict[str, Any]:
+    """Returns what a record says of an item of JSON or of files."""
+    names = [report.names for report in reports if report.names is not None]
+    if not names:
+        return {"kind": "json", "files": files}
+    item: dict[str, Any] = {"kind": "files", "names": [own for each in names for own in each]}
+    if reports[0].per_process:
+        item["per_process"] = True
+    item["files"] = files
+    return item
+
+
+def _laid_out_text(plan: Plan, reports: Sequence[ItemReport]) -> str:
+    """Returns an item's text where the processes say which files have their chunks."""
+    layout = [(report.where, len(report.files)) for report in reports]
+    # Incremental saves repeat a layout: its text is made, and parsed as readers will, once.
+    if plan.cache.get("layout") != layout:
+        text = _static_text(plan, _reported_files(plan, reports))
+        plan.cache.update({"layout": layout, "laid out": text, "layout is unread": True})
+    laid_out: str = plan.cache["laid out"]
+    return laid_out
 
 
 def tree_text(plan: Plan) -> TreeText:
@@ -244,9 +254,8 @@ def tree_text(plan: Plan) -> TreeText:
         *(plan.leaves[index].path for index in plan.local_leaves),
         *(leaf.path for leaf in plan.value_leaves),
     )
-    return TreeText(
-        plan.hash, plan.cache["record"], len(plan.files), _kept_per_process(plan), names
-    )
+    kept = _kept_per_process(plan)
+    return TreeText(plan.hash, plan.cache["record"], len(plan.files), kept, names=names)
 
 
 def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
@@ -264,75 +273,74 @@ def _planned_files(plan: Plan) -> list[Ints]:
 
 
 def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
-    """Returns the file of each chunk of each array, as the processes say; theirs are in the order
-    of their packs (see make_plan).
-    """
+    """Returns the file of each chunk of each array, as the processes report it."""
     if all(array is None for array in plan.arrays):
         return []
     if "order" not in plan.cache:
-        plan.cache["order"] = _chunk_order(plan, len(reports))
-    order, counts, ends = plan.cache["order"]
-    first, found = 0, list[Ints]()
-    for report, count in zip(reports, counts, strict=True):
-        own = (
-            expand_runs([report.where], len(report.files))[0]
-            if report.where
-            else np.zeros(0, np.int64)
-        )
+        plan.cache["order"] = _ChunkOrder.of(plan, len(reports))
+    order: _ChunkOrder = plan.cache["order"]
+    first = 0
+    files = []
+    for report, count in zip(reports, order.counts, strict=True):
+        own = np.zeros(0, np.int64)
+        if report.where:
+            own = expand_runs([report.where], len(report.files))[0]
         if len(own) != count:
             raise SaveFailed(
                 f"process {report.process} says where {len(own)} of its {count} chunks are",
                 process=report.process,
             )
-        found.append(first + own)
+        files.append(first + own)
         first += len(report.files)
-    where = np.empty(len(order), np.int64)
-    where[order] = np.concatenate(found)
-    return np.split(where, ends[:-1])
+    where = np.empty(len(order.chunks), np.int64)
+    where[order.chunks] = np.concatenate(files)
+    return np.split(where, order.ends[:-1])
 
 
-def _chunk_order(plan: Plan, num_writers: int) -> tuple[Ints, list[int], Ints]:
-    """Returns the order in which writers report their chunks, how many each has, and where the
-    chunks of each array end.
+class _ChunkOrder(NamedTuple):
+    """The order in which writers report their chunks (see make_plan).
+
+    `chunks` are indices among all chunks, `counts` says how many each writer has, and `ends` where
+    the chunks of each array end.
     """
-    arrays = [array for array in plan.arrays if array is not None]
-    writers, packs = (
-        np.concatenate([array.writers for array in arrays]),
-        np.concatenate([array.packs for array in arrays]),
-    )
-    sizes = np.concatenate([array.grid.sizes for array in arrays])
-    itemsizes = np.concatenate(
-        [np.full(len(array.writers), array.leaf.itemsize) for array in arrays]
-    )
-    order = np.lexsort(
-        (-itemsizes, sizes % 64 != 0, packs, writers)
-    )  # by writer, then pack, then as they lie in the file
-    return (
-        order,
-        np.bincount(writers, minlength=num_writers).tolist(),
-        np.cumsum([len(array.writers) for array in arrays]),
-    )
+
+    chunks: Ints
+    counts: list[int]
+    ends: Ints
+
+    @classmethod
+    def of(cls, plan: Plan, num_writers: int) -> Self:
+        arrays = [array for array in plan.arrays if array is not None]
+        lengths = [len(array.writers) for array in arrays]
+        writers = np.concatenate([array.writers for array in arrays])
+        packs = np.concatenate([array.packs for array in arrays])
+        sizes = np.concatenate([array.grid.sizes for array in arrays])
+        itemsizes = np.repeat([array.leaf.itemsize for array in arrays], lengths)
+        # By writer, then pack, then as they lie in the file.
+        chunks = np.lexsort((-itemsizes, sizes % 64 != 0, packs, writers))
+        counts = np.bincount(writers, minlength=num_writers).tolist()
+        return cls(chunks, counts, np.cumsum(lengths))
 
 
 def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
-    """Returns the Python values: [type, text], and of those kept per process [type, [text of each
-    process]].
-    """
+    """Returns the Python values: [type, text], or [type, [text of each process]] if kept so."""
     values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
     for kept, (kind, text) in zip(kept_per_process, reports[0].values, strict=True):
-        values.append([kind, [text, *(next(other)[1] for other in others)] if kept else text])
+        if kept:
+            values.append([kind, [text, *(next(other)[1] for other in others)]])
+        else:
+            values.append([kind, text])
     return values
 
 
 def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
-    """Returns an item's tree, its leaves, and where the chunks of each array are; a JSON object
-    without its end.
-    """
+    """Returns an item's tree, its leaves and the files of their chunks, as JSON without its end."""
     known: dict[bytes, int] = {}  # what `runs` has, by its bytes
     runs: list[list[list[int]]] = []
     shardings: dict[str, int] = {}
-    leaves, files = [], iter(chunk_files)
+    leaves = []
+    files = iter(chunk_files)
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
         entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
@@ -341,15 +349,15 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
             if key not in known:
                 known[key] = len(runs)
                 runs.append(chunk_runs(where))
-            entry |= {
-                "dtype": leaf.dtype,
-                "shape": leaf.shape,
-                "grid": [array.grid.shard_shape, array.grid.chunk_shape],
-                "cells": known[key],
-            }
-            entry |= {"sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings))}
-            entry |= {"impl": leaf.impl} if leaf.impl else {}
-        entry |= {"per_process": True} if leaf.per_process else {}
+            entry["dtype"] = leaf.dtype
+            entry["shape"] = leaf.shape
+            entry["grid"] = [array.grid.shard_shape, array.grid.chunk_shape]
+            entry["cells"] = known[key]
+            entry["sharding"] = shardings.setdefault(_dump(leaf.sharding), len(shardings))
+            if leaf.impl:
+                entry["impl"] = leaf.impl
+        if leaf.per_process:
+            entry["per_process"] = True
         leaves.append(entry)
     tables = {
         "kind": "tree",

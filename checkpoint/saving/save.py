@@ -34,7 +34,7 @@ from .item_files import ItemTarget, report_json, write_files, write_json
 from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
-from .record_builder import build_record
+from .record_builder import RecordHead, build_record
 from .stager import JsonValue, SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -163,15 +163,17 @@ class SnapshotWork:
     def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
         request = self._request
         return build_record(
-            request.step,
+            RecordHead(
+                request.step,
+                writer=request.save_id,
+                processes=self._target.group.count,
+                started_s=request.started_s,
+                finished_s=time.time(),
+                metrics=request.metrics,
+                metadata=request.metadata,
+                opening=self._branch,
+            ),
             items,
-            writer=request.save_id,
-            processes=self._target.group.count,
-            started_s=request.started_s,
-            finished_s=time.time(),
-            metrics=request.metrics,
-            metadata=request.metadata,
-            opening=self._branch,
         )
 
     def check(self, record: bytes) -> None:

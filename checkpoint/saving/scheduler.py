@@ -8,7 +8,6 @@ the first step it asks about from there on.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 
@@ -16,6 +15,7 @@ from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 from holdfast.multihost.group.group import runtime_indices
 
+from ..agreement.exchange import ask_primary
 from ..format.limits import is_step
 from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
 
@@ -78,9 +78,8 @@ class SaveScheduler:
         """
         if self._group.count == 1 or self._preempted_step != step:
             return frozenset()
-        found = json.dumps(self._noticed_ranks()).encode() if self._group.index == 0 else None
         return frozenset(
-            json.loads(self._group.broadcast(f"{self._name}/leaving", found, timeout_s=timeout_s))
+            ask_primary(self._group, f"{self._name}/leaving", self._noticed_ranks, timeout_s)
         )
 
     def _noticed_ranks(self) -> list[int]:
@@ -104,16 +103,23 @@ class SaveScheduler:
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:
-            clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
-            return "" if self._skips and busy else clock
+            by_clock = self._reason_by_clock(step, preempted)
+            return "" if self._skips and busy else by_clock
+        # No clock: here all processes have to give one answer.
         wanted = self._policy_reason(step, 0.0, preempted)
         if self._group.index == 0 and not self._proposed:
-            by_clock = self._policy_reason(step, time.monotonic() - self._last_s, preempted)
+            by_clock = self._reason_by_clock(step, preempted)
             self._due = self._due or bool(by_clock or (wanted and self._skips))
-            if self._due and not (busy if self._skips else wanted):
+            has_to_wait = busy if self._skips else bool(wanted)
+            if self._due and not has_to_wait:
                 self._propose()
         agreed = "all agreed to save here" if self._agreement.reached(step) else ""
-        return agreed if self._skips else wanted or agreed
+        if self._skips:
+            return agreed
+        return wanted or agreed
+
+    def _reason_by_clock(self, step: int, preempted: bool) -> str:
+        return self._policy_reason(step, time.monotonic() - self._last_s, preempted)
 
     def _policy_reason(self, step: int, elapsed_s: float, preempted: bool) -> str:
         if self._policy is None:

@@ -1,5 +1,4 @@
-"""Takes what a process owns of a tree off the caller's hands, as views where the host's memory is
-the device's.
+"""Takes a copy of what a process owns of a tree, or a view where the host's memory is the device's.
 
 On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives,
 so the caller may donate. Elsewhere all shards are sent to the host's memory at once, ordered before
@@ -31,9 +30,7 @@ _POOL_GB = 64
 
 
 class Shard:
-    """A shard on its way to the host; `get` waits for it. Packs that share a shard share this
-    object.
-    """
+    """A shard on its way to the host, for all packs that have chunks of it."""
 
     def __init__(self, array: jax.Array, moved: Callable[[], None] | None = None) -> None:
         self._array: jax.Array | None = array
@@ -45,7 +42,8 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
-                self._host, self._array = np.asarray(self._array), None
+                self._host = np.asarray(self._array)
+                self._array = None
                 if self._moved is not None:
                     self._moved()
             return self._host
@@ -65,8 +63,9 @@ class Snapshot:
         self._moved: Latch | None = None  # None: nothing is waited for
 
     def take_pack(self, pack: int) -> list[Any]:
-        """Hands over the shards of a pack's chunks, in their order: numpy arrays, Shards, or None
-        for what has not moved.
+        """Hands over the shards of a pack's chunks, in their order.
+
+        They are numpy arrays, Shards, or None for what has not moved.
         """
         return self.packs.pop(pack)
 
@@ -80,13 +79,43 @@ class Snapshot:
         return moved is None or moved.wait(timeout_s)
 
     def release(self) -> None:
-        """Drops whatever is still held; for a snapshot that will not be written. May be called
-        twice.
-        """
+        """Drops whatever is still held; may be called twice."""
         self.packs.clear()
         self.local.clear()
         with self._lock:
             self._let_go()
+
+    def take_shards(self, leaves: Sequence[Any], views: bool) -> list[Any]:
+        """Takes the shards of all packs; returns each once."""
+        shards: dict[tuple[int, int], Any] = {}
+        for pack, chunks in self.plan.own.items():
+            taken: list[Any] = []
+            self.packs[pack] = taken
+            for place, chunk in enumerate(chunks):
+                if (pack, place) in self.unmoved.chunks:
+                    taken.append(None)
+                    continue
+                key = chunk.leaf, chunk.slot
+                shard = shards.get(key)
+                if shard is None:
+                    leaf = leaves[chunk.leaf]
+                    shard = shards[key] = _take(self.plan, leaf, chunk.leaf, chunk.slot, views)
+                taken.append(shard)
+        return list(shards.values())
+
+    def replace_shards(self, sent: Mapping[int, Shard]) -> None:
+        """Puts shards that were sent into the places of their arrays, by the arrays' identity."""
+        for taken in self.packs.values():
+            taken[:] = [sent.get(id(shard), shard) for shard in taken]
+
+    def take_host_leaves(self, leaves: Sequence[Any]) -> None:
+        """Takes the Python values, and copies the host-local arrays that another rank writes."""
+        plan = self.plan
+        if plan.process != 0:
+            self.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
+        self.values = [
+            leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
+        ]
 
     def keep_on_device(self, array: jax.Array) -> Shard:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
@@ -115,9 +144,9 @@ def take_snapshot(
     views: bool | None = None,
     unmoved: Unmoved | None = None,
 ) -> Snapshot:
-    """Starts copying this process's chunks of `tree` to the host and returns; on CPU they are
-    views, numpy leaves are copied.
+    """Starts copying this process's chunks of `tree` to the host and returns.
 
+    On the CPU they are views; numpy leaves are copied.
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays
     on devices with memory of their own at most `host_memory_bytes` are on the host at a time (None:
     all). `views` says whether shards may be views (None: by their device). Chunks that are
@@ -128,34 +157,11 @@ def take_snapshot(
     with paused_gc():
         if views is None:
             views = _may_view(plan, leaves)
-        shards: dict[tuple[int, int], Any] = {}
-        for pack, chunks in plan.own.items():
-            taken: list[Any] = []
-            snapshot.packs[pack] = taken
-            for place, chunk in enumerate(chunks):
-                if (pack, place) in snapshot.unmoved.chunks:
-                    taken.append(None)
-                    continue
-                key = chunk.leaf, chunk.slot
-                shard = shards.get(key)
-                if shard is None:
-                    shard = shards[key] = _take(
-                        plan, leaves[chunk.leaf], chunk.leaf, chunk.slot, views
-                    )
-                taken.append(shard)
+        shards = snapshot.take_shards(leaves, views)
         if not views:
-            sent = _send(
-                snapshot,
-                [shard for shard in shards.values() if isinstance(shard, jax.Array)],
-                host_memory_bytes,
-            )
-            for taken in snapshot.packs.values():
-                taken[:] = [sent.get(id(shard), shard) for shard in taken]
-        if plan.process != 0:
-            snapshot.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
-        snapshot.values = [
-            leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
-        ]
+            arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
+            snapshot.replace_shards(_send(snapshot, arrays, host_memory_bytes))
+        snapshot.take_host_leaves(leaves)
     return snapshot
 
 
@@ -174,9 +180,11 @@ def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:
 
 def _take(plan: Plan, leaf: Any, index: int, slot: int, views: bool) -> Any:
     """Returns a shard: a view, a copy of what is the host's own, or the array on its device."""
+    described = plan.leaves[index]
     if slot < 0:
-        return _host_copy(leaf)[None] if plan.leaves[index].per_process else _host_copy(leaf)
-    if plan.leaves[index].kind == "key":
+        copy = _host_copy(leaf)
+        return copy[None] if described.per_process else copy
+    if described.kind == "key":
         leaf = jax.random.key_data(leaf)
     shard = leaf.addressable_data(slot)
     return np.asarray(shard) if views else shard
@@ -184,15 +192,17 @@ def _take(plan: Plan, leaf: Any, index: int, slot: int, views: bool) -> Any:
 
 def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
     if isinstance(leaf, jax.Array):
-        return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        array = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        return np.asarray(array)
     return np.array(leaf, order="C")
 
 
 def _send(
     snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None
 ) -> dict[int, Shard]:
-    """Starts the copies that the limit allows, all together; returns the shards by the identity of
-    their arrays.
+    """Starts the copies that the limit allows, all together.
+
+    Returns the shards by the identity of their arrays.
     """
     sent = []
     places = []
@@ -209,16 +219,14 @@ def _send(
         else:
             kept.append(array)
     copies = _copied(sent, places)
-    found = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
+    shards = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
     for array in [*sent[len(copies) :], *kept]:
-        found[id(array)] = snapshot.keep_on_device(array)
-    return found
+        shards[id(array)] = snapshot.keep_on_device(array)
+    return shards
 
 
 def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
-    """Starts the copies, all at once; where the host's pool has no room for all, as many as it has
-    room for, from the first on.
-    """
+    """Starts the copies, or as many of the first ones as the host's pool has room for."""
     try:
         return list(jax.device_put(arrays, places))
     except jax.errors.JaxRuntimeError as error:
@@ -236,12 +244,12 @@ def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding])
 
 
 def host_memory_kind(device: Any) -> str | None:
-    """Returns where a device's arrays are staged: pinned memory, but on TPUs ordinary memory, since
-    their pinned pool never shrinks.
+    """Returns where a device's arrays are staged; None: the device has no such memory.
 
-    None: the device has neither. The choice for TPUs was not tested on one.
+    The choice for TPUs was not tested on one.
     """
     kinds = {memory.kind for memory in device.addressable_memories()}
+    # A TPU's pool of pinned memory never shrinks: there ordinary memory comes first.
     wanted = (_PAGEABLE, _PINNED) if device.platform == "tpu" else (_PINNED,)
     return next((kind for kind in wanted if kind in kinds), None)
 
@@ -249,11 +257,10 @@ def host_memory_kind(device: Any) -> str | None:
 def default_host_limit_bytes(
     arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ
 ) -> float:
-    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pool of pinned
-    memory, beyond which copies fail.
+    """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pinned pool.
 
-    The pool has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64 unless it is set (XLA's
-    GPU client).
+    Beyond the pool copies fail. It has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64
+    unless it is set (XLA's GPU client).
     """
     if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
         return math.inf

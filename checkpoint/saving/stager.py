@@ -1,6 +1,4 @@
-"""What a save does in the caller's thread: tells items apart, plans trees and takes snapshots of
-them.
-"""
+"""What a save does in the caller's thread: it plans trees, and takes snapshots of all items."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveKey
 from ..errors import SaveFailed, error_text
-from ..format.json_state import Json, is_iterator, state_of
+from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
@@ -131,8 +129,8 @@ class SaveStager:
     ) -> SaveRequest:
         """Returns the request with what the order says, its trees cast, planned and taken.
 
-        Ranks that are `leaving` write little.
-        Raises UnsupportedLeaf, SaveFailed, TypeError, ValueError, holding nothing then.
+        Ranks that are `leaving` write little. Raises UnsupportedLeaf, SaveFailed, TypeError,
+        ValueError, holding nothing then.
         """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
         values: dict[str, JsonValue] = {}
@@ -147,30 +145,13 @@ class SaveStager:
         try:
             for name, value in order.chosen_items().items():
                 check_item_name(name)
-                if isinstance(value, Json):
-                    values[name] = JsonValue(
-                        encode_json(value.value, f"the item {name!r}"), value.per_process
-                    )
-                elif isinstance(value, Files):
+                if isinstance(value, Files):
                     files[name] = self._stage_files(name, value)
-                elif is_iterator(value):
-                    values[name] = JsonValue(
-                        encode_json(state_of(name, value), f"the state of the iterator {name!r}"),
-                        per_process=True,
-                    )
-                else:
+                elif is_tree(value):
                     tree = cast_tree(encode_leaf_types(FlatTree.of(value)), order.dtype)
-                    plan = self._planner(name).plan(tree, leaving)
-                    unmoved = self._link_unmoved(request, name, plan, tree)
-                    trees[name] = (
-                        plan,
-                        take_snapshot(
-                            plan,
-                            tree,
-                            host_memory_bytes=self._options.host_memory_bytes,
-                            unmoved=unmoved,
-                        ),
-                    )
+                    trees[name] = self._stage_tree(request, name, tree, leaving)
+                else:
+                    values[name] = _stage_json(name, value)
             check_sizes(
                 {name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()},
                 len(values) + sum(map(len, files.values())),
@@ -184,6 +165,16 @@ class SaveStager:
                 unlink(snapshot.unmoved, plan, self._place(request, name))
             raise
 
+    def _stage_tree(
+        self, request: SaveRequest, item: str, tree: FlatTree, leaving: Collection[int]
+    ) -> tuple[Plan, Snapshot]:
+        plan = self._planner(item).plan(tree, leaving)
+        unmoved: Unmoved | None = None
+        if self._history is not None:
+            unmoved = link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
+        limit = self._options.host_memory_bytes
+        return plan, take_snapshot(plan, tree, host_memory_bytes=limit, unmoved=unmoved)
+
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
         writes = value.per_process or value.shared or self._group.index == 0
         try:
@@ -194,13 +185,6 @@ class SaveStager:
                 f" {error_text(error)}"
             )
             raise SaveFailed(message, process=self._group.index) from error
-
-    def _link_unmoved(
-        self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree
-    ) -> Unmoved | None:
-        if self._history is None:
-            return None
-        return link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
 
     def _place(self, request: SaveRequest, item: str) -> ItemTarget:
         return ItemTarget(self._storage, request.folder, item, request.save_id)
@@ -213,3 +197,11 @@ class SaveStager:
                 self._group, max_file_bytes=limit, per_process=per_process
             )
         return self._planners[item]
+
+
+def _stage_json(item: str, value: Any) -> JsonValue:
+    """Returns JSON, or the state of an iterator, as it is now."""
+    if isinstance(value, Json):
+        return JsonValue(encode_json(value.value, f"the item {item!r}"), value.per_process)
+    data = encode_json(state_of(item, value), f"the state of the iterator {item!r}")
+    return JsonValue(data, per_process=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.multihost.group.group import Group
+from holdfast.multihost import Group
 
 from .index import StepIndex
 

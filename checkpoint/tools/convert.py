@@ -45,7 +45,7 @@ from ..saving.commit import SaveTarget, run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
-from ..saving.record_builder import build_record, check_plan
+from ..saving.record_builder import RecordHead, build_record, check_plan
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
@@ -450,14 +450,16 @@ class _ConversionWork:
             name: value for name, value in info.metrics.items() if isinstance(value, (int, float))
         }
         return build_record(
-            self._target.key.step,
+            RecordHead(
+                self._target.key.step,
+                writer=self._target.key.save_id,
+                processes=max([len(shares) for _, shares in self._items.values()], default=1),
+                started_s=self._started_s,
+                finished_s=time.time(),
+                metrics=metrics,
+                metadata=info.metadata,
+            ),
             self._items,
-            writer=self._target.key.save_id,
-            processes=max([len(shares) for _, shares in self._items.values()], default=1),
-            started_s=self._started_s,
-            finished_s=time.time(),
-            metrics=metrics,
-            metadata=info.metadata,
         )
 
     def check(self, record: bytes) -> None:

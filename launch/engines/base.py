@@ -29,9 +29,9 @@ from ..supervisor.job import (
     Job,
     Kill,
     Launch,
-    Notice,
+    Noticed,
     Notify,
-    Prepare,
+    PrepareNext,
     Release,
     Reserve,
     RestartPolicy,
@@ -39,8 +39,8 @@ from ..supervisor.job import (
     Terminate,
 )
 from ..view import LiveView, change_printer
-from ..workers.coordinator import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.output import Output
+from ..workers.progress_watch import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.signals import passing_on
 
 _MOST_EVENTS = 5000  # of all attempts together
@@ -82,7 +82,7 @@ class BaseEngine(Engine):
                 self._kill(action.processes)
             case Release():
                 self._release()
-            case Prepare():
+            case PrepareNext():
                 self._prepare(action)
 
     def _reserve(self, action: Reserve) -> None:
@@ -101,7 +101,7 @@ class BaseEngine(Engine):
         """Gives back all that is reserved for the attempt."""
         raise NotImplementedError
 
-    def _prepare(self, action: Prepare) -> None:
+    def _prepare(self, action: PrepareNext) -> None:
         """Begins what the next attempt will need; by default nothing."""
 
     def _open_watch(
@@ -206,7 +206,7 @@ class BaseEngine(Engine):
             if event.code == HANG:
                 self._explain_hang(watch)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
-            self._queue.put(Notice(f"process {event.process} (SIGTERM before it had joined)"))
+            self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
 
     def _explain_hang(self, watch: ProgressWatch) -> None:

@@ -26,8 +26,8 @@ from ..supervisor.job import (
     Exited,
     Job,
     Notify,
-    Prepare,
-    Progress,
+    PrepareNext,
+    Progressed,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -131,7 +131,7 @@ class LocalEngine(BaseEngine):
         # Ctrl-C reaches the program as Ctrl-C: it may have a handler of its own for that.
         self._terminate(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
 
-    def _prepare(self, action: Prepare) -> None:
+    def _prepare(self, action: PrepareNext) -> None:
         with contextlib.suppress(StartupFailed):  # the launch will meet it again, and report it
             coordinator = self._start_coordinator(action.attempt, action.num_processes)
             self._prepared[action.attempt, action.num_processes] = coordinator
@@ -282,7 +282,7 @@ class LocalEngine(BaseEngine):
 
 
 def _has_step(events: Sequence[Event]) -> bool:
-    return any(isinstance(event, Progress) and event.step >= 0 for event in events)
+    return any(isinstance(event, Progressed) and event.step >= 0 for event in events)
 
 
 def run_local(

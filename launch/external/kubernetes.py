@@ -1,9 +1,9 @@
-"""Renders Kubernetes manifests: an Indexed Job for one slice, a JobSet for more, with the
-coordinator as a Job and a Service of its own.
+"""Renders Kubernetes manifests: an Indexed Job for one slice, a JobSet for more.
 
-Held against golden files; not run on a cluster. Sources: kubernetes.io, "Indexed Job for parallel
-processing" and "Pod failure policy"; jobset.sigs.k8s.io, labels and failure policy. Exit codes: 75
-(preempted) and a disrupted pod do not count as failures, 93 ends the job.
+The coordinator is a Deployment and a Service of its own. Held against golden files; not run on a
+cluster. Sources: kubernetes.io, "Indexed Job for parallel processing" and "Pod failure policy";
+jobset.sigs.k8s.io, labels and failure policy. Exit codes: 75 (preempted) and a disrupted pod do not
+count as failures, 93 ends the job.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What to render. Above one slice it is a JobSet with one Job a slice; `resources` are of one
-    pod.
+    """What to render.
 
-    Unless `insecure`, the manifest holds a Secret with a token and certificates that are made for
-    this job.
+    Above one slice it is a JobSet with one Job a slice; `resources` are of one pod. Unless
+    `insecure`, the manifest holds a Secret with a token and certificates that are made for this
+    job.
     """
 
     name: str
@@ -65,11 +65,11 @@ class KubernetesJob:
 
 
 def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
-    """Returns the manifest as YAML, for `kubectl apply -f -`. Kubernetes starts pods again as its
-    own policies say.
+    """Returns the manifest as YAML, for `kubectl apply -f -`.
 
-    `secrets` default to new ones, unless the job is insecure: treat the manifest as a secret then.
-    Raises ImportError where certificates cannot be made.
+    Kubernetes starts pods again as its own policies say. `secrets` default to new ones, unless the
+    job is insecure: treat the manifest as a secret then. Raises ImportError where certificates
+    cannot be made.
     """
     if secrets is None and not job.insecure:
         name = _coordinator_name(job)
@@ -152,8 +152,9 @@ def _service(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _coordinator(job: KubernetesJob) -> dict[str, Any]:
-    """Returns a Deployment of the coordinator, which starts it again when an attempt of all pods is
-    over.
+    """Returns a Deployment of the coordinator.
+
+    The Deployment starts it again when an attempt of all pods is over.
     """
     name = _coordinator_name(job)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}
@@ -280,8 +281,9 @@ def _yaml(value: Any, indent: int = 0) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """Returns a string as it is where YAML reads it as a string; all else as JSON, which is YAML
-    too.
+    """Returns a string as it is where YAML reads it as a string, all else as JSON.
+
+    JSON is YAML too.
     """
     plain = (
         isinstance(value, str)

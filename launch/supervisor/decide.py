@@ -52,10 +52,10 @@ from .job import (
     Job,
     Kill,
     Launch,
-    Notice,
+    Noticed,
     Notify,
-    Prepare,
-    Progress,
+    PrepareNext,
+    Progressed,
     Release,
     Reserve,
     Reserved,
@@ -80,7 +80,7 @@ _BUDGETS: dict[type[JobError], str] = {
     Hang: "max_failures",
 }
 
-_OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progress | Stalled
+_OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progressed | Stalled
 
 _STEPS_WANTED = (
     "stall_timeout_s goes by steps; call multihost.reached_preemption(step),"
@@ -235,7 +235,7 @@ def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
     return _end_attempt(replace(job, silent=event.silent & job.alive), error, now)
 
 
-def _on_progress(job: Job, event: Progress, now: float) -> Decision:
+def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
     step = max(job.step, event.step)
     saved = max(job.saved_step, event.saved_step)
     # A job that saves gets on by saved steps alone: the others are lost with the attempt.
@@ -254,7 +254,7 @@ def _on_progress(job: Job, event: Progress, now: float) -> Decision:
     return _decision(job, f"progress: step {step}, saved {saved}")
 
 
-def _on_notice(job: Job, event: Notice, now: float) -> Decision:
+def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
     source = f"notice from {event.source}"
     # The echo of our own notice: the processes leave in any case.
     if event.delivered and job.state is State.RESIZING:
@@ -281,7 +281,7 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     room = f"room for {event.num_processes} processes"
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.num_processes:
-        return _on_notice(job, Notice(f"{room} only"), now)
+        return _on_notice(job, Noticed(f"{room} only"), now)
     # An attempt that is young has hardly begun to pay for its own start.
     young = now - job.started_at < job.policy.grow_after_s
     if num_processes == job.num_processes or young or job.exit_codes:
@@ -462,7 +462,7 @@ def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
     if job.state is State.SCHEDULING:
         return _decision(replace(job, state=State.RESCHEDULING), reason, Release())
     job = replace(job, state=State.RESTARTING)
-    return _decision(job, reason, Release(), Prepare(job.attempt + 1, job.num_processes))
+    return _decision(job, reason, Release(), PrepareNext(job.attempt + 1, job.num_processes))
 
 
 def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decision:
@@ -499,7 +499,7 @@ def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
     return _go_on_ending(job, left)
 
 
-def _on_progress_while_restarting(job: Job, event: Progress, now: float) -> Decision:
+def _on_progress_while_restarting(job: Job, event: Progressed, now: float) -> Decision:
     decision = _on_progress(job, event, now)
     return _go_on_ending(decision.job, decision.reason)
 
@@ -523,7 +523,7 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
     # A process that even SIGKILL did not end counts as killed: the next attempt fences it off.
     codes = {**job.exit_codes, **dict.fromkeys(job.alive, -9)}
     job = replace(job, alive=frozenset(), exit_codes=codes, wake_at=now + wait_s)
-    prepare = Prepare(job.attempt + 1, job.num_processes)
+    prepare = PrepareNext(job.attempt + 1, job.num_processes)
     return _decision(job, f"{why}; again in {wait_s:.1f} s", Release(), prepare)
 
 
@@ -616,23 +616,23 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RESCHEDULING, Tick): _on_tick_while_restarting,
     (State.RUNNING, Exited): _on_exit_while_running,
     (State.RUNNING, StartFailed): _on_start_failed,
-    (State.RUNNING, Notice): _on_notice,
+    (State.RUNNING, Noticed): _on_notice,
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
     (State.PREEMPTING, Exited): _on_exit_while_preempting,
-    (State.PREEMPTING, Notice): _on_notice,
+    (State.PREEMPTING, Noticed): _on_notice,
     (State.PREEMPTING, Withdrawn): _on_withdrawn,
     (State.PREEMPTING, Tick): _on_tick_while_preempting,
     (State.RESIZING, Exited): _on_exit_while_preempting,
-    (State.RESIZING, Notice): _on_notice,
+    (State.RESIZING, Noticed): _on_notice,
     (State.RESIZING, Tick): _on_tick_while_preempting,
     (State.RESTARTING, Exited): _on_exit_while_restarting,
     (State.RESTARTING, Tick): _on_tick_while_restarting,
     **{(state, Stop): _on_stop for state in State},
-    (State.RESTARTING, Progress): _on_progress_while_restarting,
+    (State.RESTARTING, Progressed): _on_progress_while_restarting,
     (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
-    (State.RUNNING, Progress): _on_progress,
-    (State.PREEMPTING, Progress): _on_progress,
-    (State.RESIZING, Progress): _on_progress,
+    (State.RUNNING, Progressed): _on_progress,
+    (State.PREEMPTING, Progressed): _on_progress,
+    (State.RESIZING, Progressed): _on_progress,
 }

@@ -16,21 +16,19 @@ from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFail
 
 
 class Engine(Protocol):
-    """Carries out actions and reports what happens: the whole of what a place to run processes has
-    to offer.
-    """
+    """A place to run processes, and the whole of what it has to offer."""
 
     def carry_out(self, action: Action) -> None:
-        """Begins what `action` says, without waiting for its end. `events` reports what comes of
-        it.
+        """Begins what `action` says. `events` reports what comes of it.
 
         Where a Reserve or Launch raises, the attempt has failed to start; with StartupFailed it
         would fail each time, and the job ends.
         """
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
-        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the
-        first event, None for ever.
+        """Returns what has happened since the last call.
+
+        Waits up to `timeout_s` seconds for the first event, with None for ever.
         """
 
     def close(self) -> None:
@@ -39,11 +37,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. `outcome` is "done", "preempted" (to be run again by whoever has machines)
-    or "failed".
-    """
+    """How a job ended."""
 
-    outcome: str
+    outcome: str  # "done", "preempted" (to be run again by whoever has machines) or "failed"
     job_id: str
     attempts: int
     exit_code: int
@@ -78,12 +74,13 @@ def supervise(
     clock: Callable[[], float] = time.monotonic,
     meter: GoodputMeter | None = None,
 ) -> JobResult:
-    """Runs `job` on `engine` to its end, and closes the engine. Blocks. `on_decision` sees each
-    decision, with the job before it.
+    """Runs `job` on `engine` to its end, and closes the engine. Blocks.
 
-    `meter`, where its account is wanted before the end, was made just now by `clock`.
+    `on_decision` sees each decision, with the job before it. `meter`, where its account is wanted
+    before the end, was made just now by `clock`.
     """
-    began, first = clock(), job.attempt
+    began = clock()
+    before = job.attempt
     meter = meter or GoodputMeter(began)
     reasons: list[str] = []
     pending: deque[Event] = deque([Start()])
@@ -99,13 +96,13 @@ def supervise(
                 reasons.append(decision.reason)
             on_decision(job, decision)
             job = decision.job
-            pending.extendleft(
-                _carry_out(engine, decision)
-            )  # a start that failed is decided upon before anything else
+            # A start that failed is decided upon before anything else.
+            pending.extendleft(_carry_out(engine, decision))
     finally:
         engine.close()
     ended = clock()
-    return _result(job, reasons, ended - began, job.attempt - first, meter.goodput(ended))
+    attempts = job.attempt - before
+    return _result(job, attempts, reasons, ended - began, goodput=meter.goodput(ended))
 
 
 def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
@@ -116,36 +113,30 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
             if not isinstance(action, Reserve | Launch):
                 raise
             final = isinstance(error, StartupFailed)
-            return [
-                StartFailed(
-                    decision.job.attempt,
-                    str(error) if final else f"{type(error).__name__}: {error}",
-                    final,
-                )
-            ]
+            why = str(error) if final else f"{type(error).__name__}: {error}"
+            return [StartFailed(decision.job.attempt, why, final)]
     return []
 
 
 def _result(
-    job: Job, reasons: list[str], elapsed_s: float, attempts: int, goodput: Goodput
+    job: Job, attempts: int, reasons: list[str], elapsed_s: float, *, goodput: Goodput
 ) -> JobResult:
-    outcome = (
-        "done"
-        if job.state is State.FINISHED
-        else "preempted"
-        if isinstance(job.error, Preempted)
-        else "failed"
-    )
     return JobResult(
-        outcome,
-        job.job_id,
-        attempts,
-        job.exit_code,
-        job.error,
-        job.step,
-        job.saved_step,
-        tuple(reasons),
-        elapsed_s,
-        "SIGINT" in job.notices,
-        goodput,
+        outcome=_outcome(job),
+        job_id=job.job_id,
+        attempts=attempts,
+        exit_code=job.exit_code,
+        error=job.error,
+        step=job.step,
+        saved_step=job.saved_step,
+        reasons=tuple(reasons),
+        elapsed_s=elapsed_s,
+        interrupted="SIGINT" in job.notices,
+        goodput=goodput,
     )
+
+
+def _outcome(job: Job) -> str:
+    if job.state is State.FINISHED:
+        return "done"
+    return "preempted" if isinstance(job.error, Preempted) else "failed"

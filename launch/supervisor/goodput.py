@@ -1,12 +1,10 @@
-"""Where the time of a job went: every second since its start belongs to one part. Pure: jobs and
-reports in, parts out.
-"""
+"""Where the time of a job went: every second since its start belongs to one part. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from .job import Job, Progress, State
+from .job import Job, Progressed, State
 
 RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
 """States in which processes run, and are meant to."""
@@ -40,17 +38,21 @@ class Goodput:
 
 
 class GoodputMeter:
-    """Accounts for the time between two events, by the state of the job in between. `goodput` may
-    be asked for from any thread.
+    """Accounts for the time between two events, by the state of the job in between.
+
+    `goodput` may be called from any thread.
     """
 
     def __init__(self, now: float) -> None:
         self._at = now
         self._part = "starting_s"
-        self._known = Goodput(), now, self._part  # replaced as one
+        # Replaced as one: any thread may read it.
+        self._known = (Goodput(), now, self._part)
         self._attempt = 0
-        self._step = self._best = -1  # of this attempt, and of all before it
-        self._restored_s = self._blocked_s = 0.0  # as reported in this attempt
+        self._step = -1  # of this attempt
+        self._best = -1  # of all before it
+        self._restored_s = 0.0  # as reported in this attempt
+        self._blocked_s = 0.0  # likewise
         self._seconds = dict.fromkeys((each.name for each in fields(Goodput)), 0.0)
 
     def observe(self, job: Job, event: object, now: float) -> None:
@@ -58,27 +60,26 @@ class GoodputMeter:
         self._seconds[self._part] += now - self._at
         self._at = now
         if job.attempt != self._attempt:
-            self._best, self._step, self._attempt = max(self._best, self._step), -1, job.attempt
-            self._restored_s = self._blocked_s = 0.0
-        if isinstance(event, Progress) and event.attempt == job.attempt:
+            self._attempt = job.attempt
+            self._best = max(self._best, self._step)
+            self._step = -1
+            self._restored_s = 0.0
+            self._blocked_s = 0.0
+        if isinstance(event, Progressed) and event.attempt == job.attempt:
             self._step = max(self._step, event.step)
             self._move("starting_s", "restoring_s", event.restored_s - self._restored_s)
             self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
             self._restored_s = event.restored_s
             self._blocked_s = event.blocked_s
         self._part = self._part_of(job)
-        self._known = Goodput(**self._seconds), now, self._part
+        self._known = (Goodput(**self._seconds), now, self._part)
 
     def _part_of(self, job: Job) -> str:
         if job.state not in RUNS:
             return "ending_s" if job.state is State.RESTARTING or job.final else "starting_s"
-        return (
-            "starting_s"
-            if self._step < 0
-            else "redoing_s"
-            if self._step <= self._best
-            else "stepping_s"
-        )
+        if self._step < 0:
+            return "starting_s"
+        return "redoing_s" if self._step <= self._best else "stepping_s"
 
     def _move(self, source: str, target: str, seconds: float) -> None:
         """Counts some of the seconds of a part, which lay within them, for another."""

@@ -1,6 +1,4 @@
-"""The supervisor's values: the job, its policy and state, the events that may happen to it, and the
-actions to carry out.
-"""
+"""The supervisor's values: the job, its policy and state, events, and actions to carry out."""
 
 from __future__ import annotations
 
@@ -47,27 +45,22 @@ class RestartPolicy:
     max_preemptions: int = 0
     max_startup_failures: int = 3
     max_startup_timeouts: int = 0
-    attempts_without_progress: int = (
-        3  # that many in a row, of a job that has ever reported progress, end it
-    )
+    # That many in a row, of a job that has ever reported progress, end it.
+    attempts_without_progress: int = 3
     startup_timeout_s: float = 600.0  # for the whole gang
-    preemption_grace_s: float = (
-        120.0  # to save and leave, where a notice brings no deadline of its own
-    )
-    # between SIGTERM and SIGKILL for what is left of a failed attempt without a client of ours
+    # To save and leave, where a notice brings no deadline of its own.
+    preemption_grace_s: float = 120.0
+    # From SIGTERM to SIGKILL, for what is left of a failed attempt without a client of ours.
     grace_s: float = 5.0
-    commit_grace_s: float = (
-        600.0  # for what is left of a failed attempt to end a save that can still be committed
-    )
+    # For what is left of a failed attempt to end a save that can still be committed.
+    commit_grace_s: float = 600.0
     backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
     backoff_cap_s: float = 60.0
-    backoff_jitter: float = (
-        0.25  # random share of the back-off, so that many jobs do not return together
-    )
+    # Random share of the back-off, so that many jobs do not return together.
+    backoff_jitter: float = 0.25
     grow_after_s: float = 30.0  # an attempt runs at least that long before it is made larger
-    stall_timeout_s: float = (
-        math.inf
-    )  # without a step, an attempt hangs; before its first step it has `startup_timeout_s`
+    # Without a step, an attempt hangs. Before its first step it has `startup_timeout_s`.
+    stall_timeout_s: float = math.inf
     straggler_steps: float = math.inf  # a process so far behind the median is reported
 
     def __post_init__(self) -> None:
@@ -77,8 +70,9 @@ class RestartPolicy:
 
 
 class SavePosition(NamedTuple):
-    """How far a process has come in saving: the number of its latest save, and the stage of that.
-    Those of one process only rise.
+    """How far a process has come in saving: the number of its latest save, and its stage.
+
+    The positions of one process only rise.
     """
 
     save: int
@@ -100,9 +94,8 @@ class Job:
     attempt: int = 0
     alive: frozenset[int] = frozenset()
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # of this attempt, by process
-    budget_used: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by the policy's setting, since the last progress
+    # By the policy's setting, since the last progress.
+    budget_used: Mapping[str, int] = field(default_factory=dict)
     notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
     stopping: bool = False  # the supervisor itself is to stop: no attempt after this one
     reported_done: bool = False  # the training loop itself reported its end
@@ -112,17 +105,14 @@ class Job:
     idle_attempts: int = 0  # attempts in a row that ran and made no progress
     started_at: float = 0.0
     wake_at: float | None = None  # when the supervisor wants a Tick
-    saves: Mapping[int, SavePosition] = field(
-        default_factory=dict
-    )  # of this attempt; not of processes that report nothing
+    # Of this attempt; not of processes that report nothing.
+    saves: Mapping[int, SavePosition] = field(default_factory=dict)
     ending_since: float = 0.0
     silent: frozenset[int] = frozenset()  # those that cannot report any more
-    killing: frozenset[int] = (
-        frozenset()
-    )  # those whose end was ordered while others may still commit
-    asked: frozenset[int] = (
-        frozenset()
-    )  # those that were asked to end: nothing is known of their saves
+    # Those whose end was ordered while others may still commit.
+    killing: frozenset[int] = frozenset()
+    # Those that were asked to end: nothing is known of their saves.
+    asked: frozenset[int] = frozenset()
     killed: bool = False  # all of them
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room
@@ -147,8 +137,9 @@ class Job:
         return len(self.alive) + len(self.exit_codes)
 
 
-# --- Events: what an engine has seen. Times are on the engine's clock, the same one that `now` is
-# read from.
+# --- Events: what an engine has seen
+
+# Their times are on the engine's clock, the same one that `now` is read from.
 
 
 @dataclass(frozen=True)
@@ -174,13 +165,11 @@ class Waiting:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """Reserving or starting failed for another reason than time. `final`: the next attempt would
-    fail alike.
-    """
+    """Reserving or starting failed for another reason than time."""
 
     attempt: int
     why: str
-    final: bool = False
+    final: bool = False  # the next attempt would fail alike
 
 
 @dataclass(frozen=True)
@@ -202,39 +191,35 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Processes reported progress to the coordinator. `done`: the training loop is complete.
-    `saves`: of those with a client of ours.
-    """
+class Progressed:
+    """Processes reported progress to the coordinator."""
 
     attempt: int
     step: int = -1
     saved_step: int = -1
-    done: bool = False
-    saves: Mapping[int, SavePosition] = field(default_factory=dict)
+    done: bool = False  # the training loop is complete
+    saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of our clients' processes
     restored_s: float = 0.0  # spent in restores, by the process that spent most
     blocked_s: float = 0.0  # spent blocked in saves, likewise
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """The processes make no steps any more, and why. `processes` keep the others waiting; `silent`
-    can report nothing any more.
-    """
+    """The processes make no steps any more, and why."""
 
     attempt: int
     why: str
-    processes: tuple[int, ...] = ()
-    silent: frozenset[int] = frozenset()
+    processes: tuple[int, ...] = ()  # they keep the others waiting
+    silent: frozenset[int] = frozenset()  # they can report nothing any more
 
 
 @dataclass(frozen=True)
-class Notice:
-    """Machines are to be given back. `delivered`: the processes know already."""
+class Noticed:
+    """Machines are to be given back."""
 
     source: str
     deadline: float | None = None
-    delivered: bool = False
+    delivered: bool = False  # the processes know already
 
 
 @dataclass(frozen=True)
@@ -253,9 +238,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Stop:
-    """The supervisor itself is to stop: the processes save and leave, and nothing is started
-    again.
-    """
+    """The supervisor itself is to stop: the processes save and leave, and no attempt follows."""
 
     source: str
 
@@ -272,9 +255,9 @@ Event: TypeAlias = (
     | StartFailed
     | CoordinatorEnded
     | Exited
-    | Progress
+    | Progressed
     | Stalled
-    | Notice
+    | Noticed
     | Withdrawn
     | Capacity
     | Stop
@@ -282,14 +265,12 @@ Event: TypeAlias = (
 )
 
 
-# --- Actions: what an engine is to do.
+# --- Actions: what an engine is to do
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """Reserve room for between `min_processes` and `max_processes`; answer with Reserved, Waiting
-    or StartFailed.
-    """
+    """Reserve room for so many processes; answer with Reserved, Waiting or StartFailed."""
 
     attempt: int
     min_processes: int
@@ -337,8 +318,9 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Prepare:
-    """Begin what the next attempt will need, if it has as many processes, while the job backs off.
+class PrepareNext:
+    """Begin what the next attempt will need, if it has as many processes, during the back-off.
+
     An engine may leave it out.
     """
 
@@ -346,7 +328,7 @@ class Prepare:
     num_processes: int
 
 
-Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release | Prepare
+Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release | PrepareNext
 
 
 @dataclass(frozen=True)

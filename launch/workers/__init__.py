@@ -1,3 +1,1 @@
-"""Runs the processes of a job on one machine: their environment, output, signals and
-coordinator.
-"""
+"""Runs processes on one machine: their environment, output, signals and coordinator."""

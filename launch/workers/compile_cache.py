@@ -27,12 +27,11 @@ _PREFIX = "compile-cache-"
 def compile_cache(
     environment: Mapping[str, str], log_dir: Path | None, say: Callable[[str], None]
 ) -> Iterator[dict[str, str]]:
-    """Yields the variables that have jax keep what it compiles in `log_dir`, or in a temporary
-    folder that goes with the block.
+    """Yields the variables that have jax keep what it compiles.
 
-    What comes out of it is run, so nobody but this user can enter it. Yields nothing where
-    `environment` has a folder, which may be "", or where none can be had; of one in `log_dir` that
-    is said.
+    The folder lies in `log_dir`, or is a temporary one that goes with the block. What comes out of
+    it is run, so nobody but this user can enter it. Yields nothing where `environment` names a
+    folder, which may be "", or where none can be had; `say` gets the reason.
     """
     if _FOLDER in environment:
         yield {}
@@ -40,11 +39,10 @@ def compile_cache(
     with contextlib.ExitStack() as stack:
         variables: dict[str, str] = {}
         try:
-            folder = (
-                stack.enter_context(_temporary_folder())
-                if log_dir is None
-                else _private_folder(log_dir / "compile-cache")
-            )
+            if log_dir is None:
+                folder = stack.enter_context(_temporary_folder())
+            else:
+                folder = _private_folder(log_dir / "compile-cache")
             variables = {_FOLDER: str(folder)} | {
                 key: value for key, value in _KEEP_ALL.items() if key not in environment
             }
@@ -53,24 +51,22 @@ def compile_cache(
                 f"no compile cache, each attempt compiles anew: {error.filename}: {error.strerror};"
                 f" remove it, or set {_FOLDER}"
             )
-        except (
-            CoordinationError
-        ):  # the coordinator needs that folder too, and says why there is none
-            pass
+        except CoordinationError:
+            pass  # the coordinator needs that folder too, and says why there is none
         yield variables
 
 
 def _private_folder(path: Path) -> Path:
-    """Returns `path` as a folder of mode 0700. OSError where it is another's, a link, or no
-    folder.
-    """
+    """Returns `path` as a folder of mode 0700. OSError: another user's, a link, or no folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            os.fchmod(descriptor, 0o700)  # not permitted where it is another's
+            # By the descriptor, so that nobody can put another folder in between. The kernel
+            # does not permit it for another user's.
+            os.fchmod(descriptor, 0o700)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -80,9 +76,7 @@ def _private_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Makes a folder, locked while its launcher lives, and removes those whose launchers are
-    dead.
-    """
+    """Makes a folder that is locked while its launcher lives, and removes those of dead ones."""
     parent = user_folder(create=True)
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(path):

@@ -13,17 +13,15 @@ _DEVICES = "JAX_LOCAL_DEVICE_IDS"  # as jax.distributed.initialize reads it, for
 def worker_env(
     base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the environment of a process, made from `base`, and one line for each stale
-    MEGASCALE_* value that was replaced.
+    """Returns the environment of a process, made from `base`.
 
-    With `share_of` above 1, that many processes share the GPUs that this one sees, and each is told
-    its own.
+    Beside it, one line for each stale MEGASCALE_* value that was replaced. With `share_of` above 1,
+    that many processes share the GPUs that this one sees, and each is told its own.
     """
     env = dict(base)
     lines = spec.set_slices(env)
-    env.setdefault(
-        "PYTHONUNBUFFERED", "1"
-    )  # a line comes when it is printed, though stdout is a pipe
+    # Stdout is a pipe, and Python would keep lines back: they come when they are printed.
+    env.setdefault("PYTHONUNBUFFERED", "1")
     devices = local_devices(env, spec.local_rank or 0, share_of)
     if devices and _DEVICES not in env:
         env[_DEVICES] = devices
@@ -31,21 +29,19 @@ def worker_env(
 
 
 def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:
-    """Returns a process's equal share of this machine's GPUs as jax takes it, like "2,3"; "" where
-    there is nothing to divide.
+    """Returns a process's equal share of this machine's GPUs as jax takes it, like "2,3".
 
-    That is: no or too few GPUs, one process, or GPUs that Slurm has bound to each task already.
+    Returns "" where there is nothing to divide: no or too few GPUs, one process, or GPUs that Slurm
+    has bound to each task already.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    count = (
-        len(glob.glob("/dev/nvidia[0-9]*"))
-        if visible is None
-        else len([each for each in visible.split(",") if each])
-    )
-    bound = "SLURM_GPUS_PER_TASK" in environment or count < int(
-        environment.get("SLURM_GPUS_ON_NODE") or 0
-    )
+    if visible is None:
+        count = len(glob.glob("/dev/nvidia[0-9]*"))
+    else:
+        count = len([name for name in visible.split(",") if name])
+    on_node = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    bound = "SLURM_GPUS_PER_TASK" in environment or count < on_node
     if share_of <= 1 or count < share_of or bound:
         return ""
-    each = count // share_of
-    return ",".join(map(str, range(local_rank * each, (local_rank + 1) * each)))
+    share = count // share_of
+    return ",".join(map(str, range(local_rank * share, (local_rank + 1) * share)))

@@ -1,6 +1,4 @@
-"""The lines of many processes as one stream: coloured prefixes on a terminal, plain ones
-elsewhere.
-"""
+"""The lines of many processes as one stream: coloured prefixes on a terminal, else plain ones."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Output(Protocol):
 
 
 class ConsoleOutput:
-    """Prints lines with their process's number, the launcher's own to stderr. Thread-safe; a closed
-    stdout is ignored.
-    """
+    """Prints lines with their process's number, and the launcher's own to stderr. Thread-safe."""
 
     def __init__(self, stdout: TextIO, stderr: TextIO, num_processes: int) -> None:
         self.console = Console(file=stdout, highlight=False, soft_wrap=True)
@@ -56,11 +52,11 @@ class ConsoleOutput:
 
     def line(self, process: int, text: str) -> None:
         prefix = f"[{process:>{self._width}}] "
+        # A stdout that is closed, or whose reader is gone, must not end the job.
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self.console.is_terminal:
-                self.console.print(
-                    Text(prefix, style=_COLOURS[process % len(_COLOURS)]) + Text.from_ansi(text)
-                )
+                number = Text(prefix, style=_COLOURS[process % len(_COLOURS)])
+                self.console.print(number + Text.from_ansi(text))
             else:
                 _write(self._stdout, f"{prefix}{text}\n")
 
@@ -82,12 +78,12 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 class LogFiles:
-    """Writes what another output gets into files as well: `process-3.log` for each process,
-    `launcher.log` for the launcher's own lines.
+    """Writes what another output gets into files as well.
 
-    Each line with its time; a file is rotated at 64 MiB, and three old ones are kept. Later runs
-    and attempts append. A file that cannot be written (no space) is said once, and the lines still
-    go to the other output. Thread-safe.
+    Each process has a `process-3.log`, the launcher's own lines are in `launcher.log`, each with
+    its time. A file is rotated at 64 MiB, and three old ones are kept. Later runs and attempts
+    append. Where a file cannot be written (no space), that is said once, and the lines still go to
+    the other output. Thread-safe.
     """
 
     def __init__(self, output: Output, folder: Path, *, max_bytes: int = _LOG_BYTES) -> None:
@@ -110,9 +106,9 @@ class LogFiles:
         with self._lock:
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = _LogFile(
-                    self._folder / name, self._max_bytes, self._output.say
-                )
+                file = _LogFile(self._folder / name, self._max_bytes, self._output.say)
+                self._files[name] = file
+        # Outside the lock: a handler has one of its own, and a slow disk delays one file alone.
         file.handle(logging.makeLogRecord({"msg": text}))
 
     def close(self) -> None:
@@ -138,7 +134,5 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         say = self._say
         self._say = None
         if say is not None:
-            say(
-                f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}; its lines are lost"
-                " until it can"
-            )
+            error = sys.exc_info()[1]
+            say(f"{self.baseFilename} cannot be written: {error}; its lines are lost until it can")

@@ -1,6 +1,4 @@
-"""Processes that cannot become orphans: each ends with this process, and takes along all that it
-started.
-"""
+"""Processes that cannot become orphans: each ends with this process, and all that it started."""
 
 from __future__ import annotations
 
@@ -14,19 +12,20 @@ from pathlib import Path
 
 _SHIMS = Path(__file__).resolve().parent / "shims"
 _MAX_LINE = 1_000_000
+_LAST_LINES_S = 5.0
 CALL_RUNNER = _SHIMS / "call_runner.py"
 STANDBY = _SHIMS / "standby.py"
 
 
 class WorkerProcess:
-    """One started process, below a subreaper that leaves nothing of it behind. Two daemon threads
-    serve it: for its output, and its end.
+    """One started process, below a subreaper that leaves nothing of it behind.
 
     `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a
-    million characters (None: both are this process's own); `on_exit` gets the exit code (minus the
-    signal's number), after the last line and after all that the process left behind, in its session
-    or another, has been killed. Both are called on those threads. `pass_fds` stay open in it. The
-    calling thread must outlive the process: on Linux all of it ends with that thread.
+    million characters. With None both are this process's own. `on_exit` gets the exit code (minus
+    the signal's number). It is called after the last line, and after all that the process left
+    behind, in its session or another, has been killed. Each is called on a daemon thread of its
+    own. `pass_fds` stay open in the process. The calling thread must outlive the process: on Linux
+    all of it ends with that thread.
     """
 
     def __init__(
@@ -41,13 +40,15 @@ class WorkerProcess:
     ) -> None:
         self._on_line = on_line
         self._on_exit = on_exit
+        own_output = on_line is None
+        # -I and -S: nothing of the user's environment or site-packages runs in the subreaper.
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SHIMS / "subreaper.py"), str(os.getpid()), *command],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.PIPE,
-            stdout=None if on_line is None else subprocess.PIPE,
-            stderr=None if on_line is None else subprocess.STDOUT,
+            stdout=None if own_output else subprocess.PIPE,
+            stderr=None if own_output else subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
             bufsize=1,
@@ -78,7 +79,9 @@ class WorkerProcess:
         with self._lock, contextlib.suppress(OSError):
             assert self._popen.stdin is not None
             self._popen.stdin.close()
-        self._reader.join(5)
+        # What the process wrote comes before its end. A grandchild in another container may hold
+        # the pipe open for ever: then its lines are not waited for.
+        self._reader.join(_LAST_LINES_S)
         self._on_exit(code)
 
     def _send(self, line: str) -> None:
@@ -95,9 +98,8 @@ class WorkerProcess:
         return not self._ended.is_set()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process itself, not to what it started; does nothing when it has
-        ended.
-        """
+        """Sends a signal to the process itself, unless it has ended; not to what it started."""
+        # By way of its parent, the subreaper: here the number may be another process's by now.
         self._send(f"signal {int(number)}\n")
 
     def kill(self) -> None:
@@ -105,8 +107,6 @@ class WorkerProcess:
         self._send("kill\n")
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended and `on_exit` has returned; returns False when that is
-        not in time.
-        """
+        """Returns whether the process has ended and `on_exit` has returned within the time."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()

@@ -1,5 +1,4 @@
-"""What the processes of one job, on several machines, prove themselves by: a token and certificates
-that are made for it alone.
+"""A token and certificates that are made for one job alone: its processes prove themselves by them.
 
 The launcher makes them and hands them on by its own channel, never by arguments or logs. On each
 host one relay shows them to the coordinator, for all the processes there: they connect to its Unix
@@ -37,14 +36,13 @@ _SERVER = {
     "server_cert": "server.crt",
     "server_key": "server.key",
 }
-CLIENT_FILES, SERVER_FILES = tuple(_CLIENT.values()), tuple(_SERVER.values())
+CLIENT_FILES = tuple(_CLIENT.values())
+SERVER_FILES = tuple(_SERVER.values())
 
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A token, the key that speaks for all processes of the job, and PEM certificates. Its repr
-    shows nothing.
-    """
+    """A token, the key that speaks for all processes, and PEM certificates. Its repr shows none."""
 
     token: str = field(repr=False)
     key: str = field(repr=False)
@@ -56,22 +54,22 @@ class JobSecrets:
 
     @classmethod
     def create(cls, hosts: Sequence[str]) -> Self:
-        """Makes new ones, for a coordinator that is reached as `hosts`. The authority's own key is
-        kept nowhere.
+        """Makes new ones, for a coordinator that is reached as `hosts`.
 
-        Raises ImportError with the line that installs what is missing.
+        The authority's own key is kept nowhere. Raises ImportError with the line that installs what
+        is missing.
         """
         authority = _Authority()
         server_cert, server_key = authority.issue("coordinator", [*hosts, "localhost", "127.0.0.1"])
         client_cert, client_key = authority.issue("process", [])
         return cls(
-            secrets.token_urlsafe(32),
-            secrets.token_hex(16),
-            authority.pem,
-            server_cert,
-            server_key,
-            client_cert,
-            client_key,
+            token=secrets.token_urlsafe(32),
+            key=secrets.token_hex(16),
+            ca=authority.pem,
+            server_cert=server_cert,
+            server_key=server_key,
+            client_cert=client_cert,
+            client_key=client_key,
         )
 
     def files_of_client(self) -> dict[str, str]:
@@ -84,16 +82,12 @@ class JobSecrets:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
-        """Reads what a client needs from files as `files_of_client` names them; OSError for one
-        that is not there.
-        """
+        """Reads what a client needs, from files as `files_of_client` names them. Raises OSError."""
         values = {attribute: (folder / name).read_text() for attribute, name in _CLIENT.items()}
         return cls(**values, server_cert="", server_key="")
 
     def to_env(self) -> dict[str, str]:
-        """Returns a variable that carries what a client needs to the start of a task, which takes
-        it out.
-        """
+        """Returns a variable with what a client needs; the start of a task takes it out."""
         return {_VARIABLE: json.dumps(asdict(self) | {"server_cert": "", "server_key": ""})}
 
     @classmethod
@@ -128,8 +122,9 @@ def credentials_in(folder: JobFolder, job: JobSecrets) -> Credentials:
 
 
 def spawn_relay(coordinator: str, job: JobSecrets, process_ids: Sequence[int]) -> Relay:
-    """Starts the relay of this host, for the processes `process_ids`; nothing of the secrets stays
-    on its disk. CoordinationError.
+    """Starts the relay of this host, for the processes `process_ids`. CoordinationError.
+
+    Nothing of the secrets stays on the host's disk.
     """
     folder = JobFolder.create()
     try:

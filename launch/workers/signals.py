@@ -1,6 +1,4 @@
-"""The launcher's own signals while it supervises: the one place in launch where a handler is
-set.
-"""
+"""The launcher's own signals while it supervises: the one place where launch sets a handler."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextlib.contextmanager
 def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
-    """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block; outside the
-    main thread it does nothing.
+    """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block.
 
-    A SIGHUP that is ignored stays so: that is what nohup is for. `forward` runs in a signal
-    handler: it may only do what is safe there, such as putting on a SimpleQueue.
+    Outside the main thread it does nothing: Python takes handlers there alone. A SIGHUP
+    that is ignored stays so: that is what nohup is for. `forward` runs in a signal handler: it may
+    only do what is safe there, such as putting on a SimpleQueue.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -15,20 +15,24 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .process import STANDBY, WorkerProcess
 
 PRELOAD = ("jax", "holdfast.multihost", "holdfast.checkpoint")
 _LATE = ("HOLDFAST_", "MEGASCALE_", "JAX_COORDINATOR_")  # all else may be read by what is imported
 _LINES = 100  # of what a waiting one prints
+_KILLED_END_S = 10.0  # for one that got SIGKILL
 
 
 def why_cold(command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None) -> str:
     """Returns why processes of this command cannot be prepared, "" where they can."""
+    # A TPU is one process's alone, and libtpu may take it when it is imported.
     if glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"):
         return "this is a TPU host, where that is untested"
     rest = list(command[1:])
-    rest = rest[1:] if rest[:1] == ["-u"] else rest
+    if rest[:1] == ["-u"]:
+        del rest[0]
     if not _is_this_interpreter(command[0], env, cwd):
         return f"{command[0]} is another interpreter than {sys.executable}"
     if len(rest) > 1 and rest[0] == "-m":
@@ -40,17 +44,17 @@ def why_cold(command: Sequence[str], env: Mapping[str, str], cwd: str | Path | N
 
 
 def _is_this_interpreter(name: str, env: Mapping[str, str], cwd: str | Path | None) -> bool:
-    found = (
-        os.path.join(cwd or ".", name)
-        if os.sep in name
-        else shutil.which(name, path=env.get("PATH"))
-    )
-    if found is None or not os.path.exists(found):
+    if os.sep in name:
+        path: str | None = os.path.join(cwd or ".", name)
+    else:
+        path = shutil.which(name, path=env.get("PATH"))
+    if path is None or not os.path.exists(path):
         return False
-    folder, ours = (
-        os.path.realpath(os.path.dirname(path)) for path in (found, sys.executable)
-    )  # of a venv, whose python is a link
-    return folder == ours and os.path.samefile(found, sys.executable)
+    # The python of a virtual environment is a link: two environments share the file it leads to,
+    # and differ in the folder.
+    folder = os.path.realpath(os.path.dirname(path))
+    ours = os.path.realpath(os.path.dirname(sys.executable))
+    return folder == ours and os.path.samefile(path, sys.executable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +91,17 @@ def standbys_of(
     return Standbys(command, cwd=cwd, preload=settings.preload, say=say)
 
 
+class _Callbacks(NamedTuple):
+    """What gets the lines and the end of a standby that has become a process."""
+
+    on_line: Callable[[str], None]
+    on_exit: Callable[[int], None]
+
+
 class Standby:
-    """One waiting interpreter. `say` gets a line when it ends before it was taken. The calling
-    thread must outlive it.
+    """One waiting interpreter. `say` gets a line when it ends before it was taken.
+
+    The calling thread must outlive it.
     """
 
     def __init__(
@@ -102,22 +114,22 @@ class Standby:
         preload: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        self._env, self._process, self._say = dict(env), process, say
+        self._env = dict(env)
+        self._process = process
+        self._say = say
+        # `take` runs on the loop's thread, `_on_line` and `_on_exit` on those of the worker.
         self._lock = threading.Lock()
         self._lines: deque[str] = deque(maxlen=_LINES)
-        self._taken: tuple[Callable[[str], None], Callable[[int], None]] | None = None
-        self._ended = self._closed = False
+        self._taken: _Callbacks | None = None
+        self._ended = False
+        self._closed = False
         self._said: dict[str, str] = {}
         self._socket, theirs = socket.socketpair()
         with theirs:
-            shim = [
-                *command[: 2 if command[1] == "-u" else 1],
-                str(STANDBY),
-                str(theirs.fileno()),
-                ",".join(preload),
-            ]
+            interpreter = command[: 2 if command[1] == "-u" else 1]
+            shim = [str(STANDBY), str(theirs.fileno()), ",".join(preload)]
             self._worker = WorkerProcess(
-                [*shim, *command],
+                [*interpreter, *shim, *command],
                 env,
                 cwd=cwd,
                 on_line=self._on_line,
@@ -136,34 +148,34 @@ class Standby:
     def take(
         self, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]
     ) -> WorkerProcess | None:
-        """Has it become the program, with `env`. Returns None where it cannot, which is said; its
-        own end was said before.
+        """Has it become the program, with `env`.
+
+        Returns None where it cannot, and `say` gets the reason. Its own end was said before.
         """
         changed = [key for key in self._env.keys() | env if self._env.get(key) != env.get(key)]
         early = sorted(key for key in changed if not key.startswith(_LATE))
-        why = (
-            f"its standby has another {', '.join(early)}"
-            if early
-            else "its standby is not ready"
-            if self.said("ready") is None
-            else ""
-        )
+        why = ""
+        if early:
+            # What is imported may have read it already, with the value before.
+            why = f"its standby has another {', '.join(early)}"
+        elif self.said("ready") is None:
+            why = "its standby is not ready"
         with self._lock:
+            # It may end between any two lines here. From `_taken` on, its end is the program's.
             if self._ended:
                 return None
             if why:
                 self._say(f"process {self._process} starts cold: {why}")
                 return None
-            self._taken = on_line, on_exit
+            self._taken = _Callbacks(on_line, on_exit)
         for line in self._lines:
             on_line(line)
         changes = {
             "set": {key: env[key] for key in changed if key in env},
             "unset": [key for key in changed if key not in env],
         }
-        with contextlib.suppress(
-            OSError
-        ):  # it has died since, and is reported as the process that it was to be
+        # One that has died since is reported as the process that it was to be.
+        with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(changes).encode() + b"\n")
         return self._worker
 
@@ -172,21 +184,24 @@ class Standby:
             if self._taken is None:
                 self._lines.append(text)
                 return
-        self._taken[0](text)
+        # Outside the lock: the output may block, and `take` must not wait for it.
+        self._taken.on_line(text)
 
     def _on_exit(self, code: int) -> None:
+        # What it said last is in the socket still.
         failed = self.said("failed")
         with self._lock:
             self._ended = True
             taken = self._taken
             closed = self._closed
         if taken is not None:
-            taken[1](code)
+            taken.on_exit(code)
         elif not closed:
-            how = failed or (
-                f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
-            )
-            self._say(f"no standby for process {self._process}, which will start cold: {how}")
+            ending = f"it ended with exit code {code}"
+            if code < 0:
+                ending = f"it was ended by signal {-code}"
+            process = f"process {self._process}, which will start cold"
+            self._say(f"no standby for {process}: {failed or ending}")
 
     def signal(self, number: int) -> None:
         """Sends a signal to it."""
@@ -203,12 +218,15 @@ class Standby:
         """Ends it, where it was not taken, and waits for that."""
         self.kill()
         if self._taken is None:
-            self._worker.wait(10)
+            self._worker.wait(_KILLED_END_S)
         self._socket.close()
 
 
 class Standbys:
-    """The standbys of a job: one for each process. All calls on one thread, which outlives them."""
+    """The standbys of a job: one for each process.
+
+    All calls are on one thread, which outlives the standbys: the kernel ends them with it.
+    """
 
     def __init__(
         self,
@@ -218,28 +236,31 @@ class Standbys:
         preload: Sequence[str],
         say: Callable[[str], None],
     ) -> None:
-        self._command, self._cwd, self._say = list(command), cwd, say
+        self._command = list(command)
+        self._cwd = cwd
+        self._say = say
         self._preload = [*PRELOAD, *preload]
         self._waiting: dict[int, Standby] = {}
         self._taken: list[Standby] = []
-        self._useless = ""
+        self._useless = False
 
     def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Starts one for each process, with the environment that it has now; none after one has
-        failed in a way that the next would too.
+        """Starts one for each process, with the environment that the process has now.
+
+        None is started after one has failed in a way that the next would too.
         """
-        whys = [
-            why for each in self._taken for kind in ("cold", "failed") if (why := each.said(kind))
-        ]
-        if whys and not self._useless:
-            self._useless = whys[0]
-            self._say(f"no standbys from here on: {whys[0]}")
+        reasons = [each.said(kind) for each in self._taken for kind in ("cold", "failed")]
+        reason = next(filter(None, reasons), None)
+        if reason is not None and not self._useless:
+            self._useless = True
+            self._say(f"no standbys from here on: {reason}")
         self._close(self._taken)
-        if not self._useless:
-            for process, env in environments.items():
-                self._waiting[process] = Standby(
-                    self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
-                )
+        if self._useless:
+            return
+        for process, env in environments.items():
+            self._waiting[process] = Standby(
+                self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
+            )
 
     def take(
         self,
@@ -248,9 +269,7 @@ class Standbys:
         on_line: Callable[[str], None],
         on_exit: Callable[[int], None],
     ) -> WorkerProcess | None:
-        """Returns the process's standby as that process; None where there is none, or not of
-        use.
-        """
+        """Returns the process's standby as that process, None where none is there, or of use."""
         standby = self._waiting.pop(process, None)
         if standby is None:
             return None
@@ -267,6 +286,7 @@ class Standbys:
         self._close(self._taken)
 
     def _close(self, standbys: list[Standby]) -> None:
+        # Killed first, all of them: they end beside each other.
         for each in standbys:
             each.kill()
         for each in standbys:

@@ -22,7 +22,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.diagnosis.findings import diagnose
 from holdfast.coordination.process.diagnose import gather
 
@@ -199,8 +199,7 @@ def _why(client: Any, spec: ProcessSpec) -> str:
         if error.code != "ALREADY_EXISTS":
             raise
         return str(client.blocking_key_value_get(f"{folder}/why", _WHY_MS))
-    credentials = Credentials(spec.token_file, spec.tls_cert, spec.tls_key, spec.tls_ca)
-    with StatusClient(spec.coordinator, credentials) as status:
+    with StatusClient(spec.coordinator, spec.credentials) as status:
         why = "; ".join(
             finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS]
         )

@@ -14,7 +14,7 @@ def coordinator(*options: str) -> list[str]:
     return [sys.executable, "-c", "from holdfast.cli import main; main()", "coordinator", *options]
 
 
-def test_the_command_prints_one_line_and_ends_at_sigterm() -> None:
+def test_the_command_prints_one_line() -> None:
     """`coordinator at HOST:PORT` is all of its output; whoever waits for it can tell that it was
     stopped.
     """

@@ -225,7 +225,7 @@ def test_verify_names_file_and_leaf(root: Path) -> None:
     assert pack.name in run("verify", root, "--step", 2, code=4).output
 
 
-def test_diff_finds_one_ulp_in_one_leaf_of_a_thousand(tmp_path: Path) -> None:
+def test_diff_finds_one_ulp_of_a_thousand(tmp_path: Path) -> None:
     """A change in the last place of one number of one leaf is found and named, with its size."""
     tree = {f"w{i:04}": np.full(16, i + 1, np.float32) for i in range(1000)}
     save(tmp_path / "a", tree)

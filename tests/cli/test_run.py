@@ -13,32 +13,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordination import StatusClient
+from tests.support.paths import program
 
 RUN = [sys.executable, "-c", "from holdfast.cli import main; main()", "run"]
 PARTS = {"starting_s", "restoring_s", "stepping_s", "saving_s", "redoing_s", "ending_s"}
-STEPS = """
-import os, sys, time
-from pathlib import Path
-from holdfast.coordination import CoordinationClient
-me, attempt, done = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_ATTEMPT"]), Path(sys.argv[1])
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], me)
-client.connect()
-step = 0
-while not done.exists() if attempt == 1 else step < 12:
-    step += 1
-    client.report(step=step)
-    time.sleep(0.1)
-if attempt == 1:
-    sys.exit(1)
-client.shutdown()
-"""
 
 
-def test_all_time_of_a_job_is_accounted_for_while_it_runs_and_at_its_end(tmp_path: Path) -> None:
+def test_all_time_of_a_job_is_accounted_for(tmp_path: Path) -> None:
     """The status has the parts, which sum to the time so far; so has the JSON at the end, on stdout
     alone, within 1 % of the wall clock.
     """
-    (script := tmp_path / "steps.py").write_text(STEPS)
     command = [
         *RUN,
         "-n",
@@ -53,7 +37,7 @@ def test_all_time_of_a_job_is_accounted_for_while_it_runs_and_at_its_end(tmp_pat
     ]
     began = time.monotonic()
     with subprocess.Popen(
-        [*command, sys.executable, "-u", str(script), str(tmp_path / "done")],
+        [*command, sys.executable, "-u", str(program("steps_reported")), str(tmp_path / "done")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -96,9 +80,8 @@ def test_people_read_where_the_time_went(tmp_path: Path) -> None:
     """One line on stderr, of a job that has reported steps; a program's failure is a sentence in
     the JSON.
     """
-    (script := tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "done").touch()
-    job = [sys.executable, str(script), str(tmp_path / "done")]
+    job = [sys.executable, str(program("steps_reported")), str(tmp_path / "done")]
     command = [*RUN, "-n", "1", "--max-restarts", "1", "--no-standby", "--", *job]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0 and done.stderr.splitlines()[-1].startswith("holdfast: goodput "), (

@@ -117,7 +117,7 @@ def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
         shutil.rmtree(hosts[1])
 
 
-def test_a_local_save_is_in_the_status_once_it_is_there(tmp_path: Path) -> None:
+def test_a_local_save_is_in_the_status(tmp_path: Path) -> None:
     """Not a save later."""
     with (
         CoordinationService.spawn(1) as service,
@@ -148,7 +148,7 @@ def test_a_local_save_is_in_the_status_once_it_is_there(tmp_path: Path) -> None:
         ("here", "this is no address"),
     ],
 )
-def test_status_of_nobody_says_what_was_tried_and_for_how_long(address: str, why: str) -> None:
+def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
     """An address where nothing answers is one sentence and exit code 1."""
     ended = subprocess.run(
         holdfast("status", address, "--timeout-s", "0.5"),
@@ -278,8 +278,12 @@ def test_the_history_holds_the_attempts_before() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         ended = subprocess.run(
             holdfast("run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script),
-            env=os.environ | {"TMPDIR": base}, capture_output=True, text=True, check=False, timeout=100,
-        )  # fmt: skip
+            env=os.environ | {"TMPDIR": base},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
     assert (
         ended.returncode == 0
         and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3"

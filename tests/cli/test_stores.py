@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,68 +24,9 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.copy import copy_checkpoint, file_sizes
 from tests.support.object_servers import BUCKET, gcs_server, s3_server
+from tests.support.paths import program
 
 HOLDFAST = str(Path(sys.executable).parent / "holdfast")
-BODY = """
-    import json, sys
-    from click.testing import CliRunner
-    from holdfast.checkpoint import load, save
-    from holdfast.cli import main
-
-    local, promise = sys.argv[1], sys.argv[4:]
-
-    def url(name):
-        return sys.argv[2] + name + sys.argv[3]
-
-    def run(*arguments, code=0):
-        result = CliRunner().invoke(main, list(arguments))
-        assert result.exit_code == code, (arguments, result.exit_code, result.output, result.exception)
-        assert "Traceback" not in result.output, arguments
-        return json.loads(result.stdout) if "--json" in arguments else result.output
-
-    if promise:
-        assert "--single-writer" in run("cp", f"{local}/run", url("run"), code=5)
-        assert "--single-writer" in run("convert", f"{local}/run", url("run"), "--to", "holdfast", code=5)
-    assert len(run("cp", f"{local}/run", url("run"), "--json", *promise)["written"]) == 9
-    assert run("cp", f"{local}/run", url("run"), "--json", *promise)["written"] == []
-    rows = run("ls", url("run"), "--json")
-    assert [(row["step"], row["state"], row["files"]) for row in rows] == [(1, "whole", 3), (2, "whole", 3), (3, "whole", 3)], rows
-    assert "params.w" in run("show", url("run")), run("show", url("run"))
-    assert "lr" in run("show", url("run"), "--item", "config")
-    assert run("show", url("run"), "--stats", "--path", "params.w", "--json")["leaves"][0]["stats"]["max"] == 3.0
-    assert len(run("verify", url("run"), "--all", "--json")) == 3
-    assert "equal, bit by bit" in run("diff", f"{local}/run", url("run"))
-    run("diff", url("run"), url("run"), "--step-a", "1", "--step-b", "2", code=1)
-
-    keeps_generations = not promise  # the emulator of gs:// does not tell them, which an OCDBT database needs
-    for layout in ("orbax", "safetensors", "holdfast") if keeps_generations else ("safetensors", "holdfast"):
-        run("convert", url("run"), url(layout), "--to", layout, *promise)
-        (row,) = run("ls", url(layout), "--json")
-        assert (row["layout"], row["state"], row["bytes"] > 0) == (layout, "whole", True), row
-        run("show", url(layout))
-        assert run("verify", url(layout), "--json")["layout"] == layout
-        run("convert", url(layout), f"{local}/back-{layout}", "--to", "holdfast")
-        assert "already" in run("convert", url("run"), url(layout), "--to", layout, *promise, code=5)
-        run("cp", url(layout), f"{local}/{layout}")
-        run("diff", url(layout), f"{local}/{layout}")
-        run("cp", f"{local}/{layout}", url(f"{layout}-again"), *promise)
-        run("diff", url(f"{layout}-again"), f"{local}/{layout}")
-    run("diff", f"{local}/run", f"{local}/back-holdfast")
-    if keeps_generations:
-        run("diff", f"{local}/run", f"{local}/back-orbax")
-        save(url("direct"), load(f"{local}/run"), layout="orbax")
-        run("cp", url("direct"), f"{local}/direct", *promise)
-
-    assert run("prune", url("run"), "--keep", "last:1", "--dry-run", "--json", *promise)["deleted"] == [1, 2]
-    assert run("prune", url("run"), "--keep", "last:1", "--json", *promise)["kept"] == [3]
-    assert run("sweep", url("run"), "--json")["standing"] == []
-    assert [row["step"] for row in run("ls", url("run"), "--json") if row["state"] == "whole"] == [3]
-    for arguments in (["ls"], ["show"], ["verify"], ["diff", url("run")], ["prune", "--keep", "last:1"], ["sweep"], ["cp", f"{local}/no"]):
-        found = run(arguments[0], *arguments[1:], url("nothing"), "--json", code=3) if arguments[0] != "cp" else run(
-            "cp", url("nothing"), f"{local}/no", "--json", code=3)
-        assert "there is nothing at" in found["error"] and found["exit_code"] == 3, found
-    print("all done")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +64,7 @@ def test_every_command_there(kind: str, servers: dict[str, str], run7: Path) -> 
     arguments = [str(run7), f"{kind}://{BUCKET}/cli/", servers[kind], *promise]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BODY), *arguments],
+        [sys.executable, str(program("store_commands")), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -168,33 +108,6 @@ def test_packs_of_more_than_256_mib_to_s3(servers: dict[str, str], tmp_path: Pat
     subprocess.run([HOLDFAST, "diff", str(tmp_path / "a"), url], check=True, timeout=170)
 
 
-DIES = """
-import os, sys
-from holdfast.checkpoint.tools.convert import convert
-from holdfast.checkpoint.tools.copy import copy_checkpoint
-from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
-from holdfast.checkpoint.steps.object_claims import open_claims
-from holdfast.checkpoint.storage.path import open_storage
-
-source, target, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-calls = 0
-
-def die(done):
-    global calls
-    calls += 1
-    if calls == after:
-        os._exit(9)
-
-store = open_storage(target)
-claims = open_claims(store)
-if what == "cp":
-    copy_checkpoint(StorePath(open_storage(source)), StorePath(store, "0"), claims, die)
-else:
-    convert(open_checkpoint(source), StorePath(store), what, claims=claims, progress=die)
-"""
-
-
 @pytest.mark.parametrize("what", ["cp", "holdfast", "orbax"])
 def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None:
     """A copy or conversion whose process dies, twice, is finished by the third try; until then
@@ -204,8 +117,7 @@ def test_killed_in_the_middle_and_begun_again(what: str, tmp_path: Path) -> None
     for after in (1, 3):
         command = [
             sys.executable,
-            "-c",
-            DIES,
+            str(program("killed_copy")),
             str(tmp_path / "a"),
             str(tmp_path / "b"),
             what,

@@ -36,7 +36,7 @@ def test_a_machine_without_a_job_has_no_page() -> None:
     )
 
 
-def test_a_run_has_a_page_as_long_as_it_lasts() -> None:
+def test_a_run_has_a_page_while_it_lasts() -> None:
     """Its URL is printed; it finds the job by itself, and goes with it."""
     script = "until [ -e $TMPDIR/go ]; do sleep 0.1; done"
     with tempfile.TemporaryDirectory(dir="/tmp") as base:

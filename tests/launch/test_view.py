@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
 from holdfast.launch.view import change_printer
-from holdfast.launch.workers.coordinator import ProcessProgress
 from holdfast.launch.workers.output import ConsoleOutput
+from holdfast.launch.workers.progress_watch import ProcessProgress
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -67,7 +67,7 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
 
 
-def test_the_log_has_what_is_not_the_ordinary_course() -> None:
+def test_the_log_leaves_out_the_ordinary_course() -> None:
     """A first attempt that starts, runs and ends is not worth a line; a restart is, with its
     reason, and so is each state after it.
     """

@@ -12,6 +12,7 @@ from holdfast.checkpoint.local_tier.parts import (
     Part,
     StepHead,
 )
+from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import tree_text
@@ -30,9 +31,8 @@ def saved_parts(folder: Path, count: int = 2, save_id: str = SAVE, step: int = 7
     for rank in range(count):
         flat = FlatTree.of(tree)
         plan = Planner(rank, count).plan(flat)
-        report = write_snapshot(
-            take_snapshot(plan, flat), LocalStorage(folder), key.folder, "state", save_id
-        )
+        target = ItemTarget(LocalStorage(folder), key.folder, "state", save_id)
+        report = write_snapshot(take_snapshot(plan, flat), target)
         head = (
             StepHead({"state": tree_text(plan)}, 1.0, 2.0, {"loss": float("nan")}, {"a": [1]})
             if rank == 0

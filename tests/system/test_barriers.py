@@ -40,7 +40,7 @@ def test_subsets_and_names_used_again(which: str) -> None:
 
 
 @BOTH
-def test_the_missing_are_named_and_the_name_still_works(which: str) -> None:
+def test_the_missing_are_named(which: str) -> None:
     """A barrier that one process reaches too late fails in time naming it, fails alike for the late
     one, and serves again after.
     """
@@ -116,7 +116,7 @@ def test_fifty_names_a_thousand_rounds(tmp_path: Path) -> None:
     assert grown < 4 << 20
 
 
-def test_numbers_of_no_process_are_refused_and_no_time_is_now() -> None:
+def test_numbers_of_no_process_are_refused() -> None:
     """A process that the job does not have is a ValueError that says which it has; a timeout of 0
     does not wait for anybody.
     """

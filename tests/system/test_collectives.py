@@ -58,7 +58,7 @@ def test_killed_in_the_middle(during: str) -> None:
         print(f"{during}: process {index} heard after {took_s:.2f} s")
 
 
-def test_a_peer_that_does_not_call_is_a_timeout() -> None:
+def test_a_peer_that_never_calls_is_a_timeout() -> None:
     """When a live process does not take part, the others get BarrierTimeout in time."""
     outputs = run_processes(
         program("collectives_peer_does_not_call"),

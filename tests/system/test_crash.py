@@ -53,7 +53,7 @@ def check(root: Path, acknowledged: int) -> None:
         for seed in range(SEEDS)
     ],
 )
-def test_sigkill_of_the_whole_job_at_a_random_moment(tmp_path: Path, seed: int) -> None:
+def test_sigkill_of_all_at_a_random_moment(tmp_path: Path, seed: int) -> None:
     """The manager opens, latest_step() is the last acknowledged step or newer, and every listed
     step restores bit-exact.
     """
@@ -135,7 +135,7 @@ def test_sigkill_before_each_system_call_of_a_save(
     (2, 0, 0, 2),
     (2, 0, 1, 2),
 )
-def test_a_full_disk_or_a_broken_one_at_each_system_call(
+def test_a_full_or_broken_disk_at_each_call(
     library: Path, error: int, processes: int, victim: int, first: int, every: int
 ) -> None:
     """ENOSPC and EIO at each call: one error of the tree, the same on every process, or none; old

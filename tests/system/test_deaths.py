@@ -78,7 +78,7 @@ def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
 
 
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None:
+def test_a_launchers_word_ends_every_wait(whose: str) -> None:
     """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its
     name and why, a hundredth of the heartbeat timeout later, with our client and with jaxlib's own.
     """
@@ -96,9 +96,7 @@ def test_a_launcher_that_saw_an_exit_ends_every_wait_by_name(whose: str) -> None
 
 @pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_a_death_that_nobody_saw_is_known_after_the_grace(
-    whose: str, served: tuple[str, ...]
-) -> None:
+def test_an_unseen_death_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
     """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s
     later it is lost; jaxlib's agent too, which had a call under way. A blocking get of jaxlib's
     names nobody, and waits on.
@@ -170,7 +168,7 @@ def test_who_is_alive_is_not_lost(stop_s: float) -> None:
             assert [each.code for each in processes.wait(60)] == [0, 0], processes.output(1)
 
 
-def test_a_coordinator_that_comes_back_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
+def test_a_coordinator_from_its_journal_suspects_nobody(tmp_path: Path) -> None:
     """Killed and restarted on its port: each comes back on a new stream, later than the grace, and
     all meet.
     """

@@ -56,7 +56,7 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
 PLAIN = program("endings_plain")
 
 
-def test_a_signal_at_the_end_of_an_attempt_is_no_notice() -> None:
+def test_a_signal_at_the_end_is_no_notice() -> None:
     """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it
     logs that the attempt is over, and why.
     """

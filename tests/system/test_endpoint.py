@@ -35,7 +35,7 @@ def late_worker(env: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_a_worker_of_attempt_1_never_joins_attempt_2(tmp_path: Path) -> None:
+def test_a_worker_never_joins_the_next_attempt(tmp_path: Path) -> None:
     """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which
     ends as if it had never been there.
     """

@@ -57,9 +57,7 @@ def network() -> Iterator[Network]:
         pytest.param("packet drop", marks=pytest.mark.slow),
     ],
 )
-def test_every_other_peer_has_a_named_error_in_time(
-    fault: str, network: Network, tmp_path: Path
-) -> None:
+def test_every_other_peer_names_it_in_time(fault: str, network: Network, tmp_path: Path) -> None:
     """One of three peers in namespaces of their own goes silent: the others name it within the
     heartbeat timeout + 2 s.
     """
@@ -115,9 +113,7 @@ STEPPER = program("faults_stepper")
 
 
 @pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
-def test_a_coordinator_killed_and_restarted_loses_and_doubles_no_barrier(
-    wire: str, tmp_path: Path
-) -> None:
+def test_a_restarted_coordinator_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
     """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's
     key of that step is there.
     """

@@ -25,7 +25,7 @@ def test_a_child_of_fork_leaves_the_job_alone() -> None:
         assert service.wait(30) == 0
 
 
-def test_a_child_of_fork_in_initialize_leaves_the_job_alone() -> None:
+def test_a_child_forked_in_initialize_is_no_process() -> None:
     """Forked in the handler of a signal while its parent waits for the last process: it ends by
     itself, and the job starts.
     """
@@ -42,7 +42,7 @@ def test_a_child_of_fork_in_initialize_leaves_the_job_alone() -> None:
     assert [each.code for each in finished] == [0, 0], finished
 
 
-def test_workers_that_are_forked_and_terminated_are_no_preemption() -> None:
+def test_forked_workers_that_end_are_no_preemption() -> None:
     """Workers of a data loader, forked by multiprocessing, die by their SIGTERM, and the job hears
     of no notice.
     """

@@ -67,9 +67,7 @@ def test_an_elastic_iterator_goes_on_anywhere(tmp_path: Path, count: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
-def test_a_job_that_is_killed_goes_on_with_another_number_of_processes(
-    tmp_path: Path, count: int
-) -> None:
+def test_a_killed_job_goes_on_with_another_number(tmp_path: Path, count: int) -> None:
     """The same with processes that die by SIGKILL after the save, batches ahead of it."""
     script = program("grain_killed")
     with together(script, 4, tmp_path / "run") as processes:

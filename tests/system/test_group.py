@@ -41,7 +41,7 @@ def test_names_do_not_wait_for_each_other(which: str) -> None:
 
 
 @BOTH
-def test_a_missing_process_is_named_and_its_late_call_fails_alike(which: str) -> None:
+def test_a_missing_process_is_named_and_fails_late(which: str) -> None:
     """Who waits gets BarrierTimeout with the missing process; the late one gets the same answer;
     the name works again; no key stays.
     """
@@ -63,7 +63,7 @@ def test_a_group_of_some_processes(which: str) -> None:
     )
 
 
-def test_a_value_that_was_sent_counts_although_its_sender_dies() -> None:
+def test_a_sent_value_counts_though_its_sender_dies() -> None:
     """Rank 0 has every value when a process dies after it sent its own and before all have come;
     the others hear who died.
     """

@@ -20,7 +20,7 @@ def run(script: Path, count: int, root: Path, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("read_once", ["", "read_once"])
-def test_what_one_process_cannot_read_is_an_error_on_all(tmp_path: Path, read_once: str) -> None:
+def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read_once: str) -> None:
     """One damaged shard is Corrupt on every process, naming the one that found it, before any
     collective; the next restore is in step.
     """
@@ -32,7 +32,7 @@ def test_what_one_process_cannot_read_is_an_error_on_all(tmp_path: Path, read_on
     )
 
 
-def test_a_mistake_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
+def test_one_mistake_fails_on_all(tmp_path: Path) -> None:
     """Another tree, another step, an iterator that refuses its state, on one process alone: typed
     on all, fallback or not, and named.
     """
@@ -43,7 +43,7 @@ def test_a_mistake_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
     )
 
 
-def test_the_agreement_is_one_small_message_of_each_process(tmp_path: Path) -> None:
+def test_the_agreement_is_one_small_message_each(tmp_path: Path) -> None:
     """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
     process; read_once one more of each.
     """
@@ -54,7 +54,7 @@ def test_the_agreement_is_one_small_message_of_each_process(tmp_path: Path) -> N
     )
 
 
-def test_a_process_that_does_not_come_to_the_end_is_named(tmp_path: Path) -> None:
+def test_a_process_missing_at_the_end_is_named(tmp_path: Path) -> None:
     """One process never restores: the others learn in the time given who is missing."""
     run(
         program("group_restores_process_does_not_come"),
@@ -74,7 +74,7 @@ def test_steps_that_processes_know_differently(tmp_path: Path) -> None:
     )
 
 
-def test_a_listing_that_fails_at_the_primary_fails_on_all(tmp_path: Path) -> None:
+def test_a_failed_listing_fails_on_all(tmp_path: Path) -> None:
     """The root cannot be listed any more: every process has the primary's error, at once."""
     run(
         program("group_restores_listing_fails_at_primary"),
@@ -94,7 +94,7 @@ def test_an_overwrite_in_between_is_not_mixed(tmp_path: Path) -> None:
     )
 
 
-def test_a_root_is_loaded_by_all_or_by_one_alone(tmp_path: Path) -> None:
+def test_a_root_is_loaded_by_all_or_one(tmp_path: Path) -> None:
     """A step is saved between two processes' loads of a root: with a group both have the primary's
     step, and alone it is refused.
     """

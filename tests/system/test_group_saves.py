@@ -36,7 +36,7 @@ def test_four_processes_save_and_restore_as_one(tmp_path: Path) -> None:
     )
 
 
-def test_the_failure_of_one_process_is_an_error_on_all(tmp_path: Path) -> None:
+def test_the_failure_of_one_fails_on_all(tmp_path: Path) -> None:
     """A process whose disk fails, and one whose tree differs, is named on every process; old steps
     stay and the next save succeeds.
     """
@@ -106,7 +106,7 @@ def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
     assert len({output.split("stopped at")[1].split()[0] for output in outputs}) == 1, outputs
 
 
-def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
+def test_a_group_of_some_saves_what_is_theirs(tmp_path: Path) -> None:
     """Processes 0 and 2 of three save an array on their own devices as a group of two; the other
     takes no part.
     """
@@ -118,7 +118,7 @@ def test_a_group_of_some_processes_saves_what_is_theirs(tmp_path: Path) -> None:
     assert len([name for name in files(tmp_path / "run") if name.endswith(".safetensors")]) == 2
 
 
-def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
+def test_the_next_save_is_numbered_alike(tmp_path: Path) -> None:
     """Whatever `save` raises on one process (a bad step, a bad name, an interrupt), the others fail
     at once and the next save is good.
     """
@@ -129,7 +129,7 @@ def test_the_next_save_has_the_same_number_on_all(tmp_path: Path) -> None:
     )
 
 
-def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path: Path) -> None:
+def test_unknown_steps_are_learnt_with_the_next_save(tmp_path: Path) -> None:
     """A process that was not told of a commit, and could not read its record either, lists it again
     after the next save.
     """
@@ -140,7 +140,7 @@ def test_processes_that_know_other_steps_learn_them_with_the_next_save(tmp_path:
     )
 
 
-def test_a_mistake_of_one_process_in_a_single_save_is_known_to_all(tmp_path: Path) -> None:
+def test_a_mistake_in_a_single_save_is_known(tmp_path: Path) -> None:
     """One-shot `save` of a group ends alike where one process passes a bad step or name: at once,
     naming it, and nothing is left.
     """

@@ -33,9 +33,7 @@ KILLED = program("health_killed")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [False, True], ids=["nobody saw it", "a launcher saw it"])
 @pytest.mark.parametrize("wait", WAITS)
-def test_sigkill_of_one_of_four_ends_every_wait_by_name(
-    wait: str, launcher: bool, tmp_path: Path
-) -> None:
+def test_sigkill_of_one_ends_every_wait_by_name(wait: str, launcher: bool, tmp_path: Path) -> None:
     """Every survivor gets an error naming the process within heartbeat timeout + 2 s, or long
     before one of 100 s where a launcher reports the exit; later work is refused; survivors compute
     on.
@@ -81,7 +79,7 @@ def test_sigkill_of_one_of_four_ends_every_wait_by_name(
 BLOCKS = program("health_blocks")
 
 
-def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
+def test_a_block_that_fails_fails_in_all() -> None:
     """The process that raised gets its own error, the others one that names it; the next block
     begins afresh and ends well.
     """
@@ -97,7 +95,7 @@ def test_a_block_that_fails_in_one_process_fails_in_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_smaller() -> None:
+def test_a_death_inside_a_block_ends_it_everywhere() -> None:
     """A process killed inside a block, in front of a collective: all survivors raise ProcessLost
     naming it, and compute on without it.
     """
@@ -116,7 +114,7 @@ def test_a_death_inside_a_block_ends_it_on_every_survivor_and_the_next_one_is_sm
 
 
 @pytest.mark.slow
-def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
+def test_a_dead_process_delays_no_agreement() -> None:
     """After one of three was killed, the others still agree on a step through `agree_on_step`,
     without it.
     """
@@ -134,7 +132,7 @@ def test_a_dead_process_does_not_hold_an_agreement_up() -> None:
     )
 
 
-def test_work_with_a_restarted_process_is_refused_until_its_new_life_was_seen() -> None:
+def test_work_with_an_unseen_new_life_is_refused() -> None:
     """A process that was killed and started again is connected; work planned with its old life is
     refused until `live_processes()`.
     """

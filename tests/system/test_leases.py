@@ -90,7 +90,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
         yield service
 
 
-def test_a_coordinator_that_was_stopped_for_twice_the_timeout_loses_nobody(
+def test_a_coordinator_that_was_stopped_loses_nobody(
     service: CoordinationService,
 ) -> None:
     """It reads what has arrived before it lets time pass: all three live on, and a barrier whose
@@ -168,7 +168,7 @@ def wait_until_lost(address: str, process_id: int, timeout_s: float = 30) -> Non
             time.sleep(0.05)
 
 
-def test_a_jaxlib_client_that_was_given_up_is_refused_and_ends() -> None:
+def test_a_jaxlib_client_given_up_is_refused() -> None:
     """Stopped for longer than the timeout and continued: its keys are ABORTED with the reason, and
     its shutdown ends without SIGABRT.
 

@@ -44,7 +44,7 @@ def preempted(root: Path, leaves: str) -> Iterator[tuple[Processes, Coordination
             yield processes, service
 
 
-def test_a_process_that_leaves_is_not_needed_for_what_others_hold(tmp_path: Path) -> None:
+def test_a_process_that_leaves_is_not_needed(tmp_path: Path) -> None:
     """Four hold all of the state, one has SIGTERM: the others write it, and it may die before they
     have; the step is there, whole.
     """
@@ -72,7 +72,7 @@ def test_a_process_that_leaves_is_not_needed_for_what_others_hold(tmp_path: Path
     assert writers(step) == {0, 1, 2}
 
 
-def test_what_is_lost_with_a_process_that_leaves_is_named(tmp_path: Path) -> None:
+def test_what_a_leaving_process_loses_is_named(tmp_path: Path) -> None:
     """A leaf of which the leaving process alone has a part: it writes that part; where it dies
     first, the error has the leaf's path.
     """
@@ -87,7 +87,7 @@ def test_what_is_lost_with_a_process_that_leaves_is_named(tmp_path: Path) -> Non
         assert "nobody else held all of sharded" in one.output
 
 
-def test_a_process_that_stays_alive_writes_what_it_alone_holds(tmp_path: Path) -> None:
+def test_a_living_process_writes_what_it_holds(tmp_path: Path) -> None:
     """The same leaves, and the leaving process lives long enough: nothing is missing, and of the
     replicated leaf it has written nothing.
     """

@@ -78,7 +78,7 @@ def whole_steps(hosts: Hosts) -> list[int]:
     ],
 )
 @pytest.mark.timeout(300)
-def test_whatever_hosts_are_lost_what_is_covered_comes_back(
+def test_whatever_is_lost_what_is_covered_returns(
     count: int, replicas: int, root: Path, tmp_path: Path
 ) -> None:
     """All processes are killed, and every set of hosts is lost with all that they had: of each
@@ -194,7 +194,7 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
     "fault", ["parted", *(pytest.param(fault, marks=slow) for fault in ("unplugged", "stopped"))]
 )
 @pytest.mark.parametrize("moment", ["GET", pytest.param("WAIT", marks=slow)])
-def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(
+def test_a_host_cut_off_fails_a_save_only(
     fault: str, moment: str, root: Path, tmp_path: Path
 ) -> None:
     """While a peer waits for its part, or has half of its bytes: the save fails on all in bounded
@@ -251,9 +251,7 @@ def test_a_host_that_is_cut_off_fails_a_local_save_and_no_more(
 
 @slow
 @pytest.mark.parametrize("fault", ["parted", "unplugged"])
-def test_a_host_that_is_cut_off_while_it_is_read_from(
-    fault: str, root: Path, tmp_path: Path
-) -> None:
+def test_a_host_cut_off_while_read_from(fault: str, root: Path, tmp_path: Path) -> None:
     """A process without a part of its own has half of its bytes from a peer when that is cut off:
     the next copy serves.
     """
@@ -563,9 +561,7 @@ def fill(folder: Path, kind: str) -> Callable[[], None]:
     "kind",
     ["bytes while it pulls", *(pytest.param(kind, marks=slow) for kind in ("bytes", "inodes"))],
 )
-def test_a_host_without_space_fails_a_local_save_and_no_more(
-    kind: str, root: Path, tmp_path: Path
-) -> None:
+def test_a_host_without_space_fails_a_save_only(kind: str, root: Path, tmp_path: Path) -> None:
     """The save fails on all, and says where and why; the one before stays, durable saves go on, and
     local ones with space again.
     """
@@ -740,7 +736,7 @@ BETWEEN: dict[Callable[[Hosts, Path], None], int] = {
         for each in BETWEEN
     ],
 )
-def test_folders_that_were_away_bring_no_abandoned_branch_back(
+def test_folders_once_away_revive_no_abandoned_branch(
     between: Callable[[Hosts, Path], None], root: Path, tmp_path: Path
 ) -> None:
     """All that the hosts had of step 7 is put back after a life that went on without it, whatever
@@ -760,7 +756,7 @@ def test_folders_that_were_away_bring_no_abandoned_branch_back(
 
 
 @slow
-def test_one_host_put_back_is_no_harm_to_a_newer_step(root: Path, tmp_path: Path) -> None:
+def test_one_host_put_back_harms_no_step(root: Path, tmp_path: Path) -> None:
     """A stale copy of one host beside the others' newer ones: the newest that is whole serves, and
     with both hosts stale the older one.
     """
@@ -782,7 +778,7 @@ def test_one_host_put_back_is_no_harm_to_a_newer_step(root: Path, tmp_path: Path
 # --- two lanes
 
 
-def test_local_saves_go_on_while_the_store_stands_still(root: Path, tmp_path: Path) -> None:
+def test_local_saves_go_on_while_the_store_stalls(root: Path, tmp_path: Path) -> None:
     """One process's durable write takes its time: local saves on all hosts begin and end meanwhile,
     and the durable one ends well.
     """

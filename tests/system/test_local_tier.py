@@ -41,7 +41,7 @@ def _names(count: int) -> str:
     return ",".join(f"h{index}" for index in range(count))
 
 
-def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
+def test_a_job_goes_on_in_another_shape(tmp_path: Path) -> None:
     """Three processes save every other step; one host is lost, and two processes go on from the
     newest local step, resharded.
     """
@@ -56,7 +56,7 @@ def test_a_job_goes_on_from_its_hosts_in_another_shape(tmp_path: Path) -> None:
     assert '"local_off": ""' in outputs[0]
 
 
-def test_hosts_of_a_job_at_a_unix_socket_reach_each_other(tmp_path: Path) -> None:
+def test_hosts_at_a_unix_socket_reach_each_other(tmp_path: Path) -> None:
     """All of its processes are on this machine, as with `holdfast run`: nobody has to name an
     address.
     """
@@ -87,9 +87,7 @@ def _kill_at(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(
-    seed: int, tmp_path: Path
-) -> None:
+def test_killed_at_any_moment_nothing_acknowledged_is_lost(seed: int, tmp_path: Path) -> None:
     """Killed again and again while they write and pull, with a host of each group lost in between:
     each life goes on where all were.
     """
@@ -102,7 +100,7 @@ def test_killed_at_any_moment_nothing_that_was_acknowledged_is_lost(
 
 
 @pytest.mark.slow
-def test_a_late_writer_of_an_attempt_that_was_given_up_brings_nothing_back(tmp_path: Path) -> None:
+def test_a_late_writer_of_an_attempt_revives_nothing(tmp_path: Path) -> None:
     """An attempt is stopped, another goes on from its step, and then the first runs on: its later
     steps are of a dead branch.
     """

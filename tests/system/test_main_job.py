@@ -68,7 +68,7 @@ def _losses(path: Path) -> dict[int, float]:
     }
 
 
-def test_all_stop_at_one_step_and_it_is_saved(runs: dict[str, Any]) -> None:
+def test_all_stop_at_one_step_and_save(runs: dict[str, Any]) -> None:
     """The preempted job stopped before its end, at a step from which the resumed ones began."""
     stopped = runs["preempted"]["last"]
     assert 5 <= stopped < STEPS
@@ -89,7 +89,7 @@ def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
     assert _losses(runs["folder"] / "whole.jsonl") == _losses(runs["folder"] / "four.jsonl")
 
 
-def test_a_run_resumed_on_two_processes_follows_the_same_curve(runs: dict[str, Any]) -> None:
+def test_a_resumed_run_follows_the_same_curve(runs: dict[str, Any]) -> None:
     """With another sharding, every later loss is within 1e-5 relative and 1e-6 absolute of the
     uninterrupted run's.
     """

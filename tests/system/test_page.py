@@ -18,7 +18,7 @@ from tests.support.pages import page, processes, serious_faults
 HOSTILE = "<img src=x onerror=document.title='hit'>"
 
 
-def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
+def test_a_job_in_words_and_by_keyboard(tab: Any) -> None:
     """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click;
     a hostile host is text.
     """
@@ -64,7 +64,7 @@ def test_a_job_in_words_by_keyboard_and_as_text(tab: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_of_the_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path) -> None:
+def test_a_restarted_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path) -> None:
     """The page says that the coordinator is gone while it is, and comes back without a reload."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -75,7 +75,7 @@ def run_seeds(
     return [f.output for f in finished]
 
 
-def test_sigterm_to_one_of_four_stops_all_at_one_step(tmp_path: Path) -> None:
+def test_sigterm_to_one_stops_all_at_once(tmp_path: Path) -> None:
     """A SIGTERM to one process makes all stop at the same step, also when they ask every 7 steps;
     the user's handler still runs.
     """
@@ -118,13 +118,13 @@ def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
     )
 
 
-def test_a_notice_before_step_0_holds_at_step_0() -> None:
+def test_a_notice_before_step_0_holds_there() -> None:
     """Told before anybody asked, every process hears it at its first question."""
     script = program("preemption_notice_before_step_0")
     run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
-def test_a_withdrawn_notice_ends_at_one_step_and_the_earliest_deadline_wins() -> None:
+def test_a_withdrawn_notice_ends_at_one_step() -> None:
     """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
     answer False from one step on.
     """
@@ -140,7 +140,7 @@ def test_a_process_that_never_asks_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_an_announcer_that_dies_half_way_is_taken_over() -> None:
+def test_a_dead_announcer_is_taken_over() -> None:
     """A process that dies after announcing, before it sent any mail, does not hold the others up:
     they agree without it.
     """
@@ -171,7 +171,7 @@ def test_without_its_coordinator_a_process_still_answers() -> None:
     assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
 
 
-def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
+def test_jax_own_sync_point_is_served_too() -> None:
     """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
     only JAX got reaches ours.
     """
@@ -190,7 +190,7 @@ def test_jax_own_sync_point_is_served_where_its_service_was_left_on() -> None:
         )
 
 
-def test_under_plain_jax_distributed_sigterm_reaches_both_sync_points() -> None:
+def test_sigterm_reaches_both_sync_points() -> None:
     """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
     one step, and JAX's own is notified.
     """
@@ -215,7 +215,7 @@ def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
 SOURCES = program("preemption_sources")
 
 
-def test_one_sync_point_has_all_sources_from_the_first_question_to_the_last() -> None:
+def test_one_sync_point_has_all_sources_throughout() -> None:
     """What was added or asked before initialize() counts in the job, a late question is answered,
     and there is never a second one.
     """
@@ -227,7 +227,7 @@ LEAVING = program("preemption_leaving")
 
 
 @pytest.mark.parametrize("notified", [0, 1])
-def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified: int) -> None:
+def test_a_notice_while_some_leave_is_agreed_on(notified: int) -> None:
     """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops
     both at one step; nobody dies of it.
     """
@@ -235,7 +235,7 @@ def test_a_notice_while_some_leave_is_agreed_on_by_those_who_still_ask(notified:
     assert "left" in outputs[0]
 
 
-def test_a_notice_after_some_have_left_is_agreed_on_by_the_rest() -> None:
+def test_a_notice_after_some_left_is_agreed_on() -> None:
     """Process 0 did not wait for the others, and is gone: the agreement does not wait for it."""
     notify_while_leaving(1, ("left", "asking", "asking"), shutdown_s=0.1)
 
@@ -266,7 +266,7 @@ def status_of(service: CoordinationService) -> list[Any]:
 STARTING = program("preemption_starting")
 
 
-def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
+def test_a_sigterm_before_all_joined_ends_the_process() -> None:
     """As it would have without us: nobody counts on it yet, and who launched it reads that as a
     preemption.
     """
@@ -281,7 +281,7 @@ def test_a_sigterm_before_all_have_joined_ends_the_process() -> None:
     assert finished.code == -signal.SIGTERM, finished.output
 
 
-def test_a_sigterm_in_initialize_is_a_notice_once_all_have_joined() -> None:
+def test_a_sigterm_in_initialize_is_a_later_notice() -> None:
     """While jax starts, twice: the process lives, and all stop at one step."""
     outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])
     assert len({tuple(stopped_at(output)) for output in outputs}) == 1

@@ -58,7 +58,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for times in (1, 1000)
     ],
 )
-def test_an_error_at_each_system_call_of_a_restore(
+def test_an_error_at_each_call_of_a_restore(
     tmp_path: Path, library: Path, call: str, error: str, times: int
 ) -> None:
     """Whatever is read when an error comes up, once or from then on: exact values or a

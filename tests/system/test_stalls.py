@@ -46,9 +46,7 @@ WHO = f"process 2 (host {socket.gethostname()})"
         ("skip", f"{WHO} waits in sync_global_processes at train, train.py:{line_of('BARRIER')}"),
     ],
 )
-def test_a_hang_ends_the_attempt_and_names_the_odd_one(
-    fault: str, said: str, tmp_path: Path
-) -> None:
+def test_a_hang_ends_the_attempt_by_name(fault: str, said: str, tmp_path: Path) -> None:
     """Within the timeout and 10 s after the fault the job has ended with 124; the log's first
     screen has the process and its line.
     """

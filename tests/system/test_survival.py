@@ -107,7 +107,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 POLITE = program("survival_polite")
 
 
-def test_leaving_with_zero_after_a_notice_to_one_process_is_not_done() -> None:
+def test_leaving_with_zero_after_a_notice_is_unfinished() -> None:
     """PRE-1: one process gets SIGTERM, all stop at one step and exit with 0; the job is started
     again, and then it is done.
     """

@@ -28,7 +28,7 @@ def test_the_stacks_stay_with_the_coordinator() -> None:
     assert processes.popens[1].returncode == 124
 
 
-def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
+def test_every_log_says_why_the_job_hangs() -> None:
     """Without a launcher, too: who is elsewhere, on which host and at which line, in one sentence
     that is the same for all.
     """
@@ -49,7 +49,7 @@ def test_the_log_of_every_process_says_why_the_job_hangs() -> None:
         assert "; the other 2 wait in sync_global_processes at <module>, script.py:11" in line, line
 
 
-def test_status_shows_the_stacks_of_the_living_and_what_the_dead_have_left() -> None:
+def test_status_shows_stacks_of_living_and_dead() -> None:
     """`holdfast status --stacks` asks each living process where its threads are, and shows the
     report of one that its watchdog ended.
     """

@@ -17,7 +17,7 @@ from tests.support.pages import HOLDFAST, fetch, not_reading, page, processes, s
 need("uvicorn", "make setup")
 
 
-def test_only_who_has_the_token_gets_in_and_only_under_its_own_name() -> None:
+def test_only_the_token_gets_in() -> None:
     """A wrong token, a page whose name was pointed here, and a path that is none are refused;
     answers may not be kept or framed.
     """
@@ -82,7 +82,7 @@ def test_a_viewer_sees_the_job_as_it_is() -> None:
             )
 
 
-def test_a_coordinator_that_dies_is_said_and_comes_back(tmp_path: Path) -> None:
+def test_a_coordinator_that_dies_comes_back(tmp_path: Path) -> None:
     """The page keeps what it last knew, says what is wrong, and goes on with the coordinator that
     takes the place.
     """
@@ -168,7 +168,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     )
 
 
-def test_without_the_extra_the_line_that_installs_it_is_said(tmp_path: Path) -> None:
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     """Before anything listens."""
     (tmp_path / "uvicorn.py").write_text("raise ImportError")
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

@@ -10,7 +10,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 from holdfast.web.snapshot import MOST_EVENTS, encode, snapshot
 
 
-def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
+def test_a_snapshot_is_bounded() -> None:
     """Of thousands that a barrier misses fifty are named, and of the history the last events."""
     status = session_pb2.StatusResponse(num_processes=2, heartbeat_interval_s=15)
     status.tasks.add(
@@ -33,7 +33,7 @@ def test_a_snapshot_is_bounded_and_says_who_is_silent() -> None:
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
 
 
-def test_the_root_is_the_one_that_its_primary_reported() -> None:
+def test_the_root_is_the_primarys() -> None:
     """None where nobody did."""
     status = session_pb2.StatusResponse()
     status.tasks.add(task_id=0)

@@ -32,7 +32,7 @@ function draw(shown) {
   drawRoot(shown.root);
   drawBarriers(shown.barriers);
   drawTime(shown);
-  drawGoodput(shown.goodput_s);
+  drawGoodput(shown.goodput_s, shown.goodput_parts);
   if (state.open !== null) drawProcess();
 }
 
@@ -176,11 +176,7 @@ function drawTime(shown) {
   }));
 }
 
-const parts = {
-  stepping_s: "new steps", starting_s: "starting", restoring_s: "restoring", saving_s: "blocked in saves", redoing_s: "steps done again", ending_s: "ending attempts",
-};
-
-function drawGoodput(seconds) {
+function drawGoodput(seconds, parts) {
   const total = Object.values(seconds).reduce((sum, each) => sum + each, 0);
   $("goodput").hidden = !total;
   if (!total) return;

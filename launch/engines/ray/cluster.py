@@ -16,9 +16,7 @@ WORKER_LABEL = "ray.io/tpu-worker-id"
 
 
 def load_ray() -> Any:
-    """Imports Ray, which only this engine needs; untyped, since its own types cannot be relied
-    on.
-    """
+    """Imports Ray, which only this engine needs; untyped: its own types cannot be relied on."""
     try:
         ray: Any = importlib.import_module("ray")
         importlib.import_module("ray.cloudpickle")
@@ -29,9 +27,7 @@ def load_ray() -> Any:
 
 
 def cluster_nodes() -> list[Node]:
-    """Returns the living nodes of the cluster, with what is free on them and whether they are
-    draining.
-    """
+    """Returns the living nodes of the cluster, what is free on them, and which are draining."""
     ray = load_ray()
     free = ray._private.state.available_resources_per_node()
     draining = ray._private.state.state.get_draining_nodes()
@@ -46,7 +42,8 @@ def node_from_ray(
     info: Mapping[str, Any], free: Mapping[str, float], draining: Mapping[str, int]
 ) -> Node:
     """Returns one machine of `ray.nodes()`. Raises Fatal for a label that is no number."""
-    labels, node_id = info.get("Labels") or {}, info["NodeID"]
+    labels = info.get("Labels") or {}
+    node_id = info["NodeID"]
     worker = str(labels.get(WORKER_LABEL, "0"))
     if not worker.isdecimal():
         raise Fatal(

@@ -27,7 +27,7 @@ from ...supervisor.job import (
     Event,
     Exited,
     Job,
-    Notice,
+    Noticed,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -247,14 +247,11 @@ class RayEngine(BaseEngine):
         address, secrets = ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s)
         ray.get([actor.pid.remote() for actor in actors.values()], timeout=timeout_s)
         self._open_watch(address, attempt, self._credentials(secrets))
-        relays = self._start_relays(address, secrets)
-        started = []
-        for rank, actor in actors.items():
-            spec = self._process_spec(rank, attempt, address)
-            relay = relays.get(self._gang.node_ids[rank])
-            if relay is not None:
-                spec = replace(spec, coordinator=relay[0], host_address=relay[1])
-            started.append(actor.start.remote(self._command, self._call, spec, self._spec.env))
+        specs = self._process_specs(attempt, address, self._start_relays(address, secrets))
+        started = [
+            actor.start.remote(self._command, self._call, specs[rank], self._spec.env)
+            for rank, actor in actors.items()
+        ]
         for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
@@ -286,20 +283,29 @@ class RayEngine(BaseEngine):
         started = load_ray().get(starting, timeout=self._spec.restart.startup_timeout_s)
         return dict(zip(ranks, started, strict=True))
 
-    def _process_spec(self, rank: int, attempt: int, coordinator: str) -> ProcessSpec:
+    def _process_specs(
+        self, attempt: int, address: str, relays: Mapping[str, tuple[str, str]]
+    ) -> list[ProcessSpec]:
+        """Returns who each process is, by rank. Behind a relay, that is its coordinator."""
         placement = self._gang.placement
         node_ids = self._gang.node_ids
-        return ProcessSpec(
-            job_id=self._job_id,
-            attempt=attempt,
-            process_id=rank,
-            num_processes=len(node_ids),
-            coordinator=coordinator,
-            slice_id=placement.slice_of[rank],
-            num_slices=placement.num_slices,
-            slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
-            local_rank=node_ids[:rank].count(node_ids[rank]),
-        )
+        specs = []
+        for rank, node_id in enumerate(node_ids):
+            coordinator, host_address = relays.get(node_id, (address, None))
+            spec = ProcessSpec(
+                job_id=self._job_id,
+                attempt=attempt,
+                process_id=rank,
+                num_processes=len(node_ids),
+                coordinator=coordinator,
+                slice_id=placement.slice_of[rank],
+                num_slices=placement.num_slices,
+                slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
+                local_rank=node_ids[:rank].count(node_id),
+                host_address=host_address,
+            )
+            specs.append(spec)
+        return specs
 
     def _request_update(self, rank: int) -> None:
         self._pending[self._gang.actors[rank].poll.remote(_UPDATE_S)] = rank
@@ -412,7 +418,7 @@ class RayEngine(BaseEngine):
             if node is not None and node.draining and node_id not in self._noticed:
                 self._noticed.add(node_id)
                 source = f"Ray drains {node.address} ({node_id[:8]})"
-                notices.append(Notice(source, _deadline(node)))
+                notices.append(Noticed(source, _deadline(node)))
         return notices
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:

@@ -1,5 +1,6 @@
-"""Decides which machines a gang of processes gets: pure, from what is free on each, what is
-leaving, and which slices are whole.
+"""Decides which machines a gang of processes gets. Pure.
+
+It goes by what is free on each machine, what is leaving, and which slices are whole.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Node:
-    """One machine: what is free on it now, whether it is draining, and which slice it belongs to
-    ("": none).
-    """
+    """One machine."""
 
     node_id: str
     address: str
-    available: Mapping[str, float]
+    available: Mapping[str, float]  # what is free on it now
     draining: bool = False
-    slice_name: str = ""
+    slice_name: str = ""  # "": it belongs to none
     worker_id: int = 0
     deadline_unix_s: float | None = None  # of the drain
 
@@ -36,9 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """The machine of each process of a gang, by rank: ranks of a slice, and of a machine in it, are
-    contiguous.
-    """
+    """The machine of each process, by rank. Ranks of a slice, and of a machine, are contiguous."""
 
     nodes: tuple[Node, ...] = ()
     num_slices: int = 1
@@ -56,19 +53,23 @@ def place_gang(
     resources: Mapping[str, float],
     min_processes: int,
     max_processes: int,
+    *,
     num_slices: int = 1,
 ) -> Placement:
-    """Returns the largest gang between `min_processes` and `max_processes` that fits now; where
-    none fits, an empty one with the reason.
+    """Returns the largest gang of so many processes that fits now.
 
-    With `num_slices` above 1, a gang is made of whole slices of max_processes / num_slices
-    processes each, on machines of one slice name. A machine that is draining is no capacity, and
-    neither is its slice.
+    Where none fits, it is an empty one with the reason. With `num_slices` above 1, a gang is made
+    of whole slices of max_processes / num_slices processes each, on machines of one slice name. A
+    machine that is draining is no capacity, and neither is its slice.
     """
     nodes = sorted(nodes, key=_order)
     if num_slices > 1:
-        return _place_slices(nodes, resources, min_processes, max_processes, num_slices)
-    return _place_processes(nodes, resources, min_processes, max_processes)
+        placement = _place_slices(nodes, resources, max_processes // num_slices, num_slices)
+    else:
+        placement = _place_processes(nodes, resources, max_processes)
+    if len(placement.nodes) >= max(1, min_processes):
+        return placement
+    return Placement(why_not_more=placement.why_not_more)
 
 
 def _order(node: Node) -> tuple[object, ...]:
@@ -82,68 +83,59 @@ def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _place_processes(
-    nodes: list[Node], resources: Mapping[str, float], min_processes: int, max_processes: int
+    nodes: list[Node], resources: Mapping[str, float], max_processes: int
 ) -> Placement:
-    chosen = [
-        node
-        for node in nodes
-        if not node.draining
-        for _ in range(min(max_processes, node.room(resources)))
-    ]
-    chosen = chosen[:max_processes]
+    chosen: list[Node] = []
+    for node in nodes:
+        if not node.draining:
+            chosen += [node] * min(max_processes - len(chosen), node.room(resources))
+    if len(chosen) == max_processes:
+        return Placement(tuple(chosen))
     draining = sum(node.draining for node in nodes)
-    reason = (
-        f"room for {len(chosen)} of {max_processes} processes on {len(nodes)} machines, {draining}"
-        " of them draining"
-    )
-    return Placement(
-        tuple(chosen) if len(chosen) >= min_processes else (),
-        1,
-        "" if len(chosen) == max_processes else reason,
-    )
+    machines = f"{len(nodes)} machines, {draining} of them draining"
+    why = f"room for {len(chosen)} of {max_processes} processes on {machines}"
+    return Placement(tuple(chosen), why_not_more=why)
 
 
 def _place_slices(
-    nodes: list[Node],
-    resources: Mapping[str, float],
-    min_processes: int,
-    max_processes: int,
-    num_slices: int,
+    nodes: list[Node], resources: Mapping[str, float], per_slice: int, num_slices: int
 ) -> Placement:
-    per_slice = max_processes // num_slices
+    slices: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.slice_name:
+            slices.setdefault(node.slice_name, []).append(node)
     whole: list[list[Node]] = []
     problems: list[str] = []
-    names = dict.fromkeys(node.slice_name for node in nodes if node.slice_name)
-    for name in names:
-        members = [node for node in nodes if node.slice_name == name]
-        room = sum(min(per_slice, node.room(resources)) for node in members)
-        if leaving := [node for node in members if node.draining]:
-            problems.append(f"slice {name} has {len(leaving)} of {len(members)} machines draining")
-        elif room < per_slice:
-            problems.append(f"slice {name} has room for {room} of {per_slice} processes")
+    for name, members in slices.items():
+        problem = _why_not_whole(members, resources, per_slice)
+        if problem:
+            problems.append(f"; slice {name} has {problem}")
         else:
             whole.append(_deal(members, resources, per_slice))
     chosen = whole[:num_slices]
-    flat = tuple(node for members in chosen for node in members)
-    why = (
-        ""
-        if len(chosen) == num_slices
-        else f"{len(chosen)} of {num_slices} slices are whole"
-        + "".join(f"; {text}" for text in problems)
-    )
-    return (
-        Placement(flat, len(chosen), why)
-        if len(flat) >= min_processes and flat
-        else Placement(why_not_more=why)
-    )
+    placed = tuple(node for members in chosen for node in members)
+    if len(chosen) == num_slices:
+        return Placement(placed, num_slices)
+    why = f"{len(chosen)} of {num_slices} slices are whole{''.join(problems)}"
+    return Placement(placed, len(chosen), why)
+
+
+def _why_not_whole(members: list[Node], resources: Mapping[str, float], per_slice: int) -> str:
+    draining = sum(node.draining for node in members)
+    if draining:
+        return f"{draining} of {len(members)} machines draining"
+    room = sum(min(per_slice, node.room(resources)) for node in members)
+    return f"room for {room} of {per_slice} processes" if room < per_slice else ""
 
 
 def _deal(members: list[Node], resources: Mapping[str, float], count: int) -> list[Node]:
-    """Deals `count` processes over a slice's machines as evenly as they fit: each machine's chips
-    must all be used.
+    """Deals `count` processes over a slice's machines as evenly as they fit.
+
+    Each machine's chips must all be used.
     """
-    share = {node.node_id: 0 for node in members}
-    while sum(share.values()) < count:
+    share = dict.fromkeys((node.node_id for node in members), 0)
+    for _ in range(count):
         free = [node for node in members if share[node.node_id] < node.room(resources)]
-        share[min(free, key=lambda node: (share[node.node_id], node.worker_id)).node_id] += 1
+        least = min(free, key=lambda node: (share[node.node_id], node.worker_id))
+        share[least.node_id] += 1
     return [node for node in members for _ in range(share[node.node_id])]

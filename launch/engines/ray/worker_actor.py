@@ -1,5 +1,4 @@
-"""What runs inside Ray's actors: a WorkerActor holds one process of the job, as a child; a
-CoordinatorActor holds the coordinator.
+"""What runs inside Ray's actors: one process of the job as a child, or the coordinator.
 
 The process is a child of the actor, not the actor itself: its environment is complete before it
 imports jax, its signals are its own (Ray's worker handles SIGTERM by leaving), and on Linux the
@@ -12,7 +11,6 @@ import os
 import queue
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,31 +26,28 @@ from ...workers.secrets import JobSecrets, spawn_relay
 from .cluster import load_ray
 
 _END_S = 10.0  # for a process that was killed
+_MORE_LINES_S = 0.02  # lines that come so soon after another go with it
+_SHORTEST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True)
 class WorkerUpdate:
-    """What an actor reports of its process: lines of output and, at the end, the exit code and the
-    pickled outcome of a call.
-    """
+    """What an actor reports of its process."""
 
-    lines: tuple[str, ...]
-    code: int | None = None
-    outcome: bytes | None = None
+    lines: tuple[str, ...]  # of its output
+    code: int | None = None  # its exit code, at the end
+    outcome: bytes | None = None  # of a call, pickled; at the end
 
 
 class WorkerActor:
-    """Holds one process of the job, in each of the attempts that run in the same place. Its methods
-    are called one after the other.
+    """Holds one process of the job, in each of the attempts that run in the same place.
 
-    None blocks for longer than its timeout, or a few seconds for what an earlier attempt has left
-    to end.
+    Its methods are called one after the other. None blocks for longer than its timeout, or a few
+    seconds for what an earlier attempt has left to end.
     """
 
     def __init__(self) -> None:
-        self._updates: queue.SimpleQueue[str | int] = (
-            queue.SimpleQueue()
-        )  # lines, then the exit code
+        self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
         self._relay: Relay | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
@@ -64,8 +59,9 @@ class WorkerActor:
     def start_relay(
         self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]
     ) -> tuple[str, str]:
-        """Starts the relay of this machine, which ends with this actor; returns its address, and
-        the machine's for its peers.
+        """Starts the relay of this machine, which ends with this actor.
+
+        Returns the relay's address, and the machine's for its peers.
         """
         self._close_relay()
         self._relay = spawn_relay(coordinator, secrets, process_ids)
@@ -78,15 +74,15 @@ class WorkerActor:
         spec: ProcessSpec,
         extra: Mapping[str, str],
     ) -> list[str]:
-        """Starts the command, or the pickled call; returns one line for each stale MEGASCALE_*
-        value that was replaced.
+        """Starts the command, or the pickled call.
+
+        Returns one line for each stale MEGASCALE_* value that was replaced.
         """
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_S)
-        updates: queue.SimpleQueue[str | int] = (
-            queue.SimpleQueue()
-        )  # what the process before may still say goes to its own
+        # What the process before may still say goes to its own queue.
+        updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         self._updates = updates
         self._result.unlink(missing_ok=True)
         env, lines = worker_env({**os.environ, **extra}, spec)
@@ -114,23 +110,19 @@ class WorkerActor:
         return Path(self._folder.name) / "result"
 
     def poll(self, timeout_s: float) -> WorkerUpdate:
-        """Returns what has happened since the last call; waits up to `timeout_s` seconds for the
-        first of it.
-        """
+        """Returns what has happened since the last call; waits for the first of it."""
         lines: list[str] = []
-        deadline = time.monotonic() + timeout_s
+        wait_s = timeout_s
         while True:
             try:
-                item = self._updates.get(
-                    timeout=0.02 if lines else max(0.0, deadline - time.monotonic()) or 0.001
-                )
+                item = self._updates.get(timeout=max(wait_s, _SHORTEST_WAIT_S))
             except queue.Empty:
                 return WorkerUpdate(tuple(lines))
             if isinstance(item, int):
-                return WorkerUpdate(
-                    tuple(lines), item, self._result.read_bytes() if self._result.exists() else None
-                )
+                outcome = self._result.read_bytes() if self._result.exists() else None
+                return WorkerUpdate(tuple(lines), item, outcome)
             lines.append(item)
+            wait_s = _MORE_LINES_S
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process."""

@@ -1,5 +1,6 @@
-"""Calls a pickled function in a process of its own. Run as a script by its path: `python
-call_runner.py CALL RESULT`.
+"""Calls a pickled function in a process of its own.
+
+Run as a script by its path: `python call_runner.py CALL RESULT`.
 
 CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what it returned) or
 ("error", what it raised), pickled. The exit code is one that every engine understands.
@@ -28,29 +29,26 @@ def exit_code_of(error: BaseException) -> int:
 def main(call_path: str, result_path: str) -> int:
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     function, arguments, keywords = cloudpickle.loads(Path(call_path).read_bytes())
-    outcome: tuple[str, Any]
+    code = 0
+    kind = "value"
     try:
-        outcome, code = ("value", function(*arguments, **keywords)), 0
+        value = function(*arguments, **keywords)
     except Exception as error:
         traceback.print_exc()
-        outcome, code = ("error", error), exit_code_of(error)
+        code = exit_code_of(error)
+        kind = "error"
+        value = error
     try:
-        data = cloudpickle.dumps(outcome)
-        cloudpickle.loads(data)  # an exception with arguments of its own often cannot be made again
+        data = cloudpickle.dumps((kind, value))
+        # Read back: an exception with arguments of its own often cannot be made again.
+        cloudpickle.loads(data)
     except Exception as error:  # whatever a class of the user's does here
         code = code or 1
-        kind, value = outcome
-        what = (
-            f"{type(value).__name__}: {value}"
-            if kind == "error"
-            else f"{type(error).__name__}: {error}"
-        )
-        prefix = (
-            "the error cannot be pickled; it was"
-            if kind == "error"
-            else "the result cannot be pickled:"
-        )
-        data = cloudpickle.dumps(("error", TypeError(f"{prefix} {what}")))
+        if kind == "error":
+            what = f"the error cannot be pickled; it was {type(value).__name__}: {value}"
+        else:
+            what = f"the result cannot be pickled: {type(error).__name__}: {error}"
+        data = cloudpickle.dumps(("error", TypeError(what)))
     Path(result_path).write_bytes(data)
     return code
 

@@ -1,5 +1,6 @@
-"""Imports what a program needs, waits, and becomes the program. Run as a script by its path:
-`python standby.py FD MODULES COMMAND...`.
+"""Imports what a program needs, waits, and becomes the program.
+
+Run as a script by its path: `python standby.py FD MODULES COMMAND...`.
 
 COMMAND is `python [-u] SCRIPT ...` or `python [-u] -m MODULE ...`; MODULES are separated by commas.
 At FD is a socket to the launcher: it gets one JSON line, {"ready": ""} or {"failed": why}, and
@@ -32,7 +33,7 @@ class Launcher:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)
+        self._socket.set_inheritable(False)  # what the program starts must not hold it open
 
     def send(self, kind: str, why: str = "") -> None:
         with contextlib.suppress(OSError):
@@ -44,10 +45,11 @@ class Launcher:
         while not received.endswith(b"\n"):
             data = self._socket.recv(1 << 16)
             if not data:
+                # The launcher is gone, and no program has begun: there is nothing to clean up.
                 os._exit(0)
             received += data
-        found: dict[str, Any] = json.loads(received)
-        return found
+        changes: dict[str, Any] = json.loads(received)
+        return changes
 
 
 class Program:
@@ -59,7 +61,8 @@ class Program:
         rest = command[2:] if command[1] == "-u" else command[1:]
         self.module = rest[1] if rest[0] == "-m" else None
         self.argv = ["-m", *rest[2:]] if self.module else rest
-        self._environment, self._cwd = dict(os.environ), os.getcwd()
+        self._environment = dict(os.environ)
+        self._cwd = os.getcwd()
 
     def folder(self) -> str:
         """Returns what begins sys.path."""
@@ -78,15 +81,17 @@ class Program:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        # What was imported may have moved. The process keeps its number and its output.
         os.chdir(self._cwd)
         os.execvpe(self.command[0], self.command, self._environment)
 
     def run(self) -> None:
         """Runs it as `__main__`."""
         main = sys.modules["__main__"].__dict__
-        made_with: dict[str, Any] = (
-            {"__annotations__": {}} if "__annotations__" in main else {}
-        )  # up to Python 3.13
+        # Up to Python 3.13 the interpreter makes `__main__` with an empty one.
+        made_with: dict[str, Any] = {}
+        if "__annotations__" in main:
+            made_with["__annotations__"] = {}
         main.clear()
         main.update(
             made_with,
@@ -99,7 +104,9 @@ class Program:
         if self.module:
             loader: Any = importlib.machinery.BuiltinImporter  # what `python -m` begins with
             main.update(__loader__=loader)
-            getattr(runpy, "_run_module_as_main")(self.module)  # noqa: B009 (what `python -m` itself calls)
+            # By name, since it is private: `python -m` itself calls it.
+            run_module = getattr(runpy, "_run_module_as_main")  # noqa: B009
+            run_module(self.module)
             return
         path = os.path.join(self._cwd, self.argv[0])
         main.update(
@@ -129,7 +136,8 @@ class ImportGuard:
             - {"__main__", _NAME}
         )
         self._waiting = set(self._roots)
-        self._environment, self._path = dict(os.environ), list(dict.fromkeys(sys.path))
+        self._environment = dict(os.environ)
+        self._path = _search_path()
         builtins.__import__ = self
 
     def __call__(self, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -143,25 +151,28 @@ class ImportGuard:
         return self._import(name, *arguments, **keywords)
 
     def _change(self) -> str:
+        """Returns what the program has changed that an import would have seen, "" for nothing."""
         now = dict(os.environ)
-        changed = [
-            key
-            for key in self._environment.keys() | now
-            if self._environment.get(key) != now.get(key)
-        ]
+        names = self._environment.keys() | now
+        changed = [name for name in names if self._environment.get(name) != now.get(name)]
         if changed:
             return ", ".join(sorted(changed))
-        path = list(dict.fromkeys(sys.path))
+        path = _search_path()
         if [entry for entry in path if entry in self._path] != self._path:
             return "the order of sys.path"
+        # An entry that is new matters only where it has another module of a name that is taken.
         added = [entry for entry in path if entry not in self._path]
-        found = (
-            name
-            for name in sorted(self._roots)
-            if getattr(importlib.machinery.PathFinder.find_spec(name, added), "loader", None)
-            is not None
-        )
-        return f"sys.path, which has another {name}," if (name := next(found, "")) else ""
+        for name in sorted(self._roots):
+            spec = importlib.machinery.PathFinder.find_spec(name, added)
+            # A folder without a loader is a namespace: a module elsewhere goes before it.
+            if spec is not None and spec.loader is not None:
+                return f"sys.path, which has another {name},"
+        return ""
+
+
+def _search_path() -> list[str]:
+    """Returns sys.path without what it has twice."""
+    return list(dict.fromkeys(sys.path))
 
 
 def backend_is_up() -> bool:
@@ -171,19 +182,18 @@ def backend_is_up() -> bool:
 
 
 def preload(modules: list[str], launcher: Launcher) -> None:
-    """Imports the modules; ends the process where it cannot, or where one of them starts a
-    backend.
-    """
+    """Imports the modules; ends the process where one cannot be, or starts a backend."""
     for name in modules:
+        why = ""
         try:
             importlib.import_module(name)
         except BaseException as error:  # whatever a module of the user's does
-            launcher.send("failed", f"importing {name}: {type(error).__name__}: {error}")
-            os._exit(1)
-        if backend_is_up():
-            launcher.send(
-                "failed", f"importing {name} starts a jax backend, which is for the program alone"
-            )
+            why = f"importing {name}: {type(error).__name__}: {error}"
+        # A backend holds its devices, which the attempt that runs now has.
+        if not why and backend_is_up():
+            why = f"importing {name} starts a jax backend, which is for the program alone"
+        if why:
+            launcher.send("failed", why)
             os._exit(1)
 
 
@@ -204,7 +214,9 @@ def hide_our_frames() -> None:
 def main(descriptor: str, modules: str, *command: str) -> None:
     launcher = Launcher(int(descriptor))
     program = Program(list(command), launcher)
-    sys.argv, sys.orig_argv = list(program.argv), program.command
+    # Before the imports: a module may read them.
+    sys.argv = list(program.argv)
+    sys.orig_argv = program.command
     folder = program.folder()
     if not sys.flags.safe_path:
         sys.path[0] = folder
@@ -217,6 +229,7 @@ def main(descriptor: str, modules: str, *command: str) -> None:
     try:
         program.run()
     except BaseException:
+        # Raised on, not printed here: exit codes and hooks of the program stay what they are.
         hide_our_frames()
         raise
 

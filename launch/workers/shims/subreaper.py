@@ -1,8 +1,10 @@
-"""Runs a command and leaves nothing of it behind. Run as a script by its path: `python -I -S
-subreaper.py PARENT_PID COMMAND...`.
+"""Runs a command and leaves nothing of it behind.
 
-It is the command's parent, and the subreaper (prctl(2)) of all that the command starts: who loses
-its parent, in a session of its own or not, becomes a child of this process instead of init's. When
+Run as a script by its path: `python -I -S subreaper.py PARENT_PID COMMAND...`.
+
+It is the command's parent, and the subreaper (prctl(2)) of all that the command starts: a process
+that loses its parent, in a session of its own or not, becomes a child of this process instead of
+init's. When
 the command has ended, or the process that started this one is gone, whatever is left gets SIGKILL.
 Its input takes lines, `signal NUMBER` for the command and `kill` for all; the end of its input is
 the end of the starter. At last it ends as the command did, with the same exit code or by the same
@@ -19,12 +21,9 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
-_NOT_FOR_US = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)  # sent to a group or a job step
+# Sent to a process group or a job step: the command gets its own, by the launcher.
+_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 
@@ -40,16 +39,11 @@ def execute(command: list[str], hangup: signal.Handlers) -> None:
     signal.set_wakeup_fd(-1)
     os.setsid()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (
-        *_NOT_FOR_US,
-        signal.SIGCHLD,
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    ):  # the last two are Python's doing
+    for number in (*_NOT_FOR_US, *_SET_BY_PYTHON, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, hangup)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it died before prctl, and its death was no signal to us
         os._exit(127)
     try:
         os.execvp(command[0], command)
@@ -66,10 +60,10 @@ def descendants() -> list[int]:
             with open(f"/proc/{int(name)}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
-    found = list(children.get(os.getpid(), ()))
-    for pid in found:  # grows while it is read
-        found += children.get(pid, ())
-    return found
+    below = list(children.get(os.getpid(), ()))
+    for pid in below:  # grows while it is read
+        below += children.get(pid, ())
+    return below
 
 
 class Subreaper:
@@ -84,15 +78,14 @@ class Subreaper:
         self.status: int | None = None
 
     def hang_up(self, *_: object) -> None:
-        """Takes the kernel's word that the process that started this one is gone; from anybody else
-        it is none.
+        """Takes the kernel's word that the process that started this one is gone.
+
+        A SIGHUP from anybody else means nothing.
         """
         self._over = self._over or os.getppid() != self._parent
 
     def reap(self) -> bool:
-        """Takes the exit status of every child that has ended; returns whether any child is
-        left.
-        """
+        """Takes the exit status of every child that has ended; returns whether one is left."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._pid:
@@ -118,13 +111,13 @@ class Subreaper:
         if words[:1] == [b"kill"]:
             self._over = True
         elif words[:1] == [b"signal"]:
+            # It is still a child of ours, or a zombie: the number is not another process's.
             with contextlib.suppress(OSError):
-                os.kill(
-                    self._pid, int(words[1])
-                )  # still a child of ours, or a zombie: the number is not another's
+                os.kill(self._pid, int(words[1]))
 
     def end_all(self) -> None:
         """Kills until no child is left."""
+        # What is killed may just have started something, which becomes a child of ours then.
         while self.reap():
             for pid in descendants() or [self._pid]:
                 with contextlib.suppress(OSError):
@@ -136,7 +129,8 @@ class Subreaper:
 
 
 def main() -> None:
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+    parent = int(sys.argv[1])
+    command = sys.argv[2:]
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -167,7 +161,8 @@ def end_as(status: int | None) -> None:
     if status is None or not os.WIFSIGNALED(status):
         os._exit(1 if status is None else os.waitstatus_to_exitcode(status))
     number = os.WTERMSIG(status)
-    prctl(_PR_SET_DUMPABLE, 0)  # the command has left a core, where one is wanted
+    # The command has left a core, where one is wanted; this process is to leave none.
+    prctl(_PR_SET_DUMPABLE, 0)
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

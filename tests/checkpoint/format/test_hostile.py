@@ -21,7 +21,7 @@ from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_
 from holdfast.checkpoint.format.pack_header import ChunkChecksum, count_prefixes
 from holdfast.checkpoint.saving.pack_writer import plan_pack
 from holdfast.checkpoint.saving.plan import Leaf, make_plan
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 
 Header = dict[str, Any]
 
@@ -169,7 +169,7 @@ def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | Non
     assert sys.getallocatedblocks() - blocks < 100_000  # objects: there is none for each chunk
 
 
-def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> None:
+def test_sparse_packs_beyond_memory_are_typed_errors(tmp_path: Path) -> None:
     """Packs that are 137 GB of hole, with headers that fit, are an error that names one: for verify
     at its first step, for load at the latest where memory is asked for.
     """
@@ -189,7 +189,8 @@ def test_sparse_packs_of_more_than_memory_are_a_typed_error(tmp_path: Path) -> N
             file.truncate(planned.size)
     report = ItemReport(0, plan.hash, tuple(files))
     record = build_record(
-        0, {"state": (plan, [report])}, writer="ab12cd34", processes=1, started_s=0, finished_s=1
+        RecordHead(0, writer="ab12cd34", processes=1, started_s=0, finished_s=1),
+        {"state": (plan, [report])},
     )
     (tmp_path / "checkpoint.json").write_bytes(record)
     with pytest.raises(Corrupt, match="checksum of 'w"):

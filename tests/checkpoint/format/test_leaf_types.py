@@ -97,7 +97,7 @@ def test_values_come_back_as_what_they_were(tmp_path: Path) -> None:
         )
 
 
-def test_a_reader_that_does_not_know_the_type_sees_its_fields(tmp_path: Path) -> None:
+def test_a_reader_without_the_type_sees_fields(tmp_path: Path) -> None:
     """A Node, or a dict; a `like` that has such a value is told how to register; and no reader
     imports a thing.
     """

@@ -28,9 +28,7 @@ def _files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["a/b", "../../evil", "", ".hidden", "a" * 101, "naïve", 3])
-def test_a_name_that_no_reader_takes_is_refused_and_the_last_step_stays(
-    name: Any, tmp_path: Path
-) -> None:
+def test_a_name_that_no_reader_takes_is_refused(name: Any, tmp_path: Path) -> None:
     """An item's name is held against the reader's rule before anything is written: the step before
     it is not deleted for it.
     """
@@ -92,7 +90,7 @@ def test_json_that_no_reader_takes_is_refused(value: Any, sentence: str, tmp_pat
         assert not _files(tmp_path / "root")
 
 
-def test_a_metric_that_is_no_number_is_valid_json(tmp_path: Path) -> None:
+def test_a_metric_without_a_number_is_json(tmp_path: Path) -> None:
     """A loss that is NaN or infinite is saved and comes back, and the record stays JSON for every
     parser.
     """
@@ -121,7 +119,7 @@ def test_a_metric_that_is_no_number_is_valid_json(tmp_path: Path) -> None:
     json.loads((tmp_path / "root" / "1" / "checkpoint.json").read_bytes(), parse_constant=refused)
 
 
-def test_what_is_changed_after_save_returned_is_not_saved(tmp_path: Path) -> None:
+def test_changes_after_save_returned_are_not_saved(tmp_path: Path) -> None:
     """Json items and metadata are encoded before `save` returns."""
     facts = {"lr": 1}
     with CheckpointManager(tmp_path / "root") as manager:

@@ -111,7 +111,7 @@ def len_of(folder: Path) -> int:
     return len(read(folder))
 
 
-def test_a_handler_is_asked_in_save_and_not_later(tmp_path: Path) -> None:
+def test_a_handler_writes_in_save_not_later(tmp_path: Path) -> None:
     """What it writes from may change once `save` has returned."""
     text = ["before"]
     with CheckpointManager(tmp_path) as manager:
@@ -182,7 +182,7 @@ def _saves(
         return manager.restore(1, item="reader")
 
 
-def test_each_process_keeps_its_own_files_or_the_primary_all(tmp_path: Path) -> None:
+def test_files_are_the_primarys_or_each_processs(tmp_path: Path) -> None:
     """With `per_process` each gets back what it wrote; on another number of processes one must be
     chosen; else the primary alone writes.
     """
@@ -244,7 +244,7 @@ def test_processes_write_files_together(tmp_path: Path) -> None:
         Files(write, per_process=True, shared=True)
 
 
-def test_a_handler_that_fails_on_one_process_fails_the_save_on_all(tmp_path: Path) -> None:
+def test_a_handler_that_fails_fails_all_processes(tmp_path: Path) -> None:
     """All are told which process and which item."""
     with groups(2) as both:
         ends = at_once(
@@ -263,7 +263,7 @@ def test_a_handler_that_fails_on_one_process_fails_the_save_on_all(tmp_path: Pat
     assert not list(tmp_path.glob("*/checkpoint.json"))
 
 
-def test_damage_is_found_before_a_reader_sees_a_byte(tmp_path: Path, scratch: Path) -> None:
+def test_damage_is_found_before_a_byte_is_seen(tmp_path: Path, scratch: Path) -> None:
     """One bit in one file: the reader is not called."""
     save(tmp_path / "one", items={"tokenizer": Files(write)})
     largest = max((tmp_path / "one" / "tokenizer").iterdir(), key=lambda path: path.stat().st_size)
@@ -332,7 +332,7 @@ def test_names_that_cannot_be_beside_each_other(names: list[str], tmp_path: Path
         put_files(tmp_path, [(name, [memoryview(b"x")]) for name in names], "somewhere")
 
 
-def test_conversions_carry_files_and_orbaxs_handlers_files_are_read(tmp_path: Path) -> None:
+def test_conversions_carry_files_and_read_orbaxs(tmp_path: Path) -> None:
     """A conversion to holdfast keeps files; an item of Orbax's whose handler is its writer's own is
     one of files.
     """

@@ -18,7 +18,7 @@ from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.item_files import ItemTarget, write_json
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import take_snapshot
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -39,7 +39,9 @@ def record_of(tmp_path: Path, **options: Any) -> bytes:
         "started_s": 1.0,
         "finished_s": 2.0,
     } | options
-    return build_record(7, {"state": (plan, [report]), "data": (None, [extra])}, **facts)
+    return build_record(
+        RecordHead(7, **facts), {"state": (plan, [report]), "data": (None, [extra])}
+    )
 
 
 def sealed(record: dict[str, Any]) -> bytes:

@@ -54,7 +54,7 @@ def test_a_step_is_there_if_its_record_is(tmp_path: Path) -> None:
     )
 
 
-def test_a_record_is_there_also_where_it_cannot_be_read(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_is_there(tmp_path: Path) -> None:
     """A pipe or a link in circles in its place is a step, whose opening says what is wrong; a
     folder, or a link to nothing, is none.
     """

@@ -120,7 +120,7 @@ def add_files(folder: Path, names: Any = None) -> None:
     change(folder, lambda record: record["items"].update(tokenizer=item))
 
 
-def test_an_item_may_be_of_files_with_names_of_their_own(tmp_path: Path) -> None:
+def test_an_item_of_files_keeps_their_names(tmp_path: Path) -> None:
     """Such files are called as ours are, and their own names stand in the record: they are
     restored, verified, kept by sweeps, deleted.
     """
@@ -163,7 +163,7 @@ def test_own_names_that_could_lead_astray_are_refused(names: Any, tmp_path: Path
         load(tmp_path)
 
 
-def test_a_root_may_call_its_steps_by_other_names(tmp_path: Path) -> None:
+def test_a_root_may_name_its_steps_otherwise(tmp_path: Path) -> None:
     """Where .holdfast/steps.json says how, steps are listed, restored and loaded under these names,
     and saved too.
     """

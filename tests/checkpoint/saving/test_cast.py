@@ -33,7 +33,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_params_in_half_take_half_and_restore_with_a_cast(tmp_path: Path) -> None:
+def test_params_in_half_restore_with_a_cast(tmp_path: Path) -> None:
     """A predicate on paths says which: half as many bytes on disk, the optimizer whole; without
     `cast` the difference is an error.
     """
@@ -92,7 +92,7 @@ def test_a_dtype_is_for_all_floating_point_arrays(dtype: Any) -> None:
     assert type(cast["lr"]) is float and cast_tree(flat, None) is flat
 
 
-def test_a_dtype_that_is_none_of_floating_point_is_refused(tmp_path: Path) -> None:
+def test_a_dtype_without_floating_point_is_refused(tmp_path: Path) -> None:
     """The leaf and what was given are named, and nothing is saved."""
     for dtype in (jnp.int8, lambda path: "text"):
         with pytest.raises(
@@ -103,7 +103,7 @@ def test_a_dtype_that_is_none_of_floating_point_is_refused(tmp_path: Path) -> No
     assert not (tmp_path / "a" / "checkpoint.json").exists()
 
 
-def test_a_single_save_casts_its_trees_in_either_layout(tmp_path: Path) -> None:
+def test_a_single_save_casts_in_either_layout(tmp_path: Path) -> None:
     """JSON items are no trees; Orbax's layout has the cast arrays too."""
     save(tmp_path / "a", items={"model": state(), "config": Json({"lr": 0.1})}, dtype=for_params)
     assert load(tmp_path / "a", item="model")["params"]["w"].dtype == jnp.bfloat16 and load(

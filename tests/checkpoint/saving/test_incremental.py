@@ -85,7 +85,7 @@ def test_at_most_so_many_files_are_linked() -> None:
     assert chosen == list(range(3, MAX_LINKS + 3))
 
 
-def test_a_failure_or_another_plan_is_a_new_beginning() -> None:
+def test_a_failure_or_another_plan_begins_anew() -> None:
     """The files of the last committed save of one plan are known; a failed save, or `forget`, ends
     that.
     """
@@ -154,9 +154,7 @@ def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1000, HEAD_BYTES, HEAD_BYTES + 1, 3 * HEAD_BYTES + 5])
 @pytest.mark.parametrize("changed", [0, -1], ids=["first byte", "last byte"])
-def test_a_change_anywhere_is_seen_and_what_was_written_is_known(
-    size: int, changed: int, tmp_path: Path
-) -> None:
+def test_a_change_anywhere_in_a_chunk_is_seen(size: int, changed: int, tmp_path: Path) -> None:
     """A byte at either end of a chunk is written anew; the digests made while writing are those
     that the next save compares.
     """
@@ -339,7 +337,7 @@ def test_any_pattern_of_changes_and_deletions(
     shutil.rmtree(root)
 
 
-def test_one_shot_saves_and_other_managers_know_nothing_of_it(tmp_path: Path) -> None:
+def test_one_shot_saves_and_other_managers_write_everything(tmp_path: Path) -> None:
     """A new opening writes everything, and its steps and those before are whole alike."""
     for step in (1, 2):
         with CheckpointManager(tmp_path / "root", options=FAST) as manager:

@@ -42,7 +42,7 @@ class _Interrupt:
 
 
 @pytest.mark.timeout(100)
-def test_an_interrupt_at_any_line_of_save_leaves_a_manager_that_goes_on(tmp_path: Path) -> None:
+def test_a_manager_survives_an_interrupt_at_any_line(tmp_path: Path) -> None:
     """Each line that the calling thread runs in `save` is interrupted once; the next save is there
     in time, and every step is whole.
     """

@@ -123,7 +123,7 @@ def test_every_jax_dtype_comes_back(tmp_path: Path) -> None:
         )
 
 
-def test_the_file_is_laid_out_as_the_format_page_says(tmp_path: Path) -> None:
+def test_a_file_is_as_the_format_page_says(tmp_path: Path) -> None:
     """Data begins at a multiple of 64, has no holes, and `__metadata__` holds each chunk's CRC32C
     in data order.
     """

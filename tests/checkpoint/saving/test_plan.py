@@ -22,7 +22,7 @@ from holdfast.checkpoint.saving.plan import (
     ShardPlacement,
     make_plan,
 )
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 
 
 def placement(shards_per_axis: tuple[int, ...], ranks: np.ndarray, me: int) -> ShardPlacement:
@@ -77,7 +77,7 @@ def plans(
 
 @settings(max_examples=200, deadline=None)
 @given(jobs())
-def test_every_element_is_written_once_by_who_holds_it(
+def test_a_holder_writes_every_element_once(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
 ) -> None:
     """The chunks of all processes tile each leaf exactly; equal hashes, equal files; alignment in
@@ -111,7 +111,7 @@ def test_every_element_is_written_once_by_who_holds_it(
 
 @settings(max_examples=100, deadline=None)
 @given(jobs(), st.sets(st.integers(0, 7)))
-def test_who_leaves_writes_only_what_nobody_who_stays_holds(
+def test_ranks_that_leave_write_only_their_own(
     job: tuple[int, list[tuple[tuple[int, ...], int, tuple[int, ...], np.ndarray | None]]],
     leaving: set[int],
 ) -> None:
@@ -237,12 +237,8 @@ def test_a_job_of_4096_processes() -> None:
         )
     reports = [ItemReport(rank, plan.hash, tuple(files.get(rank, ()))) for rank in range(count)]
     data = build_record(
-        1,
+        RecordHead(1, writer="9f3a61c2", processes=count, started_s=0.0, finished_s=1.0),
         {"state": (plan, reports)},
-        writer="9f3a61c2",
-        processes=count,
-        started_s=0.0,
-        finished_s=1.0,
     )
     record = parse_record(data, "checkpoint.json")
     print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from holdfast.checkpoint.format.item_report import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import (
     PlansDiffer,
+    ShownLeaf,
     check_reports,
     explain,
     first_difference,
@@ -71,12 +74,13 @@ def test_differences_between_processes_are_named() -> None:
     ],
 )
 def test_the_first_difference_is_named(
-    ours: list[list[object]], theirs: list[list[object]], leaf: str, sentence: str
+    ours: list[list[Any]], theirs: list[list[Any]], leaf: str, sentence: str
 ) -> None:
     """The first leaf that another process has otherwise than process 0; shardings are spelt out
     where all else is equal.
     """
-    assert first_difference(ours, theirs, 2) == (leaf, sentence)
+    shown = [[ShownLeaf(*row) for row in rows] for rows in (ours, theirs)]
+    assert first_difference(*shown, 2) == (leaf, sentence)
 
 
 def test_one_is_asked_and_all_learn_the_leaf() -> None:

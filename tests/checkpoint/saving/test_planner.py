@@ -71,7 +71,7 @@ def test_every_kind_of_leaf_is_described() -> None:
     assert found["a"].placement is not None and found["n"].placement is None and found["v"].is_value
 
 
-def test_in_a_group_an_array_of_one_process_is_the_hosts() -> None:
+def test_in_a_group_one_processs_array_is_local() -> None:
     """An array that this process alone can address has no placement: rank 0 writes it whole, as it
     does numpy arrays.
     """
@@ -159,7 +159,7 @@ def test_a_tracer_is_refused() -> None:
         jax.jit(lambda x: Planner().plan(FlatTree.of({"a": x})) and x)(jnp.zeros(3))
 
 
-def test_an_array_of_processes_outside_the_group_is_refused() -> None:
+def test_an_array_outside_the_group_is_refused() -> None:
     """A group that does not hold all of an array cannot save it."""
     planner = Planner(0, 1, processes=[5])
     with pytest.raises(

@@ -11,7 +11,7 @@ from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_
 from holdfast.checkpoint.format.record import Record, parse_record
 from holdfast.checkpoint.format.values import encode_value
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 
 TREE = {"kind": "dict", "keys": ["mine", "name", "w"], "nodes": [0, 1, 2]}
 SAVE_ID = "0a0b0c0d00000001"
@@ -48,10 +48,10 @@ def built(plan: Plan, **more: object) -> bytes:
         for rank in range(2)
     ]
     options = {"writer": SAVE_ID, "processes": 2, "started_s": 1.0, "finished_s": 2.5} | more
-    return build_record(10, {"state": (plan, reports), "note": (None, note)}, **options)  # type: ignore[arg-type]
+    return build_record(RecordHead(10, **options), {"state": (plan, reports), "note": (None, note)})  # type: ignore[arg-type]
 
 
-def test_it_reads_back_as_what_was_planned_and_reported() -> None:
+def test_it_reads_back_as_planned_and_reported() -> None:
     """Leaves with their chunks' files, shared values once, values of each process in rank order,
     files by name, times, metrics.
     """
@@ -104,7 +104,8 @@ def test_leaves_with_equal_chunks_share_their_runs() -> None:
     ]
     item = json.loads(
         build_record(
-            1, {"state": (plan, files)}, writer="w", processes=2, started_s=0, finished_s=0
+            RecordHead(1, writer="w", processes=2, started_s=0, finished_s=0),
+            {"state": (plan, files)},
         )
     )["items"]["state"]
     assert len(item["cells"]) == len(item["shardings"]) == 1 and {
@@ -123,10 +124,6 @@ def test_a_file_that_nobody_reported_is_a_defect() -> None:
     plan = plan_of_two()
     with pytest.raises(AssertionError, match="item state: 1 files were reported, 2 planned"):
         build_record(
-            1,
+            RecordHead(1, writer="w", processes=1, started_s=0, finished_s=0),
             {"state": (plan, reports_of(plan)[:1])},
-            writer="w",
-            processes=1,
-            started_s=0,
-            finished_s=0,
         )

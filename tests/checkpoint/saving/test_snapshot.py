@@ -19,7 +19,7 @@ from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import (
     Snapshot,
     default_host_limit_bytes,
@@ -32,12 +32,8 @@ from holdfast.checkpoint.storage.local import LocalStorage
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
     report = write_snapshot(snapshot, ItemTarget(storage, "", "state", "ab12cd34"))
     record = build_record(
-        0,
+        RecordHead(0, writer="ab12cd34", processes=1, started_s=0.0, finished_s=0.0),
         {"state": (snapshot.plan, [report])},
-        writer="ab12cd34",
-        processes=1,
-        started_s=0.0,
-        finished_s=0.0,
     )
     (Path(storage.root) / ".holdfast/ab12cd34").mkdir(parents=True)
     storage.commit("checkpoint.json", record, ".holdfast/ab12cd34")
@@ -71,7 +67,7 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool 
     np.testing.assert_array_equal(found["key"], jax.random.key_data(jax.random.key(2)))
 
 
-def test_a_bound_on_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
+def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     """With room for one of four arrays, `wait` ends when the writer has fetched the others; what is
     written is right.
     """
@@ -101,7 +97,7 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     assert snapshot.wait(0)
 
 
-def test_where_the_host_has_no_room_for_all_the_rest_waits_on_the_device(
+def test_shards_without_room_wait_on_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pool that ends in the middle: what fitted is on its way, the rest is copied when its turn

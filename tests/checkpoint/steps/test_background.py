@@ -26,7 +26,7 @@ def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
     assert worker.wait(60) and done[3] != threading.get_ident()
 
 
-def test_a_job_that_fails_is_tried_again_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_is_tried_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
     """A failure is logged by the job's name and does not stop the others; the job comes again
     before the next one, once.
     """

@@ -29,7 +29,7 @@ MOUNTS = """\
         ("/home dirs/me/run", "localflock", "local_lock=posix", False),
     ],
 )
-def test_a_mount_tells_whether_locks_hold_on_one_host(
+def test_a_mount_tells_whether_locks_are_local(
     folder: str, lustre: str, nfs: str, local: bool
 ) -> None:
     """By the options of the innermost mount above the folder."""

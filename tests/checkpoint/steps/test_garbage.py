@@ -22,6 +22,7 @@ from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
+from tests.support.paths import program
 
 WRITER = "0a0b0c0d"
 OTHER = "00c0ffee"
@@ -113,7 +114,7 @@ class _Watched(CountingStorage):
         return super().list(folder, recursive=recursive, names_only=names_only)
 
 
-def test_a_sweep_of_whole_steps_reads_no_record_and_looks_at_no_pack(tmp_path: Path) -> None:
+def test_a_sweep_of_whole_steps_reads_nothing(tmp_path: Path) -> None:
     """Names say enough where a step has packs of one save; a pack of another save has its record
     read, and goes.
     """
@@ -131,30 +132,16 @@ def test_a_sweep_of_whole_steps_reads_no_record_and_looks_at_no_pack(tmp_path: P
     assert sweep_files(storage, claims) == [stray] and len(storage.bytes_read) == 1
 
 
-KILLED = """
-import os, signal, sys
-import numpy as np
-from holdfast.checkpoint import save
-rename = os.rename
-
-def killing(source, target):  # by a rename an overwrite is committed
-    if str(target).endswith("checkpoint.json"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(source, target)
-
-os.rename = killing
-save(sys.argv[1], {"w": np.arange(4)}, overwrite=True)
-"""
-
-
 @pytest.mark.parametrize("how", ["save", "sweep"])
-def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> None:
+def test_a_killed_one_shot_saves_remains_are_swept(how: str, tmp_path: Path) -> None:
     """By the next save into that folder, or by `sweep`: its packs and its claim go, what is saved
     there stays.
     """
     root = tmp_path / "here"
     save(root, {"w": np.arange(3)})
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(root)]) as killed:
+    with subprocess.Popen(
+        [sys.executable, str(program("one_shot_save_killed")), str(root)]
+    ) as killed:
         assert killed.wait(60) == -9
     assert len(list((root / "state").iterdir())) == 2
     if how == "save":
@@ -169,7 +156,7 @@ def test_what_a_killed_one_shot_save_left_is_swept(how: str, tmp_path: Path) -> 
     )
 
 
-def test_a_root_that_cannot_be_swept_is_a_typed_error(tmp_path: Path) -> None:
+def test_an_unsweepable_root_is_a_typed_error(tmp_path: Path) -> None:
     """The operating system's error becomes a CheckpointError that names the root and says what to
     do.
     """

@@ -25,7 +25,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return make()
 
 
-def test_a_step_is_held_by_each_of_its_holds(storage: Storage) -> None:
+def test_each_of_its_holds_holds_a_step(storage: Storage) -> None:
     """Several holds on a step are as good as one; it is free when the last is dropped. Dropping
     twice is no error.
     """
@@ -77,7 +77,7 @@ def test_other_files_are_no_holds(storage: Storage) -> None:
     assert held_steps(storage) == set() and len(storage.list(HOLDS)) == 1
 
 
-def test_a_store_that_cannot_hold_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_store_without_holds_is_a_typed_error(tmp_path: Path) -> None:
     """It names step and root and says how to do without; a hold that cannot be ended ends by
     itself.
     """

@@ -80,7 +80,7 @@ def test_times_come_from_the_records(storage: LocalStorage) -> None:
     ) == [2, 3, 4]
 
 
-def test_a_record_that_does_not_go_keeps_its_packs(
+def test_a_record_that_stays_keeps_its_packs(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """unlink() finds no record where there is one (a client of a shared file system may): the step
@@ -154,7 +154,7 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
     )
 
 
-def test_a_damaged_step_is_deleted_on_request_with_all_that_is_ours(storage: LocalStorage) -> None:
+def test_a_damaged_step_is_deleted_on_request(storage: LocalStorage) -> None:
     """Where the record does not read, the files that are named like ours go, and others stay."""
     worker = BackgroundWorker()
     index = StepIndex(storage, KeepLast(1), list_steps(storage), worker, Statistics(), deletes=True)
@@ -203,7 +203,7 @@ def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
         assert manager.all_steps() == [4] and manager.metrics(4) == {"loss": 0.5}
 
 
-def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
+def test_a_policy_never_deletes_a_damaged_step(tmp_path: Path) -> None:
     """A record that does not read keeps its step where it is; foreign files and folders stay
     too.
     """
@@ -229,7 +229,7 @@ def test_a_damaged_step_is_never_deleted_by_a_policy(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path) if not name.startswith("12/")] == before
 
 
-def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
+def test_an_undeletable_step_is_a_typed_error(tmp_path: Path) -> None:
     """It names the step, says why and what to do, and the step is still there."""
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": np.ones(3)})
@@ -249,9 +249,7 @@ def test_a_step_that_cannot_be_deleted_is_a_typed_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", ["record", "pack"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_step_that_a_fallback_passed_over_can_be_saved_again(
-    damaged: str, count: int, tmp_path: Path
-) -> None:
+def test_a_step_passed_over_can_be_saved_again(damaged: str, count: int, tmp_path: Path) -> None:
     """A job that goes on from an older step comes to the damaged one again; without a fallback it
     stays an error to save it.
     """

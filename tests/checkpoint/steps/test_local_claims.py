@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,23 +19,7 @@ from holdfast.checkpoint.steps.claims import Writer, parse_writer, this_writer
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced
-
-HOLDER = """
-import os, signal, sys
-from holdfast.checkpoint.steps.claims import this_writer
-from holdfast.checkpoint.steps.local_claims import LocalClaims
-from holdfast.checkpoint.storage.local import LocalStorage
-claims, writer = LocalClaims(LocalStorage(sys.argv[1])), this_writer()
-claims.take(writer)
-if sys.argv[2] == "fork":
-    forked, ready = os.pipe()
-    if os.fork() == 0:
-        os.write(ready, b"!")
-        signal.pause()
-    os.read(forked, 1)  # the child has let go of the lock
-print(writer.id, flush=True)
-signal.pause()
-"""
+from tests.support.paths import program
 
 
 def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
@@ -46,7 +29,7 @@ def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
     for kind in ("plain", "fork"):
         root = tmp_path / kind
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(HOLDER), str(root), kind],
+            [sys.executable, str(program("claim_holder")), str(root), kind],
             stdout=subprocess.PIPE,
             text=True,
         ) as holder:
@@ -142,7 +125,7 @@ def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
     assert claims.others("") == [] and os.listdir(tmp_path / ".holdfast") == []
 
 
-def test_a_free_lock_of_another_host_says_nothing_where_locks_are_local(
+def test_where_locks_are_local_other_hosts_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its writer is not fenced, and the log says why; a dead one of this host is fenced all the

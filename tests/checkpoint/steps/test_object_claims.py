@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.format.step_folders import list_steps
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.steps.claims import FOLDER, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.local_claims import LocalClaims
@@ -32,7 +32,8 @@ def storage() -> ObjectStorage:
 
 def record(step: int, writer_id: str) -> bytes:
     return build_record(
-        step, {}, writer=f"{writer_id}00000001", processes=1, started_s=0.0, finished_s=0.0
+        RecordHead(step, writer=f"{writer_id}00000001", processes=1, started_s=0.0, finished_s=0.0),
+        {},
     )
 
 
@@ -82,7 +83,7 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
     assert claims.standing() == set()
 
 
-def test_a_store_that_cannot_be_written_is_a_clear_error(storage: ObjectStorage) -> None:
+def test_a_store_without_writes_is_a_clear_error(storage: ObjectStorage) -> None:
     """An OSError of the store becomes a CheckpointError with its root, which says how to only
     read.
     """

@@ -37,10 +37,10 @@ from holdfast.checkpoint.format.record import ItemRecord, parse_record
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.restoring.per_process import PerProcessSelection, leaves_of_process
 from holdfast.checkpoint.restoring.reader import ReadRequest
-from holdfast.checkpoint.saving.record_builder import build_record
+from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import ItemTarget, convert, write_item
+from holdfast.checkpoint.tools.convert import PackTarget, convert, write_item
 from holdfast.checkpoint.tools.diff import compare
 from tests.support.checkpointing import at_once, groups
 
@@ -203,7 +203,7 @@ def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
                 read.array = filled.array
 
     storage = LocalStorage(tmp_path / "b")
-    target = ItemTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
+    target = PackTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
     plan, (report,) = write_item(whole, Reader(), target)
     assert plan.total_bytes == leaf.nbytes == 120 << 20
     assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
@@ -361,10 +361,11 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     storage = LocalStorage(tmp_path / "b")
-    target = ItemTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
+    target = PackTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
     plan, reports = write_item(replace(item, leaves=own), checkpoint.reader("state"), target)
     data = build_record(
-        1, {"state": (plan, reports)}, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0
+        RecordHead(1, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0),
+        {"state": (plan, reports)},
     )
     found = parse_record(data, "x").items["state"].leaves
     assert len(reports) == 3 and [leaf.per_process for leaf in found] == [True, True, False]

@@ -47,7 +47,7 @@ def output() -> ConsoleOutput:
     return ConsoleOutput(io.StringIO(), io.StringIO(), 2)
 
 
-def test_the_first_signal_stops_the_second_repeats_the_third_kills() -> None:
+def test_signals_stop_then_repeat_then_kill() -> None:
     """The stop bears the signal's name; the later ones are no events."""
     engine = Recording(output())
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
@@ -56,7 +56,7 @@ def test_the_first_signal_stops_the_second_repeats_the_third_kills() -> None:
     assert engine.done == [signal.SIGTERM, "kill"]
 
 
-def test_events_come_in_order_and_no_event_is_no_error() -> None:
+def test_events_come_in_order() -> None:
     """What was queued first comes first; with nothing there the call returns at the latest after
     its timeout.
     """
@@ -72,7 +72,7 @@ def test_events_come_in_order_and_no_event_is_no_error() -> None:
     assert engine.events(0.01) == [] and engine.progress() == ()
 
 
-def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
+def test_the_coordinator_hears_of_an_exit_first() -> None:
     """When the event is queued, whoever waits for the process has been told how it ended."""
     coordinator = Coordinator("j", 1, 2)
     clients = [
@@ -96,7 +96,7 @@ def test_the_coordinator_hears_of_an_exit_before_the_supervisor() -> None:
         coordinator.close()
 
 
-def test_a_job_runs_to_its_end_and_its_reasons_go_to_the_output() -> None:
+def test_the_reasons_of_a_job_go_to_output() -> None:
     """A failure is written to the launcher's stream with its reason; a live view gets the engine's
     progress; handlers are given back.
     """

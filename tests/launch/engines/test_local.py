@@ -21,11 +21,19 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordination.process.job_folder import job_folders
-from holdfast.launch import Preempted, RestartPolicy, RunSettings, WorkerFailed, run_local
+from holdfast.launch import (
+    Preempted,
+    RestartPolicy,
+    RunSettings,
+    StandbySettings,
+    WorkerFailed,
+    run_local,
+)
 from holdfast.launch.engines.local import LocalEngine
-from holdfast.launch.supervisor.job import Exited, Kill, Launch, Prepare, Release
+from holdfast.launch.supervisor.job import Exited, Kill, Launch, PrepareNext, Release
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
+from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -33,6 +41,16 @@ HOLDFAST = Path(sys.executable).parent / "holdfast"
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", code]
+
+
+def plain(role: str, *arguments: object) -> list[str]:
+    """Returns the command of a process that needs the standard library alone."""
+    return [sys.executable, "-S", str(program("launched_plain")), role, *map(str, arguments)]
+
+
+def joined(role: str, *arguments: object) -> list[str]:
+    """Returns the command of a process that joins its coordinator."""
+    return [sys.executable, str(program("launched_joined")), role, *map(str, arguments)]
 
 
 @contextlib.contextmanager
@@ -101,28 +119,13 @@ def test_every_process_knows_who_it_is() -> None:
     ]
 
 
-UNMODIFIED = """
-import json
-import os
-import jax, numpy as np
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-me, count = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_NUM_PROCESSES"])
-jax.distributed.initialize(num_processes=count, process_id=me)
-from jax.experimental import multihost_utils
-assert list(multihost_utils.process_allgather(np.float32(me))) == list(range(count))
-multihost_utils.sync_global_devices("all")
-print(os.environ["JAX_COORDINATOR_ADDRESS"])
-jax.distributed.shutdown()
-"""
-
-
-def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None:
+def test_the_coordinator_is_a_socket_of_this_user() -> None:
     """An unmodified jax program meets at it; it lies in a folder of mode 0700, which goes with it;
     no port is opened.
     """
     output = CollectedOutput()
     result = run_local(
-        [sys.executable, "-c", UNMODIFIED],
+        joined("run_unmodified_jax"),
         2,
         RunSettings(env=os.environ | {"JAX_PLATFORMS": "cpu"}),
         output=output,
@@ -130,22 +133,6 @@ def test_the_coordinator_of_one_machine_is_a_socket_of_this_user_alone() -> None
     assert result.outcome == "done", output.text
     (address,) = {text for _, text in output.lines if text.startswith("unix:/")}
     assert not Path(address.removeprefix("unix:")).parent.exists()
-
-
-STRANGER = """
-import os, socket, sys
-os.setgid(65534); os.setgroups([]); os.setuid(65534)
-path = sys.argv[1].removeprefix("unix:")
-with socket.socket(socket.AF_UNIX) as connection:
-    try:
-        connection.connect(path)
-    except PermissionError:
-        print("connect refused")
-try:
-    os.listdir(os.path.dirname(path))
-except PermissionError:
-    print("list refused")
-"""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
@@ -168,12 +155,12 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
         address = environment["HOLDFAST_COORDINATOR"]
         assert stat.S_IMODE(Path(address.removeprefix("unix:")).parent.stat().st_mode) == 0o700
         said = subprocess.run(
-            [sys.executable, "-c", STRANGER, address], capture_output=True, text=True, check=True
+            plain("look_as_nobody", address), capture_output=True, text=True, check=True
         ).stdout
         assert said.splitlines() == ["connect refused", "list refused"]
 
 
-def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
+def test_output_has_a_prefix_and_no_colour() -> None:
     """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are
     done.
     """
@@ -191,47 +178,21 @@ def test_output_has_a_prefix_and_no_colour_without_a_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [
-        ("sys.exit(3)", 3),
-        ("os.kill(os.getpid(), 9)", 137),
-        ("sys.exit(93)", 93),
-        ("sys.exit(124)", 124),
-    ],
+    [(3, 3), (-9, 137), (93, 93), (124, 124)],
 )
-def test_the_first_that_fails_decides_and_the_others_are_ended(
-    how: str, code: int, tmp_path: Path
-) -> None:
+def test_the_first_failure_decides_and_ends_the_others(how: int, code: int, tmp_path: Path) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
-    script = f"""
-import os, sys, time
-print("pid", os.getpid(), flush=True)
-open(os.path.join({str(tmp_path)!r}, os.environ["HOLDFAST_PROCESS_ID"]), "w")
-if os.environ["HOLDFAST_PROCESS_ID"] == "1":
-    while len(os.listdir({str(tmp_path)!r})) < 3: time.sleep(0.01)
-    {how}
-time.sleep(600)
-"""
-    with holdfast_run("-n", 3, "--", *python(script)) as popen:
+    with holdfast_run("-n", 3, "--", *plain("fail_when_all_are_there", tmp_path, how)) as popen:
         pids = read_pids(popen, 3)
         assert popen.wait(60) == code
         assert wait_until_ended(pids, within_s=0.5)
 
 
-def test_what_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+def test_what_ignores_sigterm_is_killed_later(tmp_path: Path) -> None:
     """SIGTERM first, SIGKILL after --grace-s."""
-    script = f"""
-import os, signal, sys, time
-ready = {str(tmp_path / "ready")!r}
-signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
-if os.environ["HOLDFAST_PROCESS_ID"] == "0":
-    while not os.path.exists(ready): time.sleep(0.01)
-    sys.exit(1)
-open(ready, "w")
-while True: time.sleep(1)
-"""
     output = CollectedOutput()
     settings = RunSettings(restart=RestartPolicy(grace_s=0.5))
-    result = run_local(python(script), 2, settings, output=output)
+    result = run_local(plain("ignore_sigterm", tmp_path / "ready"), 2, settings, output=output)
     assert result.exit_code == 1
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
@@ -243,15 +204,7 @@ def test_a_notice_to_the_launcher_reaches_every_process(number: int) -> None:
     """SIGTERM and SIGHUP become SIGTERM for each process; when they leave with 75 the command ends
     with 75 and restarts nothing.
     """
-    script = """
-import os, signal, sys
-print("pid", os.getpid(), flush=True)
-signal.sigwait({signal.SIGTERM})
-print("saved", flush=True)
-sys.exit(75)
-"""
-    block = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})\n{script}"
-    with holdfast_run("-n", 3, "--max-restarts", 5, "--", *python(block)) as popen:
+    with holdfast_run("-n", 3, "--max-restarts", 5, "--", *plain("save_and_leave")) as popen:
         read_pids(popen, 3)
         popen.send_signal(number)
         output, errors = popen.communicate(timeout=60)
@@ -279,16 +232,7 @@ def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
     """Neither the processes, nor what they started in whatever session, nor the coordinator outlive
     a launcher that could not clean up.
     """
-    script = """
-import os, subprocess, sys, time
-sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-child, own_session = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
-daemon = [sys.executable, "-S", "-c", f"import subprocess; print(subprocess.Popen({sleeper}, start_new_session=True, stdout=2).pid)"]
-orphan = subprocess.run(daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-print("pid", os.getpid(), child.pid, own_session.pid, orphan, os.environ["HOLDFAST_COORDINATOR"], flush=True)
-time.sleep(600)
-"""
-    with holdfast_run("-n", 2, "--", *python(script)) as popen:
+    with holdfast_run("-n", 2, "--", *plain("start_others")) as popen:
         assert popen.stdout is not None
         said = [popen.stdout.readline().split() for _ in range(2)]
         coordinator = said[0][6]
@@ -315,15 +259,9 @@ def test_a_failed_group_is_started_again() -> None:
     """Each attempt has its number and a coordinator at an address of its own; the third one ends
     done.
     """
-    script = """
-import os, sys
-attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-print(attempt, os.environ["HOLDFAST_COORDINATOR"])
-sys.exit({1: 9, 2: 75, 3: 0}[attempt])
-"""
     output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, max_preemptions=1, backoff_s=0.05, grace_s=2)
-    result = run_local(python(script), 2, RunSettings(restart=policy), output=output)
+    result = run_local(plain("end_by_attempt"), 2, RunSettings(restart=policy), output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     said = {
         text for _, text in output.lines if len(text.split()) == 2
@@ -344,35 +282,15 @@ def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
     and leave with 75.
     """
     room = tmp_path / "room"
-    script = f"""
-import os, signal, sys
-from pathlib import Path
-signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
-attempt, me = int(os.environ["HOLDFAST_ATTEMPT"]), os.environ["HOLDFAST_PROCESS_ID"]
-print(attempt, os.environ["HOLDFAST_NUM_PROCESSES"], flush=True)
-if attempt == 3: sys.exit(0)
-if me == "0": Path({str(room)!r}).write_text({{1: "2", 2: "4"}}[attempt])
-signal.sigwait({{signal.SIGTERM}})
-sys.exit(75)
-"""
     output = CollectedOutput()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
     settings = RunSettings(min_processes=2, restart=policy, capacity_file=room)
-    result = run_local(python(script), 4, settings, output=output)
+    result = run_local(plain("change_room", room), 4, settings, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
 
-JOINING = """
-import os, signal, sys, time
-from holdfast.coordination import CoordinationClient
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]))
-client.connect()
-{after}
-"""
-
-
-def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> None:
+def test_a_foreign_sigterm_before_joining_is_a_preemption() -> None:
     """A process that somebody's SIGTERM ends before it could hear of notices: all are told to
     leave, and the job ends with 75.
     """
@@ -388,19 +306,13 @@ def test_a_sigterm_of_others_before_a_process_has_joined_is_a_preemption() -> No
     )
 
 
-def test_a_sigterm_of_others_after_a_process_has_joined_is_a_failure() -> None:
+def test_a_foreign_sigterm_after_joining_is_a_failure() -> None:
     """It had a handler then, or none on purpose."""
-    code = JOINING.format(
-        after=(
-            "client.wait_at_barrier('all', 60_000); me = os.environ['HOLDFAST_PROCESS_ID']\n"
-            "os.kill(os.getpid(), signal.SIGTERM) if me == '1' else time.sleep(600)"
-        ),
-    )
-    result = run_local([sys.executable, "-c", code], 2, output=CollectedOutput())
+    result = run_local(joined("get_sigterm"), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("failed", 143)
 
 
-def test_a_coordinator_that_cannot_start_ends_the_job_at_once(short_path: Path) -> None:
+def test_without_a_coordinator_the_job_ends_at_once(short_path: Path) -> None:
     """No temporary folder: that sentence, exit code 1, no second attempt and no story of
     processes.
     """
@@ -426,23 +338,13 @@ def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     """Processes that need it are ended at once and not after a time-out of theirs; the budget for
     failures pays for the next attempt.
     """
-    code = f"""
-import os, signal, sys, time
-from pathlib import Path
-from holdfast.coordination import CoordinationClient, StatusClient, Timeouts
-if os.environ["HOLDFAST_ATTEMPT"] == "2": sys.exit(0)
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=60))
-client.connect()
-client.wait_at_barrier("all", 60_000)
-if os.environ["HOLDFAST_PROCESS_ID"] == "0":
-    import json  # and before the launcher has looked who joined, twice a second
-    os.kill(json.loads((Path(os.environ["HOLDFAST_COORDINATOR"].removeprefix("unix:")).parent / "job").read_text())["pid"], {int(number)})
-time.sleep(600)
-"""
     result = run_local(
-        [sys.executable, "-c", code],
+        joined("signal_coordinator", int(number)),
         2,
-        RunSettings(restart=RestartPolicy(max_failures=1, backoff_s=0.05)),
+        RunSettings(
+            restart=RestartPolicy(max_failures=1, backoff_s=0.05),
+            standby=StandbySettings(wanted=False),
+        ),
         output=CollectedOutput(),
     )
     assert (result.outcome, result.attempts) == ("done", 2), result.reasons
@@ -475,12 +377,12 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         return {job.attempt: job.address for job in jobs}
 
     try:
-        engine.carry_out(Prepare(2, 2))
+        engine.carry_out(PrepareNext(2, 2))
         prepared = running()
         engine.carry_out(Launch(2, 2))
         assert prepared.keys() == {2} and running() == prepared
         assert output.said[0] == f"attempt 2, coordinator at {prepared[2]}"
-        engine.carry_out(Prepare(3, 2))
+        engine.carry_out(PrepareNext(3, 2))
         other = running()[3]
         engine.carry_out(Kill())
         while not isinstance(engine.events(10)[0], Exited) or any(
@@ -490,14 +392,14 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         engine.carry_out(Release())
         engine.carry_out(Launch(3, 1))
         assert running().keys() == {3} and running()[3] != other
-        engine.carry_out(Prepare(4, 1))
+        engine.carry_out(PrepareNext(4, 1))
     finally:
         engine.carry_out(Kill())
         engine.close()
     assert running() == {}
 
 
-def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Path) -> None:
+def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and
     why it went.
     """
@@ -523,36 +425,13 @@ def test_log_dir_holds_a_file_of_each_process_and_the_coordinators(tmp_path: Pat
     )
 
 
-METERED = """import os, sys, time
-from holdfast.coordination import CoordinationClient
-attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
-    client.report(step=7 * attempt)
-    while attempt == 2 and not os.path.exists(sys.argv[1]):
-        time.sleep(0.05)
-    sys.exit(3 * (attempt == 1))
-"""
-
-
 def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
     """One address from the start to the end, which says which attempt it is; afterwards nobody
     listens there.
     """
     need("prometheus_client", "make setup")
-    command = [
-        "-n",
-        1,
-        "--max-restarts",
-        1,
-        "--no-standby",
-        "--metrics-port",
-        0,
-        "--",
-        sys.executable,
-        "-c",
-        METERED,
-        tmp_path / "go",
-    ]
+    options = ["-n", 1, "--max-restarts", 1, "--no-standby", "--metrics-port", 0]
+    command = [*options, "--", *joined("report_until", tmp_path / "go")]
     with holdfast_run(*command) as popen:
         assert popen.stderr is not None
         line = next(line for line in popen.stderr if "metrics at " in line)
@@ -569,7 +448,7 @@ def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
         urllib.request.urlopen(url, timeout=20)
 
 
-def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> None:
+def test_a_taken_port_is_said_before_the_start() -> None:
     """With the port and what to do."""
     need("prometheus_client", "make setup")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -586,32 +465,9 @@ def test_a_port_for_metrics_that_is_taken_is_said_before_anything_starts() -> No
 
 def test_the_heartbeat_timeout_is_the_coordinators() -> None:
     """60 s unless --heartbeat-timeout-s says otherwise; a silent process is lost after it."""
-    code = JOINING.format(
-        after="""
-if os.environ["HOLDFAST_PROCESS_ID"] == "1":
-    os.kill(os.getpid(), signal.SIGSTOP)
-try:
-    client.wait_at_barrier("all", 60_000)
-except Exception as error:
-    print(type(error).__name__, error, flush=True)
-    os._exit(7)
-""",
-    )
+    options = ["--heartbeat-timeout-s", "2", "--grace-s", "0.5"]
     done = subprocess.run(
-        [
-            HOLDFAST,
-            "run",
-            "-n",
-            "2",
-            "--heartbeat-timeout-s",
-            "2",
-            "--grace-s",
-            "0.5",
-            "--",
-            sys.executable,
-            "-c",
-            code,
-        ],
+        [HOLDFAST, "run", "-n", "2", *options, "--", *joined("stand_still")],
         capture_output=True,
         text=True,
         check=False,

@@ -141,7 +141,7 @@ print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"],
 
 
 @pytest.mark.parametrize("engine", ["", "--insecure"])
-def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(
+def test_the_tasks_of_a_node_share_a_relay(
     slurm: SlurmCluster, tmp_path: Path, engine: str
 ) -> None:
     """Two tasks on each of two nodes: a Unix socket a node, local ranks 0 and 1; --insecure gives
@@ -170,7 +170,7 @@ def test_the_tasks_of_a_node_share_a_relay_and_hold_no_secret(
     assert len({address for _, address in addresses}) == (1 if engine else 2)
 
 
-def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(
+def test_a_slow_command_of_slurm_is_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What does not answer, or is not there, is an exit code with a sentence."""
@@ -183,9 +183,7 @@ def test_a_command_of_slurms_that_takes_long_is_no_end_of_the_job(
     )
 
 
-def test_a_higher_partition_preempts_and_the_job_comes_back(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_preempted_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Slurm's SIGTERM makes all save one step and leave; the job is requeued, not completed, and
     goes on from that very step.
     """
@@ -231,9 +229,7 @@ def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None
     assert "preempted: stopped at step" in job.output()
 
 
-def test_a_dead_task_restarts_the_group_inside_the_allocation(
-    slurm: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_dead_task_restarts_the_group(slurm: SlurmCluster, tmp_path: Path) -> None:
     """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends
     done.
     """

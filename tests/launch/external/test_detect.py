@@ -74,7 +74,7 @@ def test_the_processes_of_a_node() -> None:
     assert found is not None and (found.local_rank, found.local_size, found.on_node) == (1, 3, (1,))
 
 
-def test_an_engine_that_says_only_half_is_an_error() -> None:
+def test_a_launcher_that_says_half_is_refused() -> None:
     """The variable is named, with what it holds."""
     with pytest.raises(ValueError, match="OMPI_COMM_WORLD_SIZE='': expected a whole number"):
         detect({"OMPI_COMM_WORLD_RANK": "0"})

@@ -22,6 +22,7 @@ from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.launch.external.task import MARK
 from holdfast.launch.workers.secrets import write_files
 from tests.support.launchers import JOBSET, OPENMPI_5
+from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -64,7 +65,7 @@ def test_a_task_becomes_its_command() -> None:
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
 
 
-def test_a_signal_of_the_launcher_reaches_the_command_and_nothing_outlives_the_task() -> None:
+def test_a_signal_reaches_the_command_of_a_task() -> None:
     """SIGTERM is the command's to handle; its exit code is the task's. Killed, the task takes its
     command along.
     """
@@ -86,7 +87,7 @@ while True:
             assert task.wait(60) == ended and wait_until_ended([pid])
 
 
-def test_what_a_task_cannot_do_is_one_clear_error() -> None:
+def test_a_task_fails_with_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
     assert (
         "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
@@ -97,7 +98,7 @@ def test_what_a_task_cannot_do_is_one_clear_error() -> None:
     assert "give --coordinator HOST:PORT, or --rendezvous with a shared folder" in done.stderr
 
 
-def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> None:
+def test_a_command_that_cannot_start_is_reported(tmp_path: Path) -> None:
     """The engine of Slurm learns of it at once, and not from the time-out of the others."""
     done = run_task(
         "--report", "--coordinator", "c:1", "--secrets", str(tmp_path), "--", "true", **OPENMPI_5
@@ -109,7 +110,7 @@ def test_a_task_that_cannot_start_its_command_reports_that(tmp_path: Path) -> No
     )
 
 
-def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_path: Path) -> None:
+def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
     """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of
     this run.
     """
@@ -143,19 +144,6 @@ def test_a_rerun_of_a_job_id_does_not_take_the_address_of_the_run_before(short_p
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
 
-MEETING = """
-import json, os, sys
-from pathlib import Path
-from holdfast.coordination import CoordinationClient, Timeouts
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]), timeouts=Timeouts(init_s=30))
-client.connect()
-client.wait_at_barrier("all", 30_000)
-print(json.dumps({"environment": dict(os.environ), "arguments": Path("/proc/self/cmdline").read_text()}), flush=True)
-sys.stdin.read()
-os._exit(0)
-"""
-
-
 @contextlib.contextmanager
 def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any]]]:
     """Yields what two processes say once they have met: each on a machine of its own, as Open MPI
@@ -182,7 +170,7 @@ def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any
         environment = os.environ | own | {"TMPDIR": str(short_path / rank)}
         processes.append(
             subprocess.Popen(
-                [*command, "--", sys.executable, "-c", MEETING],
+                [*command, "--", sys.executable, program("task_meeting")],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -217,7 +205,7 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
             stranger.status()
 
 
-def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path: Path) -> None:
+def test_a_job_is_open_where_asked_for(short_path: Path) -> None:
     """--insecure: the processes reach the coordinator as anybody does."""
     with two_machines(short_path, "--insecure") as said:
         (address,) = {each["environment"]["HOLDFAST_COORDINATOR"] for each in said}
@@ -228,9 +216,7 @@ def test_a_job_over_several_machines_is_open_where_that_is_asked_for(short_path:
 @pytest.mark.parametrize(
     ("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)]
 )
-def test_an_address_that_another_user_can_read_or_write_is_refused(
-    short_path: Path, mode: int, owner: int
-) -> None:
+def test_an_address_open_to_others_is_refused(short_path: Path, mode: int, owner: int) -> None:
     """It could be a coordinator of theirs, or be read by them."""
     if owner != os.getuid() and os.getuid() != 0:
         pytest.skip("only root can give a file away")
@@ -274,17 +260,6 @@ def test_mpirun_runs_a_job(tmp_path: Path) -> None:
     """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0
     started.
     """
-    script = tmp_path / "program.py"
-    script.write_text("""
-import os, sys
-import jax
-from holdfast import multihost
-multihost.initialize()
-largest = multihost.global_max([jax.process_index()])[0]
-with open(f"{sys.argv[1]}/{os.environ['OMPI_COMM_WORLD_RANK']}", "w") as file:
-    print(jax.process_index(), jax.process_count(), largest, os.environ["HOLDFAST_COORDINATOR"], file=file)
-multihost.shutdown()
-""")
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     command = [
         "mpirun",
@@ -296,7 +271,7 @@ multihost.shutdown()
         "task",
         "--",
         sys.executable,
-        str(script),
+        str(program("mpirun_job")),
         str(tmp_path),
     ]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}

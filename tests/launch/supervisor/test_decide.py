@@ -30,10 +30,10 @@ from holdfast.launch.supervisor.job import (
     Job,
     Kill,
     Launch,
-    Notice,
+    Noticed,
     Notify,
-    Prepare,
-    Progress,
+    PrepareNext,
+    Progressed,
     Release,
     Reserve,
     Reserved,
@@ -114,7 +114,7 @@ def test_a_job_runs_to_its_end() -> None:
     assert run.actions == [Release()]
 
 
-def test_a_death_ends_the_others_and_starts_all_again() -> None:
+def test_a_death_restarts_all() -> None:
     """The rest, without a client of ours, gets SIGTERM, then SIGKILL after the grace time; the next
     attempt has a new number.
     """
@@ -129,7 +129,7 @@ def test_a_death_ends_the_others_and_starts_all_again() -> None:
     assert run.wake().actions == [Kill()]
     assert run.handle(Exited(1, 0, -9), Exited(1, 1, -9), Exited(1, 3, -9)).actions == [
         Release(),
-        Prepare(2, 4),
+        PrepareNext(2, 4),
     ]
     assert run.wake().actions == [
         Reserve(2, 2, 4, 600.0)
@@ -139,7 +139,7 @@ def test_a_death_ends_the_others_and_starts_all_again() -> None:
 def saving(*positions: SavePosition | None) -> Run:
     """Returns a run of four whose processes stand so in their saves; None: no client of ours."""
     return running().handle(
-        Progress(1, saves={process: at for process, at in enumerate(positions) if at is not None})
+        Progressed(1, saves={process: at for process, at in enumerate(positions) if at is not None})
     )
 
 
@@ -152,7 +152,7 @@ def test_a_job_that_makes_no_steps_hangs() -> None:
     """
     for failures in (1, 0):
         run = running(RestartPolicy(max_failures=failures, stall_timeout_s=30.0)).handle(
-            Progress(1, 7, saves=dict.fromkeys(range(4), NO_SAVE))
+            Progressed(1, 7, saves=dict.fromkeys(range(4), NO_SAVE))
         )
         run.handle(Stalled(1, "no process has made a step for 31 s; process 2 is in f", (2,)))
         assert run.actions[0] == Kill(frozenset({0, 1, 2, 3}))
@@ -161,15 +161,15 @@ def test_a_job_that_makes_no_steps_hangs() -> None:
     assert (error.processes, error.timeout_s, error.knob) == ((2,), 30.0, "stall_timeout_s")
 
 
-def test_a_save_does_not_wait_for_a_process_that_cannot_report_any_more() -> None:
+def test_a_save_waits_for_no_silent_process() -> None:
     """It holds its interpreter: had it not reported its share, all end at once; had it, it alone
     does, and the others commit.
     """
-    run = saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Progress(1, 7))
+    run = saving(REPORTED, REPORTED, WRITING, REPORTED).handle(Progressed(1, 7))
     assert run.handle(Stalled(1, "no step", (2,), silent=frozenset({2}))).actions == [
         Kill(frozenset({0, 1, 2, 3}))
     ]
-    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Progress(1, 7))
+    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Progressed(1, 7))
     assert run.handle(Stalled(1, "no step", (2,), silent=frozenset({2}))).actions == [
         Kill(frozenset({2}))
     ]
@@ -192,7 +192,7 @@ def test_a_stall_rule_without_steps_is_refused() -> None:
     )
     run = (
         running()
-        .handle(Progress(1, 7), Exited(1, 0, 1))
+        .handle(Progressed(1, 7), Exited(1, 0, 1))
         .exit([1] * 4)
         .wake()
         .handle(Reserved(2, 4))
@@ -206,11 +206,11 @@ def test_whoever_is_settled_is_ended_at_once() -> None:
     """
     run = saving(SETTLED, SETTLED, SETTLED, NO_SAVE).handle(Exited(1, 2, -9))
     assert run.actions == [Kill(frozenset({0, 1, 3}))] and run.job.state is State.RESTARTING
-    run.handle(Progress(1, 5, saves=run.job.saves))
+    run.handle(Progressed(1, 5, saves=run.job.saves))
     assert run.actions == [], "told once"
     run = saving(SETTLED, None, SETTLED, SETTLED).handle(Exited(1, 2, -9))
     assert run.actions == [Kill(frozenset({0, 3})), Terminate(frozenset({1}))]
-    assert run.handle(Progress(1, saves=dict.fromkeys(range(4), SETTLED))).actions == [
+    assert run.handle(Progressed(1, saves=dict.fromkeys(range(4), SETTLED))).actions == [
         Kill(frozenset({1}))
     ], "as soon as it is known"
 
@@ -227,21 +227,21 @@ def test_a_save_that_can_be_committed_is() -> None:
     assert run.wake().actions == [] and run.reason == "processes 0, 1, 3 still save"
     assert (
         run.handle(
-            Progress(1, saves={0: COMMITTING, 1: REPORTED, 2: REPORTED, 3: REPORTED})
+            Progressed(1, saves={0: COMMITTING, 1: REPORTED, 2: REPORTED, 3: REPORTED})
         ).actions
         == []
     )
     assert run.handle(
-        Progress(1, 9, 9, saves={0: SETTLED, 1: REPORTED, 2: REPORTED, 3: REPORTED})
+        Progressed(1, 9, 9, saves={0: SETTLED, 1: REPORTED, 2: REPORTED, 3: REPORTED})
     ).actions == [Kill(frozenset({0, 1, 3}))]
     assert run.job.saved_step == 9 and run.job.progressed
     assert run.exit([-9, -9, -9, -9]).job.state is State.RESTARTING and run.actions == [
         Release(),
-        Prepare(2, 4),
+        PrepareNext(2, 4),
     ]
 
 
-def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
+def test_a_save_needs_who_has_yet_to_begin() -> None:
     """Its share is awaited; where the dead one has begun no save of that number, nobody's is."""
     run = saving(REPORTED, NO_SAVE, REPORTED, REPORTED).handle(Exited(1, 2, 1))
     assert run.actions == [] and run.job.state is State.RESTARTING
@@ -251,7 +251,7 @@ def test_a_process_that_has_yet_to_begin_the_save_is_needed_by_it() -> None:
     ]
 
 
-def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
+def test_a_save_that_is_lost_keeps_nobody() -> None:
     """The dead one had not reported; or another one dies before it has, while the first is awaited;
     or the time is over.
     """
@@ -263,7 +263,7 @@ def test_a_save_that_cannot_be_committed_any_more_keeps_nobody() -> None:
     run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
     assert run.wake().wake().actions == [Kill()] and run.now == 700.0
     assert (
-        run.wake().actions == [Release(), Prepare(2, 4)]
+        run.wake().actions == [Release(), PrepareNext(2, 4)]
         and "did not even end by SIGKILL" in run.reason
     )
     run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
@@ -276,9 +276,9 @@ def test_a_job_that_fails_commits_first_too() -> None:
     """No attempt follows, and the job fails with the code of the one that died, once the save is
     settled.
     """
-    run = running(RestartPolicy()).handle(Progress(1, saves=dict.fromkeys(range(4), REPORTED)))
+    run = running(RestartPolicy()).handle(Progressed(1, saves=dict.fromkeys(range(4), REPORTED)))
     assert run.handle(Exited(1, 2, 3)).job.state is State.RESTARTING and run.actions == []
-    run.handle(Progress(1, 4, 4, saves=dict.fromkeys(range(4), SETTLED)))
+    run.handle(Progressed(1, 4, 4, saves=dict.fromkeys(range(4), SETTLED)))
     assert run.actions == [Kill(frozenset({0, 1, 3}))] and run.job.saved_step == 4
     run.exit([-9, -9, -9, -9])
     assert (run.job.state, run.job.exit_code, run.actions) == (State.FAILED, 3, [Release()])
@@ -309,11 +309,11 @@ def test_exit_codes_of_processes(code: int, kind: type, exit_code: int) -> None:
     assert pickle.loads(pickle.dumps(run.job.error)).attempt == 1
 
 
-def test_leaving_with_zero_after_a_notice_is_not_done() -> None:
+def test_zero_after_a_notice_is_not_done() -> None:
     """PRE-1: workers that save and return after a notice come back, and are done when they end
     without one.
     """
-    run = running().handle(Notice("drain", delivered=False))
+    run = running().handle(Noticed("drain", delivered=False))
     assert run.actions == [Notify("drain")]
     assert run.exit([0, 0, 0, 0]).job.state is State.RESTARTING
     assert isinstance(run.job.error, Preempted)
@@ -323,15 +323,15 @@ def test_leaving_with_zero_after_a_notice_is_not_done() -> None:
 
 def test_done_is_what_the_training_loop_says() -> None:
     """A loop that reported its end is done, notice or not."""
-    run = running().handle(Notice("drain"), Progress(1, 10, 10, done=True))
+    run = running().handle(Noticed("drain"), Progressed(1, 10, 10, done=True))
     assert run.exit([0, 0, 0, 0]).job.state is State.FINISHED
 
 
-def test_a_death_after_a_notice_spends_the_budget_of_preemptions() -> None:
+def test_a_death_after_a_notice_is_a_preemption() -> None:
     """Workers that die or raise while machines are taken away have not failed; the others do not
     wait for them for long.
     """
-    run = running().handle(Notice("drain", deadline=150.0), Exited(1, 1, 1))
+    run = running().handle(Noticed("drain", deadline=150.0), Exited(1, 1, 1))
     assert run.job.wake_at == 105.0
     run.handle(Exited(1, 0, 75), Exited(1, 2, -9), Exited(1, 3, 1))
     assert run.job.budget_used == {"max_preemptions": 1}
@@ -342,7 +342,7 @@ def test_notices_merge_and_the_earliest_deadline_wins() -> None:
     killed.
     """
     run = running().handle(
-        Notice("a", deadline=190.0), Notice("b", deadline=130.0), Notice("c", deadline=500.0)
+        Noticed("a", deadline=190.0), Noticed("b", deadline=130.0), Noticed("c", deadline=500.0)
     )
     assert run.job.wake_at == 130.0
     assert run.wake().actions == [Kill()]
@@ -355,15 +355,15 @@ def test_notices_merge_and_the_earliest_deadline_wins() -> None:
 
 def test_a_notice_can_be_withdrawn() -> None:
     """The job runs on when the last notice is withdrawn, unless a process has already left."""
-    run = running().handle(Notice("a"), Notice("b"), Withdrawn("a"))
+    run = running().handle(Noticed("a"), Noticed("b"), Withdrawn("a"))
     assert run.job.state is State.PREEMPTING
     assert run.handle(Withdrawn("b")).job.state is State.RUNNING
     assert run.actions == [Unnotify()]
-    run.handle(Notice("a"), Exited(1, 0, 75), Withdrawn("a"))
+    run.handle(Noticed("a"), Exited(1, 0, 75), Withdrawn("a"))
     assert run.job.state is State.PREEMPTING
 
 
-def test_a_gang_that_does_not_fit_times_out_once() -> None:
+def test_a_gang_too_large_times_out_once() -> None:
     """ERR-2: one deadline for all; everything is released; the error names the setting."""
     run = Run(RestartPolicy(startup_timeout_s=30)).handle(Start())
     run.now += 29
@@ -375,7 +375,7 @@ def test_a_gang_that_does_not_fit_times_out_once() -> None:
     assert (run.job.error.knob, run.job.error.timeout_s) == ("startup_timeout_s", 30)
 
 
-def test_a_start_that_fails_is_tried_again_after_a_back_off() -> None:
+def test_a_failed_start_is_tried_again_later() -> None:
     """ERR-3: rescheduling waits twice as long each time, and ends with the budget."""
     run, waits = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start()), []
     for attempt in (1, 2, 3):
@@ -407,7 +407,9 @@ def test_progress_refills_the_budgets() -> None:
     """
     run = running(RestartPolicy(max_failures=1))
     for saved in range(1, 11):
-        run.handle(Progress(run.job.attempt, step=saved * 10, saved_step=saved * 10)).exit([-9] * 4)
+        run.handle(Progressed(run.job.attempt, step=saved * 10, saved_step=saved * 10)).exit(
+            [-9] * 4
+        )
         run.wake().handle(Reserved(run.job.attempt, 4))
     assert run.job.attempt == 11
     assert run.job.budget_used == {"max_failures": 1}
@@ -420,11 +422,11 @@ def test_three_attempts_without_progress_are_enough() -> None:
     """
     run = (
         running(RestartPolicy(max_failures=100))
-        .handle(Progress(1, step=50, saved_step=40))
+        .handle(Progressed(1, step=50, saved_step=40))
         .exit([1] * 4)
     )
     for attempt in (2, 3, 4):
-        run.wake().handle(Reserved(attempt, 4), Progress(attempt, step=45, saved_step=40)).exit(
+        run.wake().handle(Reserved(attempt, 4), Progressed(attempt, step=45, saved_step=40)).exit(
             [1] * 4
         )
     assert run.job.state is State.FAILED
@@ -440,7 +442,7 @@ def test_growing_and_shrinking() -> None:
     run.now += 30
     assert run.handle(Capacity(4)).actions == [Notify("growing")]
     assert (
-        run.handle(Notice("process 0 (SIGTERM received)", delivered=True)).job.state
+        run.handle(Noticed("process 0 (SIGTERM received)", delivered=True)).job.state
         is State.RESIZING
     )  # our own words
     assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4, 600.0)]
@@ -450,7 +452,7 @@ def test_growing_and_shrinking() -> None:
     assert run.actions == [Launch(2, 4), Notify("room for 2 processes only")]
 
 
-def test_asked_to_stop_ends_as_preempted_and_starts_nothing() -> None:
+def test_asked_to_stop_ends_as_preempted() -> None:
     """The launcher's own notice ends the job with 75, whatever the budgets, from any state."""
     run = running().handle(Stop("SIGTERM"))
     assert run.actions == [Notify("SIGTERM")]
@@ -495,13 +497,13 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         Waiting(attempt, "no room"),
         Exited(attempt, process, lots.choice([0, 0, 0, 75, 75, 1, -9, 93, 124])),
         Exited(attempt, process, lots.choice([0, 75, 1])),
-        Progress(
+        Progressed(
             attempt,
             job.step + lots.randint(-2, 2),
             job.saved_step + lots.randint(-1, 1),
             done=lots.random() < 0.05,
         ),
-        Notice(
+        Noticed(
             lots.choice("ab"), lots.choice([None, now + 5, now + 50]), delivered=lots.random() < 0.5
         ),
         Withdrawn(lots.choice("ab")),
@@ -525,7 +527,7 @@ def _check_step(
         assert after.state is State.SCHEDULING
         assert not before.stopping, "an attempt after a stop"
     running = before.state is State.RUNNING and not before.final
-    if running and isinstance(event, Notice):
+    if running and isinstance(event, Noticed):
         assert after.state is State.PREEMPTING, "a lost preemption"
         assert event.delivered or any(isinstance(action, Notify) for action in actions)
     if before.state is State.PREEMPTING and after.state is State.FINISHED:
@@ -582,7 +584,7 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
             resized = job.state is State.RESIZING
             since_progress += decision.job.attempt > job.attempt and not resized
             since_progress = (
-                0 if isinstance(event, Progress) and decision.job.progressed else since_progress
+                0 if isinstance(event, Progressed) and decision.job.progressed else since_progress
             )
             budget = (
                 policy.max_failures

@@ -17,7 +17,7 @@ from holdfast.launch.supervisor.job import (
     Exited,
     Job,
     Launch,
-    Progress,
+    Progressed,
     Release,
     Reserve,
     Reserved,
@@ -65,11 +65,11 @@ def job(num_processes: int = 2, **settings: float) -> Job:
     return Job("j", num_processes, num_processes, RestartPolicy(backoff_jitter=0.0, **settings))  # type: ignore[arg-type]
 
 
-def test_a_job_that_ends_well_closes_its_engine_and_counts_its_steps() -> None:
+def test_a_good_end_closes_the_engine() -> None:
     """Reserve, launch, release, in this order; the result has the last progress, one attempt, and
     every reason on the way.
     """
-    engine = Script([Reserved(1, 2)], [Progress(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
+    engine = Script([Reserved(1, 2)], [Progressed(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
     result = supervise(job(), engine, clock=engine.clock)
     assert engine.actions == [Reserve(1, 2, 2, 600.0), Launch(1, 2), Release()]
     assert (result.outcome, result.exit_code, result.attempts, result.step, result.saved_step) == (
@@ -88,7 +88,7 @@ def test_a_job_that_ends_well_closes_its_engine_and_counts_its_steps() -> None:
     result.raise_for_outcome()
 
 
-def test_each_decision_is_shown_with_the_job_before_it() -> None:
+def test_each_decision_comes_with_the_job_before() -> None:
     """`on_decision` sees an unbroken chain from the first state to the last."""
     seen: list[tuple[Job, Decision]] = []
     engine = Script([Reserved(1, 1)], [Exited(1, 0, 0)])
@@ -116,7 +116,7 @@ def test_a_start_that_raises_is_tried_again(action: type[Action]) -> None:
     assert any("attempt 1 could not start: OSError: no port" in reason for reason in result.reasons)
 
 
-def test_a_start_that_fails_too_often_is_the_error_of_the_job() -> None:
+def test_starts_that_fail_too_often_end_the_job() -> None:
     """With no budget the first failure ends it, and `raise_for_outcome` raises it."""
     engine = Script(fails_at=Reserve)
     result = supervise(job(1, max_startup_failures=0), engine, clock=engine.clock)
@@ -125,7 +125,7 @@ def test_a_start_that_fails_too_often_is_the_error_of_the_job() -> None:
         result.raise_for_outcome()
 
 
-def test_another_action_that_raises_is_a_bug_and_closes_the_engine() -> None:
+def test_another_action_that_raises_is_a_bug() -> None:
     """Only starting may fail: what a release raises reaches the caller, after the engine was
     closed.
     """
@@ -135,7 +135,7 @@ def test_another_action_that_raises_is_a_bug_and_closes_the_engine() -> None:
     assert engine.closed == 1
 
 
-def test_the_engine_is_asked_to_wait_until_the_supervisor_wants_to_wake() -> None:
+def test_the_engine_waits_until_the_next_wake() -> None:
     """No time while a job runs, the rest of the grace time while processes are being ended, then
     the back-off.
     """
@@ -165,7 +165,7 @@ def test_control_c_is_told_apart_from_other_stops() -> None:
         )
 
 
-def test_a_failure_without_a_budget_is_the_error_of_the_job() -> None:
+def test_a_failure_without_budget_ends_the_job() -> None:
     """The error names the process; the outcome is "failed" with its exit code."""
     engine = Script([Reserved(1, 1)], [Exited(1, 0, 3)])
     result = supervise(job(1), engine, clock=engine.clock)

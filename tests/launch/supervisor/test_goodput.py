@@ -6,10 +6,11 @@ import random
 
 import pytest
 
+from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS
 from holdfast.launch import RestartPolicy
 from holdfast.launch.supervisor.decide import decide
 from holdfast.launch.supervisor.goodput import Goodput, GoodputMeter
-from holdfast.launch.supervisor.job import Event, Exited, Job, Progress, Reserved, Start, Tick
+from holdfast.launch.supervisor.job import Event, Exited, Job, Progressed, Reserved, Start, Tick
 
 
 class Account:
@@ -37,22 +38,22 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     account = Account()
     account.at(0, Start())
     account.at(2, Reserved(1, 1))
-    account.at(10, Progress(1, 0))  # 10 s of starting
-    account.at(40, Progress(1, 30, blocked_s=5.0))  # 25 s of steps, 5 s blocked in saves
+    account.at(10, Progressed(1, 0))  # 10 s of starting
+    account.at(40, Progressed(1, 30, blocked_s=5.0))  # 25 s of steps, 5 s blocked in saves
     account.at(44, Exited(1, 0, 1))  # 4 s more of steps
     account.at(45, Tick())  # 1 s of back-off
     account.at(46, Reserved(2, 1))
     account.at(
-        55, Progress(2, 21, restored_s=3.0)
+        55, Progressed(2, 21, restored_s=3.0)
     )  # 10 s from the end of the back-off, 3 s of them restoring
-    account.at(64, Progress(2, 30, restored_s=3.0))  # 9 s of steps that were done before
-    account.at(65, Progress(2, 31, restored_s=3.0))  # so was the one from 30 to 31 begun
+    account.at(64, Progressed(2, 30, restored_s=3.0))  # 9 s of steps that were done before
+    account.at(65, Progressed(2, 31, restored_s=3.0))  # so was the one from 30 to 31 begun
     account.at(75, Exited(2, 0, 0))  # 10 s of new steps
     assert account.goodput == Goodput(17.0, 3.0, 39.0, 5.0, 10.0, 1.0)
     assert account.goodput.total_s == 75.0 and account.goodput.fraction == 39 / 75
 
 
-def test_a_job_that_has_just_begun_has_no_fraction() -> None:
+def test_a_new_job_has_no_fraction() -> None:
     """Nothing is divided by zero; the time since the last event counts."""
     meter = GoodputMeter(5.0)
     assert meter.goodput(5.0) == Goodput() and meter.goodput(5.0).fraction == 0.0
@@ -68,7 +69,7 @@ def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
     account.at(0, Start())
     for _ in range(200):
         attempt = account.job.attempt
-        report = Progress(
+        report = Progressed(
             attempt,
             lots.randint(-1, 90),
             restored_s=lots.uniform(0, 99),
@@ -82,3 +83,8 @@ def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
         )
     parts = vars(account.goodput).values()
     assert min(parts) >= 0.0 and sum(parts) == pytest.approx(account.now)
+
+
+def test_every_part_has_its_words() -> None:
+    """The command line and the page say them."""
+    assert set(GOODPUT_PARTS) == set(vars(Goodput()))

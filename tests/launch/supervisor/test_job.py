@@ -21,9 +21,7 @@ def test_no_setting_of_a_policy_is_negative(name: str) -> None:
 
 
 @given(st.integers(-2, 5), st.integers(-2, 5))
-def test_a_job_has_at_least_one_process_and_no_more_at_least_than_at_most(
-    least: int, most: int
-) -> None:
+def test_the_numbers_of_processes_fit(least: int, most: int) -> None:
     """Sizes that do not fit are the caller's mistake, with both numbers in the message."""
     if 1 <= least <= most:
         assert Job("j", least, most).num_processes == 0
@@ -36,9 +34,7 @@ def test_a_job_has_at_least_one_process_and_no_more_at_least_than_at_most(
 
 
 @given(st.sets(st.integers(0, 9)), st.dictionaries(st.integers(10, 19), st.integers(-9, 124)))
-def test_a_job_counts_the_living_and_those_that_have_left(
-    alive: set[int], exit_codes: dict[int, int]
-) -> None:
+def test_a_job_counts_the_living_and_the_left(alive: set[int], exit_codes: dict[int, int]) -> None:
     """The processes of an attempt are those that run and those that have an exit code."""
     job = Job("j", 1, 20, alive=frozenset(alive), exit_codes=exit_codes)
     assert job.num_processes == len(alive) + len(exit_codes)

@@ -10,27 +10,10 @@ import sys
 from pathlib import Path
 
 from holdfast.coordination.process.job_folder import user_folder
-from holdfast.launch import RestartPolicy, RunSettings, run_local
+from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_local
 from holdfast.launch.workers.compile_cache import compile_cache
 from tests.support.cluster import CollectedOutput
-
-# Prints what jax's compile cache was asked for, and what it had; the first attempt fails.
-PROGRAM = """
-import collections, os, sys
-import jax, jax.numpy as jnp
-from holdfast import multihost
-
-seen = collections.Counter()
-jax.monitoring.register_event_listener(lambda name, **_: seen.update([name.rsplit("/", 1)[1]]))
-multihost.initialize()
-mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-x = jax.jit(lambda: jnp.arange(8.0) + 3, out_shardings=sharding)()
-assert float(jax.jit(lambda x: jnp.sum(x * 2))(x)) == 104.0
-print([os.environ["HOLDFAST_ATTEMPT"], seen["compile_requests_use_cache"], seen["cache_hits"], seen["cache_misses"]], flush=True)
-multihost.shutdown()
-sys.exit(os.environ["HOLDFAST_ATTEMPT"] == "1")
-"""
+from tests.support.paths import program
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -47,9 +30,14 @@ def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, backoff_s=0)
     result = run_local(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, str(program("compile_and_fail"))],
         2,
-        RunSettings(env=environment(), log_dir=tmp_path, restart=restart),
+        RunSettings(
+            env=environment(),
+            log_dir=tmp_path,
+            restart=restart,
+            standby=StandbySettings(wanted=False),
+        ),
         output=output,
     )
     assert result.outcome == "done" and result.attempts == 2, output.text
@@ -77,7 +65,7 @@ def test_a_job_without_logs_has_one_too() -> None:
     assert is_there == "True" and not Path(path).exists()
 
 
-def test_it_lies_with_the_logs_for_its_user_alone(tmp_path: Path) -> None:
+def test_it_lies_with_the_logs_for_one_user(tmp_path: Path) -> None:
     """The folder is made, or made private where it was not, and stays for the next run."""
     (tmp_path / "compile-cache").mkdir(mode=0o755)
     with compile_cache({}, tmp_path / "logs", print) as variables:
@@ -89,7 +77,7 @@ def test_it_lies_with_the_logs_for_its_user_alone(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-def test_without_logs_it_is_a_temporary_one_of_the_users_own() -> None:
+def test_without_logs_it_is_a_temporary_folder() -> None:
     """It lies where nobody else can enter, and goes with the job."""
     with compile_cache({}, None, print) as variables:
         folder = Path(variables["JAX_COMPILATION_CACHE_DIR"])
@@ -102,7 +90,7 @@ def test_without_logs_it_is_a_temporary_one_of_the_users_own() -> None:
     assert not folder.exists()
 
 
-def test_one_that_a_killed_launcher_left_goes_with_the_next_job() -> None:
+def test_the_next_job_removes_what_was_left() -> None:
     """A folder of a launcher that still runs stays."""
     script = """
 import os
@@ -137,7 +125,7 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
         ]
 
 
-def test_a_folder_that_cannot_be_had_is_said_and_done_without(tmp_path: Path) -> None:
+def test_without_a_folder_there_is_no_cache(tmp_path: Path) -> None:
     """A file in its place, or a link to where others may write: the line names it, and the job runs
     without a cache.
     """

@@ -37,7 +37,7 @@ def test_stale_slices_are_replaced_and_named() -> None:
     ]
 
 
-def test_a_process_is_told_its_local_rank_and_its_share_of_the_gpus() -> None:
+def test_a_process_has_its_share_of_gpus() -> None:
     """Of eight GPUs the second of four processes gets two; jax reads the variable, and one that is
     set stays.
     """

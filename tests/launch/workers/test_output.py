@@ -26,7 +26,7 @@ def test_lines_carry_their_process_in_a_column() -> None:
     assert stderr.getvalue() == "holdfast: restarting\n"
 
 
-def test_a_terminal_gets_colours_and_everything_in_one_place() -> None:
+def test_a_terminal_gets_colours() -> None:
     """Each process has a colour, colours of the line itself stay, and the launcher's lines stand
     between the others.
     """

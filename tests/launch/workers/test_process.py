@@ -33,7 +33,7 @@ class Started:
         return self.events.get(timeout=30)
 
 
-def test_lines_of_both_streams_come_before_the_exit_code() -> None:
+def test_both_streams_come_before_the_exit_code() -> None:
     """Environment and folder are as given; the last line comes before the exit code, also without a
     newline.
     """
@@ -48,7 +48,7 @@ sys.exit(3)
     assert started.process.wait(10) and not started.process.alive
 
 
-def test_a_signal_reaches_the_process_and_its_number_comes_back() -> None:
+def test_a_signal_reaches_the_process() -> None:
     """`signal` is for the process alone, `kill` for all of its group; both do nothing
     afterwards.
     """
@@ -61,7 +61,7 @@ def test_a_signal_reaches_the_process_and_its_number_comes_back() -> None:
     started.process.kill()
 
 
-def test_a_signal_at_the_very_end_of_a_process_loses_no_exit_code() -> None:
+def test_a_late_signal_loses_no_exit_code() -> None:
     """Only the waiter reaps: a process that is signalled again and again while it ends is reported
     all the same.
     """
@@ -80,7 +80,7 @@ def test_what_it_started_is_killed_with_it() -> None:
     assert wait_until_ended([pid])
 
 
-def test_kill_ends_a_process_that_ignores_sigterm_and_its_group() -> None:
+def test_kill_ends_a_process_and_its_group() -> None:
     """SIGKILL reaches the process and what it started."""
     code = f"""
 import signal, subprocess
@@ -96,7 +96,7 @@ while True: signal.pause()
     assert wait_until_ended([pid])
 
 
-def test_a_line_without_an_end_comes_in_pieces_and_bytes_that_are_not_text_are_replaced() -> None:
+def test_a_line_without_an_end_comes_in_pieces() -> None:
     """3 MB without a newline take no more memory than a piece; the next line is a line of its
     own.
     """

@@ -17,10 +17,12 @@ import pytest
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, job_folders
 from holdfast.launch.supervisor.job import RestartPolicy
-from holdfast.launch.workers.coordinator import Coordinator, ProgressWatch
+from holdfast.launch.workers.coordinator import Coordinator
+from holdfast.launch.workers.progress_watch import ProgressWatch
 from holdfast.launch.workers.secrets import JobSecrets, spawn_relay
 from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
+from tests.support.paths import program
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def coordinator(own_folder: None) -> Iterator[Coordinator]:
     found.close()
 
 
-def test_unmodified_jax_runs_on_two_hosts_with_a_relay_each(coordinator: Coordinator) -> None:
+def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None:
     """Four processes, two at each relay, hold no secret; the launcher, which holds them, reads
     progress and notices.
     """
@@ -98,7 +100,7 @@ def test_a_stranger_gets_nothing() -> None:
         other.close()
 
 
-def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
+def test_secrets_go_by_environment_or_by_files() -> None:
     """What a task takes out of its environment is what was put in, without what only the
     coordinator needs.
     """
@@ -120,26 +122,6 @@ def test_secrets_go_by_an_environment_that_forgets_them_or_by_files() -> None:
     finally:
         folder.remove()
     assert secrets.token not in repr(secrets)
-
-
-LOOK = """
-import os, sys
-os.setgid(65534); os.setgroups([]); os.setuid(65534)
-seen = []
-for pid in sys.argv[1].split(","):
-    for name in ("cmdline", "environ"):
-        try:
-            seen.append(open(f"/proc/{pid}/{name}", errors="replace").read())
-        except PermissionError:
-            pass
-for root, _, files in os.walk(sys.argv[2]):
-    for name in files:
-        try:
-            seen.append(open(os.path.join(root, name), errors="replace").read())
-        except PermissionError:
-            pass
-print("\\n".join(seen))
-"""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
@@ -164,7 +146,7 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
         ]
         pids = f"{coordinator.pid},{relay.pid}"
         seen = subprocess.run(
-            [sys.executable, "-c", LOOK, pids, str(folder.parent)],
+            [sys.executable, "-S", program("look_for_secrets"), pids, str(folder.parent)],
             capture_output=True,
             text=True,
             check=True,
@@ -177,7 +159,7 @@ def _look_for_secrets(coordinator: Coordinator) -> None:
         } == {0}
 
 
-def test_without_cryptography_the_line_that_installs_it_is_said(
+def test_without_cryptography_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything is started."""

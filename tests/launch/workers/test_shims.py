@@ -55,7 +55,7 @@ def test_it_ends_as_the_command_does(how: str, code: int) -> None:
     assert (done.returncode, done.stdout) == (code, "here\n")
 
 
-def test_the_command_finds_signals_as_a_shell_leaves_them() -> None:
+def test_the_command_finds_signals_as_usual() -> None:
     """Nothing that Python ignores stays ignored, and no signal is blocked; but a hangup that the
     starter ignores stays so (nohup).
     """
@@ -70,7 +70,7 @@ def test_the_command_finds_signals_as_a_shell_leaves_them() -> None:
     assert int(said.split("SigIgn:")[1].split()[0], 16) & 0x7FFFFFFF == 1
 
 
-def test_a_command_that_cannot_run_is_127_or_126(tmp_path: Path) -> None:
+def test_a_command_that_cannot_run_is_127(tmp_path: Path) -> None:
     """As a shell says it: 127 for one that is not there, 126 for one that may not be executed."""
     plain = tmp_path / "plain"
     plain.write_text("")
@@ -85,7 +85,7 @@ def test_a_command_that_cannot_run_is_127_or_126(tmp_path: Path) -> None:
         )
 
 
-def test_it_does_not_start_when_its_parent_is_dead_already() -> None:
+def test_it_does_not_start_without_a_parent() -> None:
     """A parent that died before prctl would never be noticed: nothing is executed."""
     done = run(1, sys.executable, "-S", "-c", "print('here')")
     assert (done.returncode, done.stdout) == (127, "")
@@ -116,7 +116,7 @@ def leaves_three(then: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 @pytest.mark.parametrize("order", ["", "kill\n"])
-def test_all_ends_with_the_starter_or_at_its_order(order: str) -> None:
+def test_all_ends_with_the_starter(order: str) -> None:
     """At the end of its input, and at `kill`, sessions of their own and daemons end too."""
     with leaves_three("time.sleep(600)") as (popen, pids):
         assert len(pids) == 3 and popen.stdin is not None
@@ -135,7 +135,7 @@ def test_what_the_command_left_ends_with_it() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_all_ends_with_a_starter_whose_pipe_another_holds_open() -> None:
+def test_another_holder_of_the_pipe_keeps_nothing() -> None:
     """SIGKILL of the starter ends all, though a process that it has forked still holds the other
     end of the subreaper's input.
     """
@@ -162,7 +162,7 @@ child.wait()
             os.kill(int(lines[0][0]), signal.SIGKILL)
 
 
-def test_signals_that_end_its_parent_do_not_end_it() -> None:
+def test_signals_for_its_parent_leave_it() -> None:
     """SIGTERM, SIGINT, SIGHUP, SIGUSR1 to the subreaper itself change nothing; `signal` reaches the
     command alone.
     """
@@ -204,7 +204,7 @@ def stop(kind: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("kind", "code"), [(Preempted, PREEMPTED), (Fatal, DO_NOT_RESTART), (Hang, HANG), (KeyError, 1)]
 )
-def test_an_error_of_a_call_is_its_exit_code(
+def test_an_error_of_a_call_has_a_code(
     call_runner: types.ModuleType, kind: type[Exception], code: int
 ) -> None:
     """75 preempted, 93 do not restart, 124 hang, else 1."""
@@ -222,9 +222,7 @@ def picky() -> None:
     raise Picky(7, "no")
 
 
-def test_an_error_that_cannot_be_unpickled_is_told_as_text(
-    call_runner: types.ModuleType, tmp_path: Path
-) -> None:
+def test_an_error_beyond_pickle_is_text(call_runner: types.ModuleType, tmp_path: Path) -> None:
     """The launcher reads its type and message, and does not fail itself."""
     call = tmp_path / "call"
     result = tmp_path / "result"

@@ -18,6 +18,7 @@ from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_loc
 from holdfast.launch.workers.process import WorkerProcess
 from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
+from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -116,9 +117,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_program_finds_what_a_cold_start_gives_it(
-    form: str, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_program_finds_a_cold_start(form: str, env: dict[str, str], tmp_path: Path) -> None:
     """sys.argv, sys.path, flags, folder, environment and all of `__main__` are equal; globals() is
     `__main__`.
     """
@@ -210,7 +209,7 @@ LATE = {
 
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_what_a_program_sets_before_an_import_holds_for_it(
+def test_settings_before_an_import_hold_for_it(
     name: str, as_module: bool, env: dict[str, str], tmp_path: Path
 ) -> None:
     """A program that changes its environment or path first is started cold after all, and the
@@ -266,7 +265,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("module", BAD)
-def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(
+def test_a_preload_that_fails_is_said_once(
     module: str, env: dict[str, str], tmp_path: Path
 ) -> None:
     """The line names module and reason; the next attempt is cold, and later ones are not tried."""
@@ -288,7 +287,7 @@ def test_a_preload_that_fails_is_said_once_and_the_rest_is_cold(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_one_that_dies_while_it_waits_is_said_and_replaced_by_a_cold_start(
+def test_one_that_dies_waiting_is_replaced(
     number: int, env: dict[str, str], tmp_path: Path
 ) -> None:
     """SIGTERM ends a waiting one as it ends any program without a handler."""
@@ -323,9 +322,7 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         each.standby.close()
 
 
-def test_commands_of_other_forms_and_other_interpreters_start_cold(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path) -> None:
     """What was asked for and cannot be had is said; what was not asked for is silent; a name that
     no module can have is refused.
     """
@@ -380,21 +377,6 @@ def test_commands_of_other_forms_and_other_interpreters_start_cold(
         )
 
 
-# Joins, reports its first step, and says whether it began as a standby; the first attempt waits for
-# the file "go", then fails.
-JOB = """
-import os, pathlib, sys, time
-from holdfast.coordination import CoordinationClient
-client = CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"]))
-client.connect()
-print("warm" if "_holdfast_standby" in sys.modules else "cold", os.environ["HOLDFAST_ATTEMPT"], flush=True)
-client.report(step=1)
-while os.environ["HOLDFAST_ATTEMPT"] == "1" and not pathlib.Path("go").exists(): time.sleep(0.02)
-client.shutdown()
-sys.exit(os.environ["HOLDFAST_ATTEMPT"] == "1")
-"""
-
-
 def standby_pids(folder: Path) -> list[int]:
     """Returns the waiting interpreters of the job in `folder`, with the processes above them."""
     found = []
@@ -426,7 +408,7 @@ def are_ready(folder: Path, count: int) -> bool:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Path]:
     """The program of a job, in a folder of its own."""
-    (tmp_path / "program.py").write_text(JOB)
+    (tmp_path / "program.py").write_text(program("standby_job").read_text())
     yield tmp_path / "program.py"
     assert not standby_pids(tmp_path)
 
@@ -468,7 +450,7 @@ def test_none_outlives_the_launcher(number: int, job: Path) -> None:
         assert wait_until_ended(pids)
 
 
-def test_without_restarts_or_with_no_standby_there_is_none(job: Path) -> None:
+def test_without_restarts_there_is_no_standby(job: Path) -> None:
     """Nobody pays for what cannot be used: a job that is not started again has no standbys."""
     (job.parent / "go").touch()
     for standby, restart in (

@@ -198,7 +198,7 @@ def look() -> tuple[str, str, bool, str | None]:
     )
 
 
-def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) -> None:
+def test_the_processes_of_a_node_share_a_relay(fleet: Fleet) -> None:
     """Four nodes, four relays at Unix sockets."""
     values = engine.run(look, spec()).values
     assert len({address for address, *_ in values}) == 4 and all(
@@ -210,7 +210,7 @@ def test_the_processes_of_a_node_share_a_relay_and_hold_no_secret(fleet: Fleet) 
     )
 
 
-def test_without_security_all_processes_have_the_coordinators_own_address(fleet: Fleet) -> None:
+def test_without_security_there_is_no_relay(fleet: Fleet) -> None:
     """No relay stands between."""
     values = engine.run(look, spec(insecure=True)).values
     assert len({address for address, *_ in values}) == 1 and not values[0][0].startswith("unix:")
@@ -275,7 +275,7 @@ def fails_once(folder: str) -> str:
     return actor
 
 
-def test_a_failed_process_is_started_again_in_its_actor(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_failed_process_restarts_in_its_actor(fleet: Fleet, tmp_path: Path) -> None:
     """Where nothing but a process has died the next attempt takes over the actors, all of them; at
     the end they are given back.
     """
@@ -287,7 +287,7 @@ def test_a_failed_process_is_started_again_in_its_actor(fleet: Fleet, tmp_path: 
     assert_nothing_reserved(fleet)
 
 
-def test_a_killed_actor_brings_the_job_back_to_the_last_step(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_killed_actor_costs_no_saved_step(fleet: Fleet, tmp_path: Path) -> None:
     """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends
     done.
     """
@@ -318,7 +318,7 @@ def test_a_lost_node_shrinks_the_job(fleet: Fleet, tmp_path: Path) -> None:
     assert resumed % 20 == 1 and 100 < resumed <= struck + 1
 
 
-def test_a_drain_shrinks_to_two_and_the_nodes_return(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_drain_shrinks_and_the_nodes_return(fleet: Fleet, tmp_path: Path) -> None:
     """Two nodes drained with a deadline: all save one step and leave, come back as two, and as four
     when nodes are there again.
     """
@@ -393,7 +393,7 @@ def megascale() -> dict[str, str]:
     }
 
 
-def test_slices_are_numbered_and_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
+def test_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
     """ENV-1 to ENV-4 and PRE-2: two slices of two; with one host draining only the other slice is
     used, and all four keys are gone.
     """

@@ -26,7 +26,9 @@ def names(
 ) -> list[str]:
     return [
         chosen.node_id
-        for chosen in place_gang(nodes, resources, min_processes, max_processes, num_slices).nodes
+        for chosen in place_gang(
+            nodes, resources, min_processes, max_processes, num_slices=num_slices
+        ).nodes
     ]
 
 
@@ -70,23 +72,23 @@ def two_slices(**changes: bool) -> list[Node]:
 
 def test_ranks_are_sorted_by_slice_and_worker() -> None:
     """ENV-4: by the slice's index as an integer, then the worker's; each rank knows its slice."""
-    chosen = place_gang(two_slices(), ONE, 4, 4, 2)
+    chosen = place_gang(two_slices(), ONE, 4, 4, num_slices=2)
     assert [each.node_id for each in chosen.nodes] == ["s9w0", "s9w1", "s10w0", "s10w1"]
     assert (chosen.slice_of, chosen.num_slices) == ((0, 0, 1, 1), 2)
 
 
 def test_a_draining_host_takes_its_slice_along() -> None:
     """ERR-2, PRE-2: the other slice alone is left, which becomes slice 0 of 1."""
-    chosen = place_gang(two_slices(s9w1=True), ONE, 2, 4, 2)
+    chosen = place_gang(two_slices(s9w1=True), ONE, 2, 4, num_slices=2)
     assert [each.node_id for each in chosen.nodes] == ["s10w0", "s10w1"]
     assert (chosen.slice_of, chosen.num_slices) == ((0, 0), 1)
     assert chosen.why_not_more == "1 of 2 slices are whole; slice s9 has 1 of 2 machines draining"
-    assert place_gang(two_slices(s9w1=True), ONE, 4, 4, 2).nodes == ()
+    assert place_gang(two_slices(s9w1=True), ONE, 4, 4, num_slices=2).nodes == ()
 
 
 def test_an_incomplete_slice_is_not_used() -> None:
     """ENV-4: the reason says which, and how many processes it has room for."""
-    short = place_gang(two_slices()[:3], ONE, 2, 4, 2)
+    short = place_gang(two_slices()[:3], ONE, 2, 4, num_slices=2)
     assert [each.node_id for each in short.nodes] == ["s10w0", "s10w1"]
     assert short.why_not_more == "1 of 2 slices are whole; slice s9 has room for 1 of 2 processes"
 

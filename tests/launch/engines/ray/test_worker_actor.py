@@ -41,7 +41,7 @@ def poll_to_the_end(actor: WorkerActor) -> tuple[list[str], WorkerUpdate]:
             return lines, update
 
 
-def test_a_process_knows_who_it_is_and_its_lines_come_before_its_exit_code(
+def test_lines_come_before_the_exit_code(
     actor: WorkerActor,
 ) -> None:
     """The environment has the spec and what was given beside it; a stale slice is named; a command
@@ -105,7 +105,7 @@ def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
     assert cloudpickle.loads(update.outcome) == ("value", 5)
 
 
-def test_the_next_attempt_ends_what_the_one_before_has_left(actor: WorkerActor) -> None:
+def test_the_next_attempt_ends_what_is_left(actor: WorkerActor) -> None:
     """A second start kills a process that still runs; its lines and its end are not taken for those
     of the new one.
     """

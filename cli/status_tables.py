@@ -1,0 +1,145 @@
+"""A coordinator's status as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
+from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput
+from holdfast.proto import coordination_pb2, session_pb2
+
+_COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
+_MAX_MISSING = 20
+_COLUMNS = (
+    "process",
+    "state",
+    "host",
+    "pid",
+    "last heard",
+    "step",
+    "steps/s",
+    "saved",
+    "blocked",
+    "waiting",
+    "waits",
+    "memory",
+    "error",
+)
+
+
+def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
+    """Returns what is wrong, a headline, and tables of processes, local steps and barriers."""
+    parts: list[str | Text | Table] = [Text(finding.text, style="bold red") for finding in findings]
+    parts.append(Text(_headline(status), style="bold"))
+    if status.goodput_s:
+        parts.append(describe_goodput(status.goodput_s))
+    parts.append(_processes(status))
+    if local := [step for root in checkpoint_roots(status) for step in root.steps if step.local]:
+        parts.append(_local_steps(status, local))
+    if status.barriers:
+        parts.append(_barriers(status))
+    return Group(*parts)
+
+
+def _headline(status: session_pb2.StatusResponse) -> str:
+    job = f"job {status.job} attempt {status.attempt}, " if status.job else ""
+    parts = [
+        f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s",
+        f"{status.keys} keys, {status.key_bytes / 1024:.1f} KiB",
+        f"{status.barriers_passed} barriers passed, {status.barriers_failed} failed",
+    ]
+    if status.recoverable:
+        parts.append("recoverable")
+    if status.survivable:
+        parts.append("survivable")
+    if status.journal:
+        parts.append(status.journal)
+    return "; ".join(parts)
+
+
+def _table(columns: Sequence[str], *, texts: Sequence[str]) -> Table:
+    """Returns an empty table; the columns that are not in `texts` are of numbers."""
+    table = Table(box=None, pad_edge=False)
+    for title in columns:
+        table.add_column(title, justify="left" if title in texts else "right")
+    return table
+
+
+def _processes(status: session_pb2.StatusResponse) -> Table:
+    table = _table(_COLUMNS, texts=("state", "host", "error"))
+    for task in status.tasks:
+        state = coordination_pb2.TaskState.Name(task.state)
+        cells = [
+            str(task.task_id),
+            f"[{_COLOURS.get(state, 'white')}]{state}[/]",
+            escape(task.host),
+            str(task.pid or ""),
+            _heard(status, task),
+        ]
+        error = escape(task.error or task.progress.trouble)
+        table.add_row(*cells, *_progress(task), error)
+    return table
+
+
+def _progress(task: session_pb2.TaskStatus) -> list[str]:
+    """Returns what a process reports of its work, "" for what it never did."""
+    progress = task.progress
+    values = progress.values
+    return [
+        str(progress.step) if progress.HasField("step") else "",
+        f"{task.steps_per_second:.2g}" if task.step_age_s >= 0 else "",
+        str(progress.saved_step) if progress.HasField("saved_step") else "",
+        f"{values['save_blocked_s']:.1f} s" if "save_blocked_s" in values else "",
+        f"{values['waiting_share']:.0%}" if "waiting_share" in values else "",
+        str(task.waiting_calls or ""),
+        f"{values['memory_bytes'] / 2**30:.1f} GiB" if "memory_bytes" in values else "",
+    ]
+
+
+def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> str:
+    if task.heartbeat_age_s < 0:
+        return "never"
+    heard = f"{task.heartbeat_age_s:.1f} of {expected_s(status, task):.0f} s"
+    return f"[red]{heard}[/]" if silent(status, task) else heard
+
+
+def _local_steps(
+    status: session_pb2.StatusResponse, steps: list[session_pb2.CheckpointStep]
+) -> Table:
+    """Returns the steps that the hosts have, and which processes have each process's part."""
+    hosts = {task.task_id: task.host for task in status.tasks}
+    columns = ("local step", "hosts that may be lost", "whose part is where")
+    table = _table(columns, texts=columns[-1:])
+    for step in steps:
+        parts = []
+        for process, copies in enumerate(step.copies[:_MAX_MISSING]):
+            holders = [f"{holder} ({hosts.get(holder) or '?'})" for holder in copies.processes]
+            parts.append(f"{process}: {', '.join(holders)}")
+        if len(step.copies) > _MAX_MISSING:
+            parts.append(f"and {len(step.copies) - _MAX_MISSING} more")
+        table.add_row(str(step.step), str(step.survives), escape("; ".join(parts)))
+    return table
+
+
+def _barriers(status: session_pb2.StatusResponse) -> Table:
+    columns = ("barrier", "waiting (for)", "missing", "time left")
+    table = _table(columns, texts=columns)
+    for barrier in status.barriers:
+        waiting = [
+            f"{each.task_id} ({each.since_s:.1f} s)" for each in barrier.waiting[:_MAX_MISSING]
+        ]
+        missing = ", ".join(map(str, barrier.missing[:_MAX_MISSING]))
+        if len(barrier.missing) > _MAX_MISSING:
+            missing += f" and {len(barrier.missing) - _MAX_MISSING} more"
+        table.add_row(
+            escape(barrier.barrier_id),
+            ", ".join(waiting),
+            f"[red]{missing}[/]",
+            "" if barrier.left_s < 0 else f"{barrier.left_s:.1f} s",
+        )
+    return table

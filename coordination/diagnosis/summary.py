@@ -1,0 +1,30 @@
+"""What the command line and the page both say of a job's status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.proto import session_pb2
+
+GOODPUT_PARTS = {
+    "stepping_s": "new steps",
+    "starting_s": "starting",
+    "restoring_s": "restoring",
+    "saving_s": "blocked in saves",
+    "redoing_s": "steps done again",
+    "ending_s": "ending attempts",
+}
+"""The words for what a job did with its seconds: progress first."""
+
+
+def describe_goodput(seconds: Mapping[str, float]) -> str:
+    """Returns where the time of a job went, the share of new steps first."""
+    total_s = sum(seconds.values())
+    share = seconds.get("stepping_s", 0.0) / total_s if total_s else 0.0
+    parts = [f"{words} {seconds.get(part, 0.0):.1f}" for part, words in GOODPUT_PARTS.items()]
+    return f"goodput {share:.0%} of {total_s:.1f} s: {', '.join(parts)}"
+
+
+def checkpoint_roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoot]:
+    """Returns what the processes report of their checkpoints: the primary of each manager does."""
+    return [task.progress.root for task in status.tasks if task.progress.HasField("root")]

@@ -1,0 +1,281 @@
+"""What the processes of an attempt report to their coordinator, as events of the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
+from holdfast.coordination.diagnosis.stacks import fold
+from holdfast.coordination.diagnosis.stall import (
+    StallRule,
+    describe_stragglers,
+    find_stall,
+    find_stragglers,
+)
+from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
+from holdfast.coordination.process.diagnose import gather
+from holdfast.multihost.group.group import SaveStage
+from holdfast.proto import coordination_pb2, session_pb2
+
+from ..supervisor.goodput import Goodput
+from ..supervisor.job import (
+    NO_SAVE,
+    Event,
+    Noticed,
+    Progressed,
+    RestartPolicy,
+    SavePosition,
+    Stalled,
+    Withdrawn,
+)
+
+MOST_HISTORY = 200
+"""Lines of a launcher that a new coordinator is told."""
+
+_SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
+_NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
+_POLL_S = 0.5
+_MOST_EVENTS = 1000
+_MOST_STACKS = 4  # of processes that keep a job waiting
+
+
+@dataclass(frozen=True)
+class ProcessProgress:
+    """What one process last reported; -1 where it never did."""
+
+    process: int
+    step: int
+    saved_step: int
+    heartbeat_age_s: float
+    error: str
+
+
+class ProgressWatch:
+    """Polls the coordinator at `address` twice a second; `on_event` gets what is new.
+
+    That is progress, and a notice that one process got by itself (a signal, its machine's
+    metadata): a process that leaves after it is not done, whatever its exit code. By the policy's
+    rules, too, that the job has stalled, once; which processes keep it waiting, and where, goes to
+    `say`. The coordinator gets `goodput()`, for the status.
+
+    A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not
+    answer is no event: the processes notice its death themselves.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        attempt: int,
+        on_event: Callable[[Event], None],
+        credentials: Credentials | None = None,
+        *,
+        policy: RestartPolicy,
+        say: Callable[[str], None],
+        goodput: Callable[[], Goodput] = Goodput,
+    ) -> None:
+        self._attempt = attempt
+        self._on_event = on_event
+        self._say = say
+        self._goodput = goodput
+        self._rule = StallRule(
+            policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
+        )
+        self._stragglers: set[int] = set()  # that were said
+        self._stalled = False
+        self._client = StatusClient(address, credentials, timeout_s=1.0)
+        self._lock = threading.Lock()
+        self._last = Progressed(attempt)
+        # Processes that have had a Session, as a poll saw or what they said of a save shows.
+        self._ours: set[int] = set()
+        self._notices: set[str] = set()
+        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
+        self._closed = threading.Event()
+        self.status = session_pb2.StatusResponse()  # the last that came
+        self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        self.curve = StepCurve()
+        self.processes: tuple[ProcessProgress, ...] = ()
+        self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
+        self._connected = 0
+        self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
+        self._thread.start()
+
+    def note(self, unix_s: float, text: str) -> None:
+        """Adds a line to the job's history at the coordinator, with the next poll."""
+        self._history.append((unix_s, text))
+
+    def _run(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            self.refresh()
+            with contextlib.suppress(CoordinationError):
+                self._find_stall()
+                self._find_stragglers()
+
+    # --- Hangs
+
+    def _find_stall(self) -> None:
+        rule = self._rule
+        if self._stalled or rule.timeout_s == math.inf or not find_stall(self.status, rule):
+            return
+        # Stacks take seconds to come, and the job may have made a step meanwhile.
+        evidence = gather(self._client, hangs=True)
+        if why := find_stall(evidence.status, rule):
+            self._stalled = True
+            self._say_stall(why, evidence)
+
+    def _say_stall(self, why: str, evidence: Evidence) -> None:
+        findings = diagnose(evidence)
+        for finding in findings:
+            self._say(f"hang: {finding.text}")
+        odd = findings[0].processes if findings else ()
+        for process in odd[:_MOST_STACKS]:
+            if samples := evidence.stacks.get(process):
+                self._say(f"stacks of process {process}:\n{fold(samples[-1])}")
+        unheard = [finding.processes for finding in findings if finding.kind == "unheard"]
+        silent = frozenset(process for processes in unheard for process in processes)
+        reasons = [why, *(finding.text for finding in findings[:1])]
+        self._on_event(Stalled(self._attempt, "; ".join(reasons), odd, silent))
+
+    def _find_stragglers(self) -> None:
+        rule = self._rule
+        if rule.straggler_steps == math.inf or not self._new_stragglers(self.status):
+            return
+        evidence = gather(self._client, with_stacks=True)
+        if new := self._new_stragglers(evidence.status):
+            self._stragglers |= {task.task_id for task in new}
+            text = f"straggler: {describe_stragglers(evidence, new)}"
+            self._say(text)
+            self.note(time.time(), text)
+
+    def _new_stragglers(self, status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
+        stragglers = find_stragglers(status, self._rule)
+        return [task for task in stragglers if task.task_id not in self._stragglers]
+
+    def diagnose(self) -> list[Finding]:
+        """Returns why the job hangs, nothing where the coordinator does not answer.
+
+        Blocks for at most a minute.
+        """
+        with contextlib.suppress(CoordinationError):
+            return diagnose(gather(self._client, hangs=True))
+        return []
+
+    # --- Progress
+
+    def refresh(self) -> None:
+        """Polls now, and gives on what is new before it returns; takes at most 3 s."""
+        # The lock keeps events in order: a process's end must not overtake its progress.
+        with self._lock, contextlib.suppress(CoordinationError):
+            self._send_history()
+            self._client.report_goodput(vars(self._goodput()))
+            last = self.events[-1].number if self.events else 0
+            status = self._client.status(with_events=True, events_after=last)
+            self._take(status)
+            progress = self._progress(status)
+            if progress != self._last:
+                self._last = progress
+                self._on_event(progress)
+            if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
+                self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
+
+    def _send_history(self) -> None:
+        while self._history:
+            unix_s, text = self._history[0]
+            self._client.report_event("launcher", text, unix_s)
+            self._history.popleft()  # sent: a coordinator that did not answer gets it again
+
+    def _take(self, status: session_pb2.StatusResponse) -> None:
+        self.events.extend(status.events)
+        self.status = status
+        self.curve.add(sample(status, time.time()))
+        self.processes = tuple(_progress(task) for task in status.tasks)
+        if status.phase != "gathering":
+            self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}
+        self._connected = sum(task.state == coordination_pb2.CONNECTED for task in status.tasks)
+        self._ours |= {
+            task.task_id
+            for task in status.tasks
+            if task.has_session or "save_stage" in task.progress.values
+        }
+
+    def _progress(self, status: session_pb2.StatusResponse) -> Progressed:
+        tasks = status.tasks
+        done = len(tasks) > 0 and all(task.progress.values.get("done", 0) for task in tasks)
+        return Progressed(
+            self._attempt,
+            max((process.step for process in self.processes), default=-1),
+            max((process.saved_step for process in self.processes), default=-1),
+            done,
+            saves={process: _save_position(tasks[process]) for process in self._ours},
+            restored_s=_most(status, "restore_s"),
+            blocked_s=_most(status, "save_blocked_s"),
+        )
+
+    def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
+        deadlines: dict[str, float | None] = {}
+        for key, value in entries:
+            if match := _NOTICE_KEY.fullmatch(key):
+                notice = json.loads(value)
+                source = f"process {match[1]} ({notice['reason']})"
+                deadlines[source] = notice.get("deadline_unix_s")
+        for source, at in deadlines.items():
+            if source not in self._notices:
+                deadline = None if at is None else time.monotonic() + at - time.time()
+                self._on_event(Noticed(source, deadline, delivered=True))
+        for source in self._notices - deadlines.keys():
+            self._on_event(Withdrawn(source))
+        self._notices = set(deadlines)
+
+    # --- Ends
+
+    def report_exit(self, process: int, code: int) -> None:
+        """Reports the end of a process to the coordinator; takes at most 1 s.
+
+        The coordinator ends at once what waits for the process.
+        """
+        with contextlib.suppress(CoordinationError):  # it is gone, and nobody waits there
+            self._client.report_exit(process, code)
+
+    def end_attempt(self, why: str) -> None:
+        """Says through the coordinator that the attempt is over; takes at most 1 s."""
+        with contextlib.suppress(CoordinationError):
+            self._client.end_attempt(why)
+
+    def still_needed(self, ended_well: bool) -> bool:
+        """Returns whether processes needed the coordinator that has ended.
+
+        One that ends well by itself is not needed for a start.
+        """
+        return self._connected > 0 or (not ended_well and not self.joined)
+
+    def close(self) -> None:
+        """Stops polling."""
+        self._closed.set()
+        self._thread.join()
+        self._client.close()
+
+
+def _most(status: session_pb2.StatusResponse, name: str) -> float:
+    return max((task.progress.values.get(name, 0.0) for task in status.tasks), default=0.0)
+
+
+def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
+    values = task.progress.values
+    if "save_stage" not in values:
+        return NO_SAVE
+    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"])))
+
+
+def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
+    progress = task.progress
+    step = progress.step if progress.HasField("step") else -1
+    saved = progress.saved_step if progress.HasField("saved_step") else -1
+    return ProcessProgress(task.task_id, step, saved, task.heartbeat_age_s, error=task.error)

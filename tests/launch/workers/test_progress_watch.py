@@ -1,0 +1,202 @@
+"""The events that the reports of an attempt's processes become."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
+from holdfast.launch.supervisor.job import (
+    NO_SAVE,
+    Event,
+    Noticed,
+    Progressed,
+    RestartPolicy,
+    SavePosition,
+    Stalled,
+    Withdrawn,
+)
+from holdfast.launch.workers.coordinator import Coordinator
+from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch
+from holdfast.multihost.group.group import SaveStage
+
+NOTICE = "holdfast/sync/preemption/0/notices/1"
+JOINED = {0: NO_SAVE, 1: NO_SAVE}
+
+
+class Watched:
+    """A coordinator of two processes with a client each, and the events of its watch."""
+
+    def __init__(self, stack: ExitStack, policy: RestartPolicy) -> None:
+        self.said: list[str] = []
+        self.coordinator = Coordinator("j", 3, 2)
+        stack.callback(self.coordinator.close)
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.watch = ProgressWatch(
+            self.coordinator.address, 3, self.events.put, policy=policy, say=self.said.append
+        )
+        stack.callback(self.watch.close)
+        self.clients = [
+            CoordinationClient(
+                self.coordinator.address,
+                process,
+                job=JobIdentity(num_processes=2, name="j", attempt=3),
+                timeouts=Timeouts(shutdown_s=2),
+            )
+            for process in range(2)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda client: client.connect(), self.clients))
+        for client in self.clients:
+            stack.callback(client.close)
+        self.watch.refresh()
+        while self.events.get(timeout=30) != Progressed(3, saves=JOINED):
+            pass
+
+    def report(self, process: int, step: int, **progress: int) -> None:
+        """Reports, and waits until the coordinator has it."""
+        self.clients[process].report(step=step, **progress)
+        while not any(
+            (each.process, each.step) == (process, step) for each in self.watch.processes
+        ):
+            self.watch.refresh()
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with ExitStack() as stack:
+        yield Watched(stack, RestartPolicy())
+
+
+def test_the_best_progress_is_reported_once(watched: Watched) -> None:
+    """Steps are the highest of all, with the attempt; the same progress is not reported again."""
+    watched.report(0, 5)
+    watched.report(1, 4, saved_step=2)
+    found = [watched.events.get(timeout=30) for _ in range(2)]
+    assert found == [Progressed(3, 5, -1, saves=JOINED), Progressed(3, 5, 2, saves=JOINED)]
+    watched.watch.refresh()
+    assert watched.events.empty()
+    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [
+        (0, 5, -1),
+        (1, 4, 2),
+    ]
+
+
+def test_where_saves_stand_is_reported(watched: Watched) -> None:
+    """A process's latest save and its stage; one that has reported none, but has a client of ours,
+    has saved nothing.
+    """
+    watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
+    watched.watch.refresh()
+    assert watched.events.get(timeout=30) == Progressed(
+        3, saves=JOINED | {1: SavePosition(7, SaveStage.REPORTED)}
+    )
+
+
+def test_what_an_early_leaver_said_counts(watched: Watched) -> None:
+    """A process that had reported its share, and was gone before anybody saw its Session, holds no
+    commit up.
+    """
+    watched.clients[1].report(save=7, save_stage=SaveStage.REPORTED)
+    watched.clients[1].close()
+    watched.watch.refresh()
+    while watched.watch.status.tasks[1].has_session:
+        watched.watch.refresh()
+    events: queue.Queue[Event] = queue.Queue()
+    late = ProgressWatch(
+        watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append
+    )
+    try:
+        late.refresh()
+        found = events.get(timeout=30)
+        assert isinstance(found, Progressed) and found.saves[1] == SavePosition(
+            7, SaveStage.REPORTED
+        )
+    finally:
+        late.close()
+
+
+def test_a_job_is_done_when_all_are(watched: Watched) -> None:
+    """One process that reports its end is not enough."""
+    watched.report(0, 9, done=1)
+    watched.report(1, 9)
+    assert watched.events.get(timeout=30) == Progressed(3, 9, -1, False, JOINED)
+    watched.report(1, 10, done=1)
+    assert watched.events.get(timeout=30) == Progressed(3, 10, -1, True, JOINED)
+
+
+def test_a_notice_is_reported_until_withdrawn(watched: Watched) -> None:
+    """Its source names the process and the reason, its deadline is on the monotonic clock, and the
+    processes know already.
+    """
+    client = watched.clients[1]
+    client.key_value_set_bytes(
+        NOTICE, json.dumps({"reason": "spot", "deadline_unix_s": time.time() + 30}).encode()
+    )
+    notice = watched.events.get(timeout=30)
+    assert isinstance(notice, Noticed) and (notice.source, notice.delivered) == (
+        "process 1 (spot)",
+        True,
+    )
+    assert notice.deadline is not None and 20 < notice.deadline - time.monotonic() <= 30
+    client.key_value_delete(NOTICE)
+    assert watched.events.get(timeout=30) == Withdrawn("process 1 (spot)")
+
+
+def test_a_job_whose_steps_stop_has_stalled_once() -> None:
+    """Without steps of anybody for half a second, it is said who is where, and the event comes
+    once.
+    """
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(stall_timeout_s=0.5))
+        for process in range(2):
+            watched.clients[process].report(step=3, report_interval_s=0.1)
+        assert watched.events.get(timeout=30) == Progressed(3, 3, saves=JOINED)
+        stalled = watched.events.get(timeout=30)
+        assert (
+            isinstance(stalled, Stalled)
+            and stalled.attempt == 3
+            and "no process has made a step for " in stalled.why
+        )
+        assert "since step 3" in stalled.why and any(
+            text.startswith("hang: process") for text in watched.said
+        ), watched.said
+        watched.report(0, 4)
+        assert watched.events.get(timeout=30) == Progressed(3, 4, saves=JOINED)
+        watched.watch.close()
+        assert watched.events.empty()
+
+
+def test_a_straggler_is_reported_once() -> None:
+    """In words, with where it is, and in the job's history; the job goes on."""
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(straggler_steps=5))
+        watched.report(0, 100)
+        watched.report(1, 50)
+        while not watched.said:
+            time.sleep(0.05)
+        watched.report(0, 101)
+        while not any("straggler" in event.text for event in watched.watch.events):
+            watched.watch.refresh()
+        (said,) = watched.said
+        assert (
+            said.startswith("straggler: process 1 (host ")
+            and "is at step 50, 25 behind the median" in said
+        )
+
+
+def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
+    """What was reported stands; asking again neither raises nor reports."""
+    watched.report(0, 5)
+    watched.events.get(timeout=30)
+    before: tuple[ProcessProgress, ...] = watched.watch.processes
+    watched.coordinator.close()
+    watched.watch.refresh()
+    assert watched.events.empty() and watched.watch.processes == before
