@@ -66,21 +66,19 @@ class Credentials:
     def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
         """Opens a channel: TLS where a CA is named, plaintext otherwise."""
         tls = self.tls()
-        return (
-            grpc.insecure_channel(address, options)
-            if tls is None
-            else grpc.secure_channel(address, tls, options)
-        )
+        if tls is None:
+            return grpc.insecure_channel(address, options)
+        return grpc.secure_channel(address, tls, options)
 
 
 def require_together(**files: object) -> None:
     """Raises ValueError unless all three files of mutual TLS are given, or none."""
-    found = [name for name, file in files.items() if file is not None]
-    if 0 < len(found) < len(files):
+    given = [name for name, file in files.items() if file is not None]
+    if 0 < len(given) < len(files):
         why = "each side shows a certificate, and checks the other's"
         raise ValueError(
             f"{', '.join(files)} belong together: {why}; expected all three, found"
-            f" {', '.join(found)}"
+            f" {', '.join(given)}"
         )
 
 

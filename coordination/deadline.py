@@ -35,11 +35,5 @@ class Deadline:
         """Returns the seconds since the deadline was made."""
         return time.monotonic() - (self.at - self.timeout_s)
 
-    def at_most(self, timeout_s: float) -> Deadline:
-        """Returns a deadline that ends in `timeout_s` seconds or with this one, whichever comes
-        first.
-        """
-        return Deadline(min(timeout_s, self.remaining_s()))
-
     def __repr__(self) -> str:
         return f"Deadline({self.remaining_s():.3f} s of {self.timeout_s:.3f} s left)"

@@ -36,14 +36,14 @@ class Job:
         self.client = None
         self.spec = None
 
-    def put(self, part: Any) -> None:
+    def put(self, value: Any) -> None:
         """Keeps a part, in the place of an earlier one of its class."""
-        self._parts[type(part)] = part
+        self._parts[type(value)] = value
 
-    def part(self, kind: type[P]) -> P | None:
+    def get(self, kind: type[P]) -> P | None:
         """Returns the part of a class, None where there is none."""
-        part: P | None = self._parts.get(kind)
-        return part
+        kept: P | None = self._parts.get(kind)
+        return kept
 
     def ensure(self, kind: type[P]) -> P:
         """Returns the part of a class, and makes an empty one where there is none."""
@@ -56,8 +56,8 @@ class Job:
 
     def take(self, kind: type[P]) -> P | None:
         """Removes the part of a class and returns it."""
-        part: P | None = self._parts.pop(kind, None)
-        return part
+        removed: P | None = self._parts.pop(kind, None)
+        return removed
 
 
 _job = Job()

@@ -39,4 +39,4 @@ def mark_pathways_colocated_runtime_active() -> None:
 
 def is_pathways_colocated_runtime_active() -> bool:
     """Returns whether this process was marked as the colocated Python runtime of a Pathways job."""
-    return current_job().part(_ColocatedRuntime) is not None
+    return current_job().get(_ColocatedRuntime) is not None

@@ -33,6 +33,7 @@ GIVEN_UP, MODULES_GIVEN_UP = frozenset(_GIVEN_UP.split()), frozenset(_MODULES_GI
 KEPT = {
     ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
     ("multihost/errors.py", "knob"),  # a field of a public error
+    ("checkpoint/manager_parts.py", "lanes"),  # each is a SaveLane
 }
 
 PUBLIC = {

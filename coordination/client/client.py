@@ -24,8 +24,8 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
 from ..limits import Limits
-from ..names import barrier_counter
 from ..settings import JobIdentity, Timeouts
+from .answers import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
 from .session import ANSWER_GRACE_S
@@ -109,7 +109,7 @@ class CoordinationClient:
         self._barriers_passed = 0
         self._connected = False
 
-    # Life
+    # --- Life
 
     @property
     def heartbeat_timeout_s(self) -> float:
@@ -188,7 +188,7 @@ class CoordinationClient:
     def __repr__(self) -> str:
         return f"CoordinationClient({self.address!r}, {self.process_id})"
 
-    # Barriers
+    # --- Barriers
 
     def wait_at_barrier(
         self, barrier_id: str, timeout_in_ms: int, process_ids: Sequence[int] | None = None
@@ -207,8 +207,9 @@ class CoordinationClient:
                     code="FAILED_PRECONDITION",
                 )
             self._ongoing.add(barrier_id)
+            # Taken out and put in again: the dict's order is that of the last use.
             counter = self._counters.pop(barrier_id, -1) + 1
-            self._counters[barrier_id] = counter  # the last one used is the last one
+            self._counters[barrier_id] = counter
             if len(self._counters) > MOST_COUNTERS and self._connection.has_session:
                 del self._counters[next(iter(self._counters))]
         try:
@@ -257,7 +258,7 @@ class CoordinationClient:
         )
         self._call("CancelBarrier", request)
 
-    # Keys
+    # --- Keys
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Sets `key` to a string. A key that exists is ALREADY_EXISTS unless `allow_overwrite`."""
@@ -282,23 +283,20 @@ class CoordinationClient:
         request = pb.InsertKeyValueRequest(
             kv=pb.KeyValueEntry(key=key, value=value), allow_overwrite=allow_overwrite
         )
-        sent_before = False
-
-        def note_retry() -> None:
-            nonlocal sent_before
-            sent_before = True
-
+        retries: list[None] = []
         deadline = self._deadline(timeout_s)
         try:
             self._connection.call(
-                "InsertKeyValue", request, deadline, idempotent=True, on_retry=note_retry
+                "InsertKeyValue",
+                request,
+                deadline,
+                idempotent=True,
+                on_retry=lambda: retries.append(None),
             )
         except CoordinationError as error:
-            if not (
-                sent_before
-                and error.code == "ALREADY_EXISTS"
-                and self.key_value_try_get_bytes(key) == value
-            ):
+            # The first sending may have arrived though its answer did not: then the key is ours.
+            ours = retries and error.code == "ALREADY_EXISTS"
+            if not (ours and self.key_value_try_get_bytes(key) == value):
                 raise
 
     def blocking_key_value_get(
@@ -366,9 +364,8 @@ class CoordinationClient:
         error.
         """
         _check(key=(key, str))
-        self._call(
-            "DeleteKeyValue", pb.DeleteKeyValueRequest(key=key, is_directory=True), timeout_s
-        )
+        request = pb.DeleteKeyValueRequest(key=key, is_directory=True)
+        self._call("DeleteKeyValue", request, timeout_s)
 
     def key_value_increment(
         self, key: str, increment: int, *, timeout_s: float | None = None
@@ -380,15 +377,10 @@ class CoordinationClient:
         been applied.
         """
         _check(key=(key, str), increment=(increment, int))
-        return int(
-            self._call(
-                "IncrementKeyValue",
-                pb.IncrementKeyValueRequest(key=key, increment=increment),
-                timeout_s,
-            ).kv.value
-        )
+        request = pb.IncrementKeyValueRequest(key=key, increment=increment)
+        return int(self._call("IncrementKeyValue", request, timeout_s).kv.value)
 
-    # Processes
+    # --- Processes
 
     def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
         """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the
@@ -444,16 +436,10 @@ class CoordinationClient:
                 step=step, saved_step=saved_step, values=values, trouble=trouble, root=root
             )
             self._connection.call("Report", request, Deadline(5.0), idempotent=True)
-        else:
-            progress = {
-                "step": step,
-                "saved_step": saved_step,
-                "trouble": trouble,
-                "root": root,
-            } | values
-            self.key_value_set(
-                f"{REPORT_PREFIX}{self.process_id}", json.dumps(progress), allow_overwrite=True
-            )
+            return
+        fixed = {"step": step, "saved_step": saved_step, "trouble": trouble, "root": root}
+        key = f"{REPORT_PREFIX}{self.process_id}"
+        self.key_value_set(key, json.dumps(fixed | values), allow_overwrite=True)
 
     def statistics(self) -> dict[str, int | float | str]:
         """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since
@@ -461,15 +447,14 @@ class CoordinationClient:
         """
         return self._connection.statistics() | {"barriers_passed": self._barriers_passed}
 
-    # Inside
+    # --- Inside
 
     def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         return self._connection.call(method, request, self._deadline(timeout_s))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(
-            self._timeouts.rpc_s if timeout_s is None else min(timeout_s, self._timeouts.rpc_s)
-        )
+        most_s = self._timeouts.rpc_s
+        return Deadline(most_s if timeout_s is None else min(timeout_s, most_s))
 
 
 def _check(**arguments: tuple[object, type]) -> None:
@@ -481,9 +466,8 @@ def _check(**arguments: tuple[object, type]) -> None:
 def _barrier_timeout(barrier_id: str, error: CoordinationError) -> BarrierTimeout:
     if isinstance(error, BarrierTimeout):
         return error
-    lines = re.findall(
-        r"^(\d+)$", error.message, re.MULTILINE
-    )  # jaxlib's service names up to two stragglers, a line each
+    # jaxlib's service has no payload of the missing: it names up to two, a line each
+    lines = re.findall(r"^(\d+)$", error.message, re.MULTILINE)
     return BarrierTimeout(
         error.message, name=barrier_id, missing=tuple(int(line) for line in lines)
     )

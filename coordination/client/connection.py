@@ -1,54 +1,29 @@
-"""A client's connection over time: opens it, keeps it alive, retries over outages, and decides when
-it is over.
-"""
+"""A client's connection over time: joins, calls over outages, and says when it is over."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
-from ..address import connect
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
-from ..names import is_service_mismatch
+from .answers import is_service_mismatch
+from .fork import abandon_in_children, keep_for_ever
 from .processes import ProcessInfo, ProcessWatch
+from .retry import IDEMPOTENT, Backoff, accepts_connections, first_reconnect_s
 from .session import ANSWER_GRACE_S, SessionTransport, without_memory
 from .unary import Identity, TransportError, UnaryTransport
 
 log = logging.getLogger("holdfast.coordination")
-
-IDEMPOTENT = frozenset(
-    {
-        *(
-            "RegisterTask",
-            "Heartbeat",
-            "PollForError",
-            "ShutdownTask",
-            "WatchTasks",
-            "GetAliveTasks",
-        ),
-        *("GetKeyValue", "TryGetKeyValue", "GetKeyValueDir", "DeleteKeyValue"),
-        *("Barrier", "CancelBarrier"),  # the same counter joins, or replays the result
-    }
-)
-"""Methods whose second sending does no more than the first. InsertKeyValue is one only with
-allow_overwrite; without it, the client reads the key back to learn whether the first sending had
-arrived. IncrementKeyValue never is: its answer lost, it fails.
-"""
 
 DEFAULT_HEARTBEAT_TIMEOUT_S = 100.0
 """Where neither the service nor the caller says: jax's own default."""
@@ -60,61 +35,14 @@ STANDSTILL_TIMEOUTS = 3
 connections are accepted: one that is stopped, or whose host is short of memory, goes on where it
 was. One to which nobody can connect is lost after the first.
 """
-PROBE_S = 1.0
 
-SPREAD_S_PER_PROCESS = 0.001
-MOST_SPREAD_S = 1.0
+_INTERNAL = 13
+"""gRPC's code of the error that a process reports of itself."""
 
 CLOSED = CoordinationError(
     "the client is not connected: it was shut down, or connect() was never called",
     code="FAILED_PRECONDITION",
 )
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Yields growing pauses with jitter, so that the processes of a job do not come back as one
-    wave.
-    """
-
-    first_s: float = 0.02
-    factor: float = 1.6
-    most_s: float = 1.0
-
-    def pauses(self, seed: int | None = None) -> Iterator[float]:
-        """Yields pauses in seconds, for ever: each between half and all of a bound that grows to
-        `most_s`.
-        """
-        draw = (
-            random if seed is None else random.Random(seed)
-        )  # making one takes longer than a call
-        bound = self.first_s
-        while True:
-            yield bound * draw.uniform(0.5, 1.0)
-            bound = min(self.most_s, bound * self.factor)
-
-
-def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
-    """Draws the seconds to wait before the first attempt to come back: a millisecond a process of
-    the job, at most a second.
-
-    A coordinator that was restarted meets the processes of a large job one after the other; it is a
-    small part of the heartbeat timeout.
-    """
-    return random.uniform(
-        0.0, min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20)
-    )
-
-
-def accepts_connections(address: str) -> bool:
-    """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH: the kernel
-    accepts for a process that stands still.
-    """
-    try:
-        connect(address, PROBE_S).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 class Connection:
@@ -154,11 +82,12 @@ class Connection:
         self._threads: list[threading.Thread] = []
         self._answered_at = time.monotonic()
         self._stands_still = False  # the service, since its last answer
+        self._watching = False  # by a thread that asks in a loop
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
-        _open.add(self)
+        abandon_in_children(self)
 
-    # Opening
+    # --- Opening
 
     @property
     def closed(self) -> bool:
@@ -170,10 +99,10 @@ class Connection:
         when all have come.
         """
         if self._session_wanted is not False and self._try_session(deadline):
+            # Before the others have come: a coordinator that dies meanwhile is noticed.
             self._start(self._keep)
-            grace = Deadline(
-                deadline.remaining_s() + ANSWER_GRACE_S
-            )  # the answer with the missing comes when the time is over
+            # The answer that names the missing comes when the time is over, not before.
+            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)
             self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
             return
         unary = UnaryTransport(self._address, self._identity, self._credentials)
@@ -189,10 +118,11 @@ class Connection:
             self._address,
             self._identity,
             self._credentials,
-            self._on_delta,
-            self._wake.set,
-            self._lose,
+            on_delta=self._on_delta,
+            on_broken=self._wake.set,
+            on_fenced=self._lose,
         )
+        # Set before it is joined: `close` and `_lose` of another thread have to reach it.
         self._transport = session
         try:
             self._join(session, deadline)
@@ -206,10 +136,10 @@ class Connection:
 
     def _check_heartbeat_timeout(self) -> None:
         wanted_s = self._wanted_heartbeat_timeout_s
-        found_s = self.heartbeat_timeout_s
-        if wanted_s is not None and abs(wanted_s - found_s) >= 0.001:
+        its_s = self.heartbeat_timeout_s
+        if wanted_s is not None and abs(wanted_s - its_s) >= 0.001:
             what = (
-                f"the heartbeat timeout of the coordinator at {self._address} is {found_s:g} s, not"
+                f"the heartbeat timeout of the coordinator at {self._address} is {its_s:g} s, not"
                 f" {wanted_s:g} s"
             )
             raise CoordinationError(
@@ -245,7 +175,7 @@ class Connection:
             tried_s=tried_s,
         )
 
-    # Calling
+    # --- Calling
 
     def call(
         self,
@@ -270,7 +200,7 @@ class Connection:
                 self._note_answer()
                 return response
             except TransportError as error:
-                self._after_break(method, error, again, deadline, pause_s)
+                self._after_break(error, deadline, pause_s, method=method, again=again)
                 if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
@@ -279,6 +209,7 @@ class Connection:
         raise AssertionError("pauses never end")
 
     def _require_transport(self) -> UnaryTransport | SessionTransport:
+        # Each thread raises a copy: several tracebacks in one error would grow into each other.
         if self._over is not None:
             raise _copy_of(self._over)
         if self._transport is None or self._stop.is_set():
@@ -286,9 +217,10 @@ class Connection:
         return self._transport
 
     def _after_break(
-        self, method: str, error: TransportError, again: bool, deadline: Deadline, pause_s: float
+        self, error: TransportError, deadline: Deadline, pause_s: float, *, method: str, again: bool
     ) -> None:
         self._counts["breaks"] += 1
+        # A service that was given up meanwhile is the reason of the break, and says more than it.
         self._require_transport()
         if error.sent and not again:
             what = (
@@ -314,28 +246,28 @@ class Connection:
 
     def leave(self, deadline: Deadline) -> None:
         """Shuts this process's task down and waits for the others."""
-        self.call(
-            "ShutdownTask",
-            pb.ShutdownTaskRequest(source_task_id=self._identity.process_id),
-            deadline,
-        )
+        request = pb.ShutdownTaskRequest(source_task_id=self._identity.process_id)
+        self.call("ShutdownTask", request, deadline)
 
-    # Keeping
+    # --- Keeping
 
     def _keep(self) -> None:
-        pauses, pause_s = Backoff().pauses(), self._interval_s()
+        pauses = Backoff().pauses()
+        pause_s = self._interval_s()
         while not self._stop.is_set():
             broken = self._wake.wait(pause_s)
             self._wake.clear()
+            # All Sessions break at the same moment where the coordinator dies: thousands that came
+            # back as one wave would meet it as it starts.
             if broken and isinstance(self._transport, SessionTransport):
-                self._stop.wait(
-                    first_reconnect_s(self._transport.num_processes, self.heartbeat_timeout_s)
-                )
+                count = self._transport.num_processes
+                self._stop.wait(first_reconnect_s(count, self.heartbeat_timeout_s))
             if self._stop.is_set() or self._over is not None:
                 return
             if self._heartbeat():
                 self._stands_still = False
-                pauses, pause_s = Backoff().pauses(), self._interval_s()
+                pauses = Backoff().pauses()
+                pause_s = self._interval_s()
             else:
                 pause_s = min(next(pauses), max(0.0, self._budget_left_s()))
 
@@ -361,9 +293,8 @@ class Connection:
             self._note_answer()
             return True
         except TransportError:
-            return isinstance(transport, SessionTransport) and self._rejoin(
-                transport
-            )  # gRPC opens a unary channel again by itself
+            # gRPC opens a unary channel again by itself; a Session is opened here.
+            return isinstance(transport, SessionTransport) and self._rejoin(transport)
         except CoordinationError as error:
             if is_service_mismatch(error):
                 self._lose(without_memory(self._address))
@@ -371,13 +302,13 @@ class Connection:
             timed_out = error.code == "DEADLINE_EXCEEDED"
             if timed_out and isinstance(transport, UnaryTransport):
                 return False
+            # A stopped coordinator whose clients connected again and again would meet thousands
+            # of dead connections first, once it goes on. So the open one is kept.
             if timed_out and (self._stands_still or accepts_connections(self._address)):
                 self._outwait()
-                # a thousand clients that connect again and again are what it would meet first
                 return False
-            return self._rejoin(
-                transport
-            )  # an error: the service has given this process up, and may take it back
+            # An error says that the service has given this process up; it may take it back.
+            return self._rejoin(transport)
 
     def _outwait(self) -> None:
         if not self._stands_still:
@@ -390,14 +321,12 @@ class Connection:
 
     def _rejoin(self, transport: UnaryTransport | SessionTransport) -> bool:
         try:
-            transport.join(
-                Deadline(
-                    max(LAST_ATTEMPT_S, min(self._budget_left_s(), max(1.0, self._interval_s())))
-                )
-            )
+            most_s = max(1.0, self._interval_s())
+            transport.join(Deadline(max(LAST_ATTEMPT_S, min(self._budget_left_s(), most_s))))
         except TransportError:
             return False
         except CoordinationError as error:
+            # A time that ran out says nothing; any other answer is the service's last word.
             if error.code != "DEADLINE_EXCEEDED":
                 self._lose(error)
             return False
@@ -409,29 +338,29 @@ class Connection:
         return self._patience_s() - (time.monotonic() - self._answered_at)
 
     def _patience_s(self) -> float:
-        return self.heartbeat_timeout_s * (STANDSTILL_TIMEOUTS if self._stands_still else 1)
+        timeouts = STANDSTILL_TIMEOUTS if self._stands_still else 1
+        return self.heartbeat_timeout_s * timeouts
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
-        silence = (
-            f"has been silent for {silent_s:.1f} s (heartbeat timeout"
-            f" {self.heartbeat_timeout_s:g} s)"
+        what = (
+            f"the coordinator at {self._address} has been silent for {silent_s:.1f} s (heartbeat"
+            f" timeout {self.heartbeat_timeout_s:g} s)"
         )
-        return CoordinatorLost(
-            f"the coordinator at {self._address} {silence}", address=self._address, tried_s=silent_s
-        )
+        return CoordinatorLost(what, address=self._address, tried_s=silent_s)
 
     def _lose(self, error: CoordinationError) -> None:
         with self._lock:
             if self._over is not None or self._stop.is_set():
                 return
+            # The first reason stays: what fails because of it is no news.
             self._over = error
         log.error("%s", error)
         if self._transport is not None:
             self._transport.close()
         self._notify(error)
 
-    # Other processes
+    # --- Other processes
 
     def _notify(self, error: CoordinationError) -> None:
         if self._on_error is None:
@@ -445,8 +374,10 @@ class Connection:
         self._note_answer()
         self._watch.apply(delta)
         for task in delta.tasks:
-            info, life = task.info, (task.info.task_id, task.info.incarnation)
+            info = task.info
+            life = (info.task_id, info.incarnation)
             failed = info.state == pb.TaskState.ERROR and info.task_id != self._identity.process_id
+            # A delta repeats all tasks after a reconnection: each life is reported lost once.
             if failed and life not in self._reported_lost:
                 self._reported_lost.add(life)
                 what = info.error_message or f"process {info.task_id} is in error"
@@ -456,42 +387,30 @@ class Connection:
         """Waits for profile A's one long poll; CANCELLED means that errors are not reported this
         way.
         """
+        request = pb.PollForErrorRequest(source_task_id=self._identity.process_id)
+        forever = Deadline(10 * 365 * 86400.0)
         try:
-            forever = Deadline(10 * 365 * 86400.0)
-            self.call(
-                "PollForError",
-                pb.PollForErrorRequest(source_task_id=self._identity.process_id),
-                forever,
-            )
+            self.call("PollForError", request, forever)
         except CoordinationError as error:
-            if (
-                error.code == "CANCELLED"
-                or error is self._over
-                or self._stop.is_set()
-                or self._over is not None
-            ):
+            if error.code == "CANCELLED" or self._stop.is_set() or self._over is not None:
                 return
-            self._notify(
-                error
-                if isinstance(error, ProcessLost)
-                else ProcessLost(error.message, code=error.code)
-            )
+            if not isinstance(error, ProcessLost):
+                error = ProcessLost(error.message, code=error.code)
+            self._notify(error)
 
     def start_watch(self) -> None:
         """Feeds the watch: a Session is pushed to; over unary calls a thread asks in a loop."""
         with self._lock:
-            if isinstance(self._transport, UnaryTransport) and not any(
-                thread.name == "holdfast-_watch_loop" for thread in self._threads
-            ):
+            if isinstance(self._transport, UnaryTransport) and not self._watching:
+                self._watching = True
                 self._start(self._watch_loop)
 
     def _watch_loop(self) -> None:
         version = -1
         while not self._stop.is_set():
+            request = pb.WatchTasksRequest(version_number=version)
             try:
-                response = self.call(
-                    "WatchTasks", pb.WatchTasksRequest(version_number=version), Deadline(3600.0)
-                )
+                response = self.call("WatchTasks", request, Deadline(3600.0))
             except CoordinationError as error:
                 if error.code == "DEADLINE_EXCEEDED":
                     continue
@@ -508,12 +427,8 @@ class Connection:
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""
         self._require_session("report_error")
-        self.call(
-            "ReportError",
-            spb.ReportErrorRequest(error_code=13, error_message=message),
-            deadline,
-            idempotent=True,
-        )
+        request = spb.ReportErrorRequest(error_code=_INTERNAL, error_message=message)
+        self.call("ReportError", request, deadline, idempotent=True)
 
     @property
     def has_session(self) -> bool:
@@ -528,7 +443,7 @@ class Connection:
                 code="UNIMPLEMENTED",
             )
 
-    # Closing
+    # --- Closing
 
     def _start(self, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=f"holdfast-{target.__name__}", daemon=True)
@@ -541,6 +456,7 @@ class Connection:
         self._wake.set()
         if self._transport is not None:
             self._transport.close()
+        # A listener may close the client on one of its threads, which cannot wait for itself.
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(2.0)
@@ -554,11 +470,10 @@ class Connection:
             " call this in its parent"
         )
         self._over = CoordinationError(what, code="FAILED_PRECONDITION")
-        self._stop, self._wake, self._lock = (
-            threading.Event(),
-            threading.Event(),
-            threading.Lock(),
-        )  # which a thread may have held
+        # New ones: a thread that is not in the child may have held the old ones at the fork.
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
         self._stop.set()
         self._threads.clear()
         transport = self._transport
@@ -582,24 +497,3 @@ def _copy_of(error: CoordinationError) -> CoordinationError:
     copy = build(*arguments)
     assert isinstance(copy, CoordinationError)
     return copy
-
-
-_open: WeakSet[Connection] = WeakSet()
-
-
-def keep_for_ever(thing: Any) -> None:
-    """Takes a reference that nobody gives back, so that not even the end of a forked child destroys
-    its copy of a parent's connection.
-
-    Its destructor would write to the parent's socket, or wait for threads that the child does not
-    have.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _abandon_in_child() -> None:
-    for connection in list(_open):
-        connection.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)

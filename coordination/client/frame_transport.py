@@ -1,5 +1,4 @@
-"""The stream of a Session: frames of bytes out and in, over gRPC's completion queue, or its public
-API where that is untested.
+"""The stream of a Session: frames of bytes, over gRPC's completion queue or its public API.
 
 `grpc._cython.cygrpc` is private, but it is what grpc's own calls are made of. On it, a sender
 starts the sending itself, and a caller that waits for an answer reads: no thread stands between the
@@ -22,7 +21,9 @@ from grpc._cython import cygrpc
 
 from holdfast.proto import session_pb2
 
-from ..names import SESSION, is_tested_grpc, status_name
+from ..grpc_release import is_tested_grpc
+from ..names import SESSION
+from .answers import status_name
 
 IDLE_S = 0.02
 """A stream's own thread reads after no caller has read for so long."""
@@ -104,14 +105,13 @@ class QueueFrameTransport:
         self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asleep = False  # the own thread, until the caller that reads is overdue
         begin = (cygrpc.SendInitialMetadataOperation(metadata, 0),)
-        status, initial = (
-            (cygrpc.ReceiveStatusOnClientOperation(0),),
-            (cygrpc.ReceiveInitialMetadataOperation(0),),
-        )
+        status = (cygrpc.ReceiveStatusOnClientOperation(0),)
+        initial = (cygrpc.ReceiveInitialMetadataOperation(0),)
         operations = ((begin, self._sent), (status, self._ended), (initial, _ignore))
-        self._call = channel._channel.segregated_call(
-            0, SESSION.encode(), None, None, metadata, None, operations, None
-        )
+        # (flags, method, host, deadline, metadata, credentials, operations, context): cygrpc's
+        # function takes them by position.
+        arguments = (0, SESSION.encode(), None, None, metadata, None, operations, None)
+        self._call = channel._channel.segregated_call(*arguments)
 
     def start(self) -> None:
         threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
@@ -136,7 +136,9 @@ class QueueFrameTransport:
                 self._begin_turn(until)
             else:
                 self._waiting[inbox] = until
-        return self._read_for(inbox, until, frame) if reads else self._wait_for(inbox, frame, until)
+        if reads:
+            return self._read_for(inbox, until, frame)
+        return self._wait_for(inbox, frame, until)
 
     def _wait_for(self, inbox: Inbox, frame: bytes, until: float) -> Any:
         """Sends a frame and waits for an answer that another thread reads, or for the turn to
@@ -148,9 +150,11 @@ class QueueFrameTransport:
             answer = inbox.get(timeout=max(0.0, until - time.monotonic()))
         finally:
             if answer is not _READ:
+                # A reader that ended may have chosen this caller just as its answer, or the end
+                # of its time, came: then the turn is passed on, or nobody would read any more.
                 with self._lock:
                     chosen = self._waiting.pop(inbox, None) is None
-                if chosen:  # to read, at the same moment
+                if chosen:
                     self._pass_on()
         return self._read_for(inbox, until) if answer is _READ else answer
 
@@ -216,7 +220,8 @@ class QueueFrameTransport:
     def _take_turn(self, seen: int) -> None:
         with self._lock:
             idle = not self._reading and not self._over and self._turns == seen
-            turn, overdue_s = self._turns, time.monotonic() - self._until if self._reading else 0.0
+            turn = self._turns
+            overdue_s = time.monotonic() - self._until if self._reading else 0.0
             if idle:
                 self._reading = True
                 self._until = math.inf
@@ -239,21 +244,20 @@ class QueueFrameTransport:
         if not self._receiving:
             self._receiving = True
             self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
+        # The handler of a signal may raise here, on the main thread. gRPC lets go of a call whose
+        # reading was interrupted: no event of it ever comes again.
         try:
             event = self._call.next_event()
             event.tag(event)
-        except (
-            BaseException
-        ):  # the handler of a signal raised; gRPC lets go of a call whose reading was interrupted
+        except BaseException:
             self._finish("CANCELLED", "the reading of the session was interrupted")
             raise
 
     def _sent(self, event: Any) -> None:
         with self._lock:
             if self._outbox and not self._over and event.success:
-                self._call.operate(
-                    (cygrpc.SendMessageOperation(self._outbox.popleft(), 0),), self._sent
-                )
+                operation = cygrpc.SendMessageOperation(self._outbox.popleft(), 0)
+                self._call.operate((operation,), self._sent)
             else:
                 self._sending = False
 
@@ -265,11 +269,10 @@ class QueueFrameTransport:
 
     def _ended(self, event: Any) -> None:
         status = event.batch_operations[0]
-        details = status.details()
-        self._finish(
-            status_name(status.code()),
-            details.decode(errors="replace") if isinstance(details, bytes) else details or "",
-        )
+        details = status.details() or ""
+        if isinstance(details, bytes):
+            details = details.decode(errors="replace")
+        self._finish(status_name(status.code()), details)
 
     def _finish(self, code: str, details: str) -> None:
         with self._lock:
@@ -326,7 +329,8 @@ class PublicFrameTransport:
             for frame in self._call:
                 self._on_frame(frame)
         except grpc.RpcError as error:
-            code, details = error.code().name, error.details() or ""
+            code = error.code().name
+            details = error.details() or ""
         self._outbox.put(None)
         self._on_end(code, details)
         self._channel.close()

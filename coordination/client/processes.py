@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
-from ..names import status_name
+from .answers import status_name
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -46,15 +46,14 @@ Listener = Callable[[Sequence[ProcessInfo]], None]
 
 def process_info(info: pb.TaskInfo, host: str = "", pid: int = 0) -> ProcessInfo:
     """Returns the wire's TaskInfo as a ProcessInfo."""
-    state = pb.TaskState.Name(info.state)
     return ProcessInfo(
         info.task_id,
-        state,
+        pb.TaskState.Name(info.state),
         info.incarnation,
-        status_name(info.error_code),
-        info.error_message,
-        host,
-        pid,
+        code=status_name(info.error_code),
+        message=info.error_message,
+        host=host,
+        pid=pid,
     )
 
 
@@ -103,12 +102,12 @@ class ProcessWatch:
         with self._notifying:
             with self._lock:
                 before = self._table
-                self._table = ({} if full else dict(before)) | {
-                    process.process_id: process for process in changed
-                }
+                self._table = {} if full else dict(before)
+                self._table |= {process.process_id: process for process in changed}
                 if self._table == before:
                     return
-                listeners, processes = list(self._listeners.values()), self._sorted()
+                listeners = list(self._listeners.values())
+                processes = self._sorted()
             for listener in listeners:
                 _notify(listener, processes)
 

@@ -1,5 +1,4 @@
-"""Our Session with the service: one bidirectional stream, with replies matched to requests and
-changes pushed.
+"""Our Session with the service: one stream, replies matched to requests, changes pushed.
 
 A `_SessionStream` is one life of a connection; `SessionTransport` holds the present one and opens
 the next when it breaks. The service knows a task by its incarnation, so a request that is sent
@@ -28,7 +27,7 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, Fenced
 from ..limits import Limits
-from ..names import SESSION_METHODS, make_error, status_name
+from .answers import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
 from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 
@@ -95,20 +94,21 @@ class SessionTransport:
         except BaseException:
             stream.end()
             raise
+        # `close` may have come while the stream was being opened: it saw no stream to end.
         with self._lock:
             self._stream = stream
             closed = self._closed
         if closed:
             stream.end()
-        if (
-            stream.is_over
-        ):  # since it was opened: `ended` may have been told before it was the present one
+        # A stream that ended before it was the present one has told nobody: `ended` ignores others.
+        if stream.is_over:
             raise TransportError("the session was lost as it was opened")
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
             raise without_memory(self._address)
         self._service = opened.service_incarnation
+        # The budget of an outage is the coordinator's: both sides give up at the same time.
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
         self.num_processes = opened.num_processes
 
@@ -130,8 +130,10 @@ class SessionTransport:
         stream = self._stream
         if stream is None:
             raise TransportError("the session is being opened again", sent=False)
+        # A barrier's own time travels in its request: the service names the missing in the end.
         timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
-        reply = stream.ask(method, request, max(0, int(timeout_s * 1000)), depends_on, deadline)
+        timeout_ms = max(0, int(timeout_s * 1000))
+        reply = stream.ask(method, request, timeout_ms, depends_on, deadline=deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
         return SESSION_METHODS[method].response.FromString(reply.body)
@@ -142,14 +144,14 @@ class SessionTransport:
         if kind == "delta":
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
-            stream.send(
-                spb.ClientFrame(answer=spb.Answer(id=frame.ask.id, body=_stacks().encode()))
-            )
+            answer = spb.Answer(id=frame.ask.id, body=_stacks().encode())
+            stream.send(spb.ClientFrame(answer=answer))
         elif kind == "over":
             _log.error("%s", frame.over.why)
 
     def ended(self, stream: _SessionStream, code: str, details: str) -> None:
         """Takes the end of a stream. Called by the stream's own thread."""
+        # An older stream may end late, when the next one is open already: that is no news.
         with self._lock:
             if self._closed or stream is not self._stream:
                 return
@@ -181,7 +183,7 @@ class _SessionStream:
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
-        # only now: a connection that fails at once is taken by `_ended`, which needs it
+        # Only now: a connection that fails at once calls `_ended`, which needs `_frames`.
         self._frames.start()
 
     @property
@@ -219,7 +221,8 @@ class _SessionStream:
     ) -> spb.Reply:
         """Sends a request and waits for its reply."""
         body = request.SerializeToString()
-        if len(body) > MOST_BYTES:  # the service would end the whole session
+        # Here, since gRPC would end the whole session, with all its calls, over one large request.
+        if len(body) > MOST_BYTES:
             what = (
                 f"{method}: a request of {len(body)} bytes; expected at most {MOST_BYTES}: split"
                 " the value, or put it into a file"
@@ -231,20 +234,19 @@ class _SessionStream:
             if self._over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
-        frame = spb.ClientFrame(
-            request=spb.Request(
-                id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on
-            )
+        call = spb.Request(
+            id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on
         )
+        frame = spb.ClientFrame(request=call).SerializeToString()
         try:
-            reply: spb.Reply | None = self._frames.ask(
-                frame.SerializeToString(), inbox, deadline.remaining_s()
-            )
+            reply: spb.Reply | None = self._frames.ask(frame, inbox, deadline.remaining_s())
         except queue.Empty:
+            # The service must not go on to wait, and answer into the void.
             self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
             raise _unanswered(method, deadline) from None
         finally:
             self._waiting.pop(number, None)
+        # A stream that ended after the time was over is no outage: the caller would try again.
         if reply is None and deadline.passed():
             raise _unanswered(method, deadline)
         if reply is None:
@@ -252,13 +254,14 @@ class _SessionStream:
         return reply
 
     def _ended(self, code: str, details: str) -> None:
-        self._status = code, details
+        self._status = (code, details)
         with self._lock:
             self._over = True
             waiting = list(self._waiting.values())
         for inbox in waiting:
             inbox.put(None)
         self._opened.put(None)
+        # Not on this thread: it reads for all callers, and what the owner does may block.
         self._frames.later(lambda: self._owner.ended(self, code, details))
 
     def _take(self, data: bytes) -> None:

@@ -14,7 +14,8 @@ from holdfast.proto import coordination_pb2 as pb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import HoldfastError
-from ..names import METHODS, PROFILE_A, make_error, payloads_of
+from ..names import PROFILE_A
+from .answers import METHODS, make_error, payloads_of
 
 TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
 """Codes that a broken connection gives, as opposed to an answer of the service."""
@@ -22,24 +23,16 @@ TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    (
-        "grpc.enable_http_proxy",
-        0,
-    ),  # a proxy between the processes of one job is always a mistake of the environment
+    # A proxy between the processes of one job is always a mistake of the environment.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        20_000,
-    ),  # the time-out of one attempt to connect: a busy coordinator still finishes what it began
+    # The time-out of one attempt to connect: a busy coordinator still finishes what it began.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    (
-        "grpc.keepalive_time_ms",
-        86_400_000,
-    ),  # in fact never: it is what has gRPC set TCP_USER_TIMEOUT to the next
-    (
-        "grpc.keepalive_timeout_ms",
-        20_000,
-    ),  # a host that acknowledges nothing for so long is gone; a stopped process's still does
+    # In fact never. With it gRPC sets TCP_USER_TIMEOUT to the next: a host that acknowledges
+    # nothing for so long is gone, while the host of a stopped process still does.
+    ("grpc.keepalive_time_ms", 86_400_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
 )
 
@@ -82,18 +75,15 @@ class UnaryTransport:
             for name, method in METHODS.items()
         }
         self.heartbeat_timeout_s: float | None = None  # the service does not say
-        self._incarnations = pb.Incarnations(
-            task_id=identity.process_id, task_incarnation=identity.incarnation
-        )
+        self._service_incarnation = 0
 
     def join(self, deadline: Deadline) -> None:
         """Registers and waits for all others; may be called again after a TransportError."""
         request = pb.RegisterTaskRequest(
             incarnation=self._identity.incarnation, source_task_id=self._identity.process_id
         )
-        self._incarnations.service_incarnation = self.call(
-            "RegisterTask", request, deadline
-        ).service_incarnation
+        response = self.call("RegisterTask", request, deadline)
+        self._service_incarnation = response.service_incarnation
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat."""
@@ -116,7 +106,7 @@ class UnaryTransport:
         service's answer.
         """
         if method != "RegisterTask":
-            request.incarnations.CopyFrom(self._incarnations)
+            request.incarnations.CopyFrom(self._incarnations())
         timeout_s = deadline.remaining_s() - (0 if method == "Barrier" else grace_s)
         try:
             return self._calls[method](
@@ -127,8 +117,18 @@ class UnaryTransport:
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise TransportError("the client is closed", sent=False) from None
 
+    def _incarnations(self) -> pb.Incarnations:
+        return pb.Incarnations(
+            task_id=self._identity.process_id,
+            task_incarnation=self._identity.incarnation,
+            service_incarnation=self._service_incarnation,
+        )
+
     def _error_of(self, error: grpc.RpcError, request: Any) -> HoldfastError:
-        code, details, payloads = error.code().name, error.details() or "", payloads_of(error)
+        code = error.code().name
+        details = error.details() or ""
+        payloads = payloads_of(error)
+        # An answer of the service has payloads; what a broken connection gives has none.
         if code in TRANSIENT and not payloads:
             return TransportError(details)
         return make_error(code, details, payloads, request)

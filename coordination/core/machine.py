@@ -167,7 +167,7 @@ class Machine:
             )
             self._fail_call(call, Code.ABORTED, sentence)
         else:
-            # beside a Session an agent's heartbeat is no sign of life: the task lives by its Session
+            # Beside a Session an agent's heartbeat is no sign of life: the Session's are.
             if not task.session:
                 task.heard(now)
             self.completions.succeed(call, self.config.incarnation)

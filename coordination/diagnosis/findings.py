@@ -26,9 +26,7 @@ _GATHERING_S = 10.0
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
 _MAX_NAMED = 8
 _WAITS_SHARE = 0.35
-_WORKS_SHARE = (
-    0.15  # of its time that a process waits, where another one that works keeps it waiting
-)
+_WORKS_SHARE = 0.15  # of its time that a process waits which keeps the others waiting
 _MAX_GROUPS = 3
 _OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
 
@@ -82,27 +80,15 @@ class Finding:
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Returns what is wrong, the cause of the rest first; nothing where the job gets on."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[int] = set()
-    first = (
-        (_stuck, _elsewhere) if evidence.hangs else ()
-    )  # those that failed did so because it hangs
-    for rule in (
-        *first,
-        _failed,
-        _unheard,
-        _crossed,
-        _elsewhere,
-        _missed,
-        _in_trouble,
-        _slow,
-        _gathering,
-    ):
+    # In a job that hangs, processes that failed did so because it hangs.
+    for rule in (*_WHERE_IT_HANGS, *_RULES) if evidence.hangs else _RULES:
         for finding in rule(evidence):
             if not finding.processes or not explained.issuperset(finding.processes):
                 explained.update(finding.processes)
-                found.append(finding)
-    return found or list(_together(evidence))
+                findings.append(finding)
+    return findings or list(_together(evidence))
 
 
 def stalled_s(status: session_pb2.StatusResponse) -> float | None:
@@ -116,7 +102,8 @@ def stalled_s(status: session_pb2.StatusResponse) -> float | None:
     ]
     usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
     age_s = min(ages, default=-1.0)
-    return age_s if age_s > max(STALLED_S, 3 / usual if usual else 0.0) else None
+    three_steps_s = 3 / usual if usual else 0.0
+    return age_s if age_s > max(STALLED_S, three_steps_s) else None
 
 
 def wants_stacks(status: session_pb2.StatusResponse) -> bool:
@@ -132,13 +119,9 @@ def wants_stacks(status: session_pb2.StatusResponse) -> bool:
         ),
         default=0.0,
     )
-    if (
-        stalled_s(status) is not None
-        or waited_s > _BARRIER_S
-        or any(silent(status, task) for task in status.tasks)
-    ):
+    if stalled_s(status) is not None or waited_s > _BARRIER_S:
         return True
-    return bool(_stragglers(status))
+    return any(silent(status, task) for task in status.tasks) or bool(_stragglers(status))
 
 
 def silent(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> bool:
@@ -209,13 +192,8 @@ def _about_silence(
     where = f"is in {place.place}" if place else "runs"
     if look.held_s is not None:
         return f"{where}, in C code that holds its interpreter for {look.held_s:.0f} s", place
-    return (
-        (
-            f"{where}, but is cut off from the coordinator ({heard}): look at the network between"
-            " the two"
-        ),
-        place,
-    )
+    cut_off = f"is cut off from the coordinator ({heard}): look at the network between the two"
+    return f"{where}, but {cut_off}", place
 
 
 def _crossed(evidence: Evidence) -> Iterator[Finding]:
@@ -225,37 +203,26 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
         at_fewer = {each.task_id for each in fewer.waiting}
         for more in barriers[number + 1 :]:
             at_more = {each.task_id for each in more.waiting}
-            if (
-                at_fewer
-                and at_more
-                and at_fewer.issubset(more.missing)
-                and at_more.intersection(fewer.missing)
-            ):
+            waited_for = at_fewer and at_fewer.issubset(more.missing)
+            if waited_for and at_more.intersection(fewer.missing):
                 tasks = _tasks(evidence, at_fewer)
                 place = place_of(evidence, tasks)
+                others = sorted(at_more)
                 text = (
                     f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier"
-                    f" {_barrier(fewer)}{at(place)}, while "
+                    f" {_barrier(fewer)}{at(place)}, while {_others(len(others))}"
+                    f" {_verb(others, 'waits', 'wait')} for it at {_barrier(more)}"
                 )
-                others = (
-                    f"{_others(len(at_more))} {'waits' if len(at_more) == 1 else 'wait'} for it at"
-                    f" {_barrier(more)}"
-                )
-                yield _finding("crossed", text + others, tasks, place)
+                yield _finding("crossed", text, tasks, place)
                 return
 
 
 def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     """The few that are elsewhere in the program, or at another step, while no step moves."""
     idle_s = stalled_s(evidence.status)
-    waits = any(
-        each.since_s > _BARRIER_S
-        for barrier in evidence.status.barriers
-        for each in barrier.waiting
-    )
-    if (idle_s is None and not waits and not evidence.hangs) or len(evidence.status.tasks) < 2:
+    stands = idle_s is not None or evidence.hangs or _waits_at_barrier(evidence)
+    if not stands or len(evidence.status.tasks) < 2:
         return
-    since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
     groups = _groups(evidence)
     odd = _odd(groups)
     steps = _by_step(evidence)
@@ -264,17 +231,19 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     if odd is None:
         return
     tasks = _tasks(evidence, odd.processes)
-    ahead = _step_difference(evidence, odd.processes)
-    is_in = (
-        f" {_verb(tasks, 'is', 'are')} in {odd.place.place}" if odd.place and not odd.waits else ""
-    )
-    if odd.waits and odd.place:
-        is_in = f" {_verb(tasks, 'waits', 'wait')} in {odd.waits} at {odd.place.place}"
+    since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
+    text = f"{who(tasks)}{_is_in(odd)}{_step_difference(evidence, odd.processes)}{since}"
     rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    text = f"{who(tasks)}{is_in}{ahead}{since}" + "".join(
-        f"; {_describe(group, len(rest))}" for group in rest[:_MAX_GROUPS]
+    parts = [text, *(_describe(group, len(rest)) for group in rest[:_MAX_GROUPS])]
+    yield _finding("elsewhere", "; ".join(parts), tasks, odd.place)
+
+
+def _waits_at_barrier(evidence: Evidence) -> bool:
+    return any(
+        each.since_s > _BARRIER_S
+        for barrier in evidence.status.barriers
+        for each in barrier.waiting
     )
-    yield _finding("elsewhere", text, tasks, odd.place)
 
 
 def _missed(evidence: Evidence) -> Iterator[Finding]:
@@ -347,15 +316,13 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
     """All of a job that hangs, where they are at one place and nobody is missed."""
     groups = _groups(evidence) if evidence.hangs else []
     if len(groups) == 1 and groups[0].place is not None:
-        group, tasks = groups[0], _tasks(evidence, groups[0].processes)
-        does = (
-            f"{_verb(tasks, 'waits', 'wait')} in {group.waits} at"
-            if group.waits
-            else f"{_verb(tasks, 'is', 'are')} in"
-        )
-        yield _finding(
-            "together", f"{who(tasks)} {does} {groups[0].place.place}", tasks, group.place
-        )
+        group = groups[0]
+        tasks = _tasks(evidence, group.processes)
+        yield _finding("together", f"{who(tasks)}{_is_in(group)}", tasks, group.place)
+
+
+_WHERE_IT_HANGS = (_stuck, _elsewhere)
+_RULES = (_failed, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering)
 
 
 # --- Groups of processes at one place
@@ -388,15 +355,16 @@ def _groups(evidence: Evidence) -> list[_Group]:
 def _grouped(
     threads: Mapping[int, Sequence[Thread]], key: Callable[[Thread], object]
 ) -> list[_Group]:
-    found: dict[object, list[int]] = {}
-    typical: dict[int, Thread] = {}
+    processes: dict[object, list[int]] = {}
+    typical: dict[object, Thread] = {}
     for process, samples in threads.items():
         common, _ = Counter(key(thread) for thread in samples).most_common(1)[0]
-        found.setdefault(common, []).append(process)
-        typical[process] = next(thread for thread in samples if key(thread) == common)
+        processes.setdefault(common, []).append(process)
+        if common not in typical:
+            typical[common] = next(thread for thread in samples if key(thread) == common)
     groups = [
-        _Group(frozenset(each), typical[each[0]].place, typical[each[0]].waits)
-        for each in found.values()
+        _Group(frozenset(each), typical[common].place, typical[common].waits)
+        for common, each in processes.items()
     ]
     return sorted(groups, key=lambda group: (len(group.processes), min(group.processes)))
 
@@ -428,11 +396,10 @@ def _step_difference(evidence: Evidence, odd: frozenset[int]) -> str:
     others = {step for step, processes in steps.items() if processes - odd}
     if len(own) != 1 or len(others) != 1 or own == others:
         return ""
-    (mine,), (theirs,) = own, others
-    return (
-        f", at step {mine}, {abs(mine - theirs)} {'ahead of' if mine > theirs else 'behind'} the"
-        f" others' {theirs}"
-    )
+    mine = own.pop()
+    theirs = others.pop()
+    where = "ahead of" if mine > theirs else "behind"
+    return f", at step {mine}, {abs(mine - theirs)} {where} the others' {theirs}"
 
 
 def _stragglers(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
@@ -442,11 +409,9 @@ def _stragglers(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStat
         return []
     working = [task for task, share in shares if share < _WORKS_SHARE]
     waiting = [task for task, share in shares if share > _WAITS_SHARE]
-    return (
-        working
-        if 0 < len(working) <= len(shares) / 2 and len(working) + len(waiting) == len(shares)
-        else []
-    )
+    if len(working) > len(shares) / 2 or len(working) + len(waiting) < len(shares):
+        return []
+    return working
 
 
 def _share(task: session_pb2.TaskStatus) -> Any:
@@ -484,10 +449,19 @@ def _function(thread: Thread) -> tuple[str, str]:
 def _finding(
     kind: str, text: str, tasks: Sequence[session_pb2.TaskStatus], place: Frame | None = None
 ) -> Finding:
-    processes, hosts = tuple(task.task_id for task in tasks), tuple(task.host for task in tasks)
+    processes = tuple(task.task_id for task in tasks)
+    hosts = tuple(task.host for task in tasks)
     if place is None:
         return Finding(kind, text, processes, hosts)
-    return Finding(kind, text, processes, hosts, place.function, place.file, place.line)
+    return Finding(
+        kind,
+        text,
+        processes,
+        hosts,
+        function=place.function,
+        file=place.file,
+        line=place.line,
+    )
 
 
 def _tasks(
@@ -500,7 +474,7 @@ def who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
     """Returns "process 2 (host b7)", or "processes 2 (host b7), 5 (host b9) and 3 more"."""
     names = [f"{task.task_id} (host {task.host or 'unknown'})" for task in tasks[:_MAX_NAMED]]
     more = f" and {len(tasks) - _MAX_NAMED} more" if len(tasks) > _MAX_NAMED else ""
-    return f"{'process' if len(tasks) == 1 else 'processes'} {', '.join(names)}{more}"
+    return f"{_verb(tasks, 'process', 'processes')} {', '.join(names)}{more}"
 
 
 def _barrier(barrier: session_pb2.BarrierStatus) -> str:
@@ -517,17 +491,24 @@ def _others(count: int) -> str:
 
 def _describe(group: _Group, groups: int) -> str:
     count = len(group.processes)
-    who = (
-        _others(count)
-        if groups == 1
-        else f"process {min(group.processes)}"
-        if count == 1
-        else f"{count} others"
-    )
-    where = group.place.place if group.place else "unknown code"
+    if groups == 1:
+        members = _others(count)
+    elif count == 1:
+        members = f"process {min(group.processes)}"
+    else:
+        members = f"{count} others"
+    return members + _is_in(group, "unknown code")
+
+
+def _is_in(group: _Group, nowhere: str = "") -> str:
+    """Returns what a group does, and where: "" where neither is known, unless `nowhere` says it."""
+    where = group.place.place if group.place else nowhere
+    processes = list(group.processes)
+    if not where:
+        return ""
     if group.waits:
-        return f"{who} {'waits' if count == 1 else 'wait'} in {group.waits} at {where}"
-    return f"{who} {'is' if count == 1 else 'are'} in {where}"
+        return f" {_verb(processes, 'waits', 'wait')} in {group.waits} at {where}"
+    return f" {_verb(processes, 'is', 'are')} in {where}"
 
 
 def at(place: Frame | None) -> str:

@@ -30,9 +30,8 @@ have the same ones.
 
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-_RUNTIME = frozenset(
-    {"jax", "jaxlib", "holdfast"}
-)  # where a program waits for devices and for other processes
+# where a program waits for devices and for other processes
+_RUNTIME = frozenset({"jax", "jaxlib", "holdfast"})
 _MAIN = "MainThread"
 
 
@@ -56,8 +55,8 @@ class Frame(NamedTuple):
         """
         if self.file.startswith(OURS):
             return "holdfast"
-        if found := _INSTALLED.search(self.file):
-            return found[1]
+        if installed := _INSTALLED.search(self.file):
+            return installed[1]
         return "python" if _STANDARD_LIBRARY.search(self.file) else ""
 
 
@@ -75,7 +74,8 @@ class Thread:
         """
         own = [frame for frame in self.frames if not frame.library]
         others = [frame for frame in self.frames if frame.library not in _RUNTIME | {"python", ""}]
-        return own[-1] if own else others[-1] if others else None
+        latest = own or others
+        return latest[-1] if latest else None
 
     @property
     def waits(self) -> str:
@@ -102,18 +102,14 @@ def parse(text: str) -> tuple[Thread, ...]:
     """Returns the threads in `text`, the main one first; none where there are none in it."""
     threads: list[tuple[str, list[Frame], bool]] = []
     for line in text.splitlines():
-        if found := _THREAD.match(line):
-            threads.append((found[1], [], line.endswith("(most recent call first):")))
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1][1].append(Frame(found[1], int(found[2]), found[3]))
-        elif (
-            threads
-            and threads[-1][1]
-            and line.startswith("    ")
-            and not line.strip().startswith(("^", "~"))
-        ):
-            frames = threads[-1][1]
-            frames[-1] = frames[-1]._replace(source=frames[-1].source or line.strip())
+        frames = threads[-1][1] if threads else []
+        source = line.strip() if line.startswith("    ") else ""
+        if thread := _THREAD.match(line):
+            threads.append((thread[1], [], line.endswith("(most recent call first):")))
+        elif threads and (frame := _FRAME.match(line)):
+            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+        elif frames and source and not source.startswith(("^", "~")):
+            frames[-1] = frames[-1]._replace(source=frames[-1].source or source)
     return _main_first(
         [
             Thread(name, tuple(reversed(frames) if latest_first else frames))

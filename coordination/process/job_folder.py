@@ -94,12 +94,10 @@ class JobFolder:
     def is_left(self) -> bool:
         """Returns whether its coordinator, or who made it and never came to publish, is gone."""
         job = self.job()
+        if job is not None:
+            return not job.runs
         try:
-            return (
-                not job.runs
-                if job is not None
-                else time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
-            )
+            return time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
         except OSError:
             return False
 
@@ -107,12 +105,14 @@ class JobFolder:
         """Returns what a client of this user shows to the coordinator: the files that are there,
         and the key of the job's processes.
         """
-        found = {
+        fields = {
             field: str(self.path / name)
             for field, name in _CREDENTIAL_FILES.items()
             if (self.path / name).exists()
         }
-        return Credentials(**found, **({} if key is None else {"key": key}))
+        if key is not None:
+            fields["key"] = key
+        return Credentials(**fields)
 
     def remove(self) -> None:
         """Removes the folder with all that is in it: first what says that there is a job."""
@@ -144,16 +144,16 @@ def user_folder(*, create: bool = False) -> Path:
 
 
 def _check_owner(path: Path) -> None:
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        what = (
-            f"expected a folder of user {os.getuid()}, found"
-            f" {'a folder' if stat.S_ISDIR(found.st_mode) else 'no folder'} of {found.st_uid}"
-        )
+    # lstat: a link that another user put here would lead secrets to a folder of theirs.
+    status = path.lstat()
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if not is_folder or status.st_uid != os.getuid():
+        kind = "a folder" if is_folder else "no folder"
+        what = f"expected a folder of user {os.getuid()}, found {kind} of {status.st_uid}"
         raise CoordinationError(
             f"{path}: {what}; remove it, or set TMPDIR to another folder", code="PERMISSION_DENIED"
         )
-    if stat.S_IMODE(found.st_mode) != 0o700:
+    if stat.S_IMODE(status.st_mode) != 0o700:
         path.chmod(0o700)
 
 

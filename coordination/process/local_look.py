@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..diagnosis.findings import Look
-from ..names import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
+from ..vitals import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
 
 _HELD_S = 4 * VITALS_INTERVAL_S  # without a touch: the interpreter is held
 _ANSWER_S = 3.0
@@ -28,10 +28,10 @@ def look(process_id: int, pid: int) -> Look | None:
     Blocks for at most 6 s.
     """
     try:
-        found = _vitals(process_id, Path("/proc") / str(pid))
-        if found is None:
+        vitals_and_thread = _vitals(process_id, Path("/proc") / str(pid))
+        if vitals_and_thread is None:
             return None
-        vitals, thread = found
+        vitals, thread = vitals_and_thread
         if _state(pid) in "tT":
             return Look(stopped=True)
         file = os.open(vitals, os.O_RDWR)
@@ -44,9 +44,8 @@ def look(process_id: int, pid: int) -> Look | None:
             if stacks := _read(file, lambda text: text.endswith(b"\n.")):
                 return Look(stacks=stacks.removesuffix("\n."))
         stacks = _from_c(pid, thread, file)
-        os.utime(
-            file, ns=(touched.st_atime_ns, touched.st_mtime_ns)
-        )  # it was us, and not the process
+        # The touch was this look's, and not the process's: the next look must not count it.
+        os.utime(file, ns=(touched.st_atime_ns, touched.st_mtime_ns))
         return Look(held_s=time.time() - touched.st_mtime, stacks=stacks)
     finally:
         os.close(file)

@@ -117,9 +117,8 @@ def task_ids(message: Any) -> list[int]:
     names = {field.name for field in message.DESCRIPTOR.fields}
     numbers = [getattr(message, name) for name in ID_FIELDS if name in names]
     tasks = [getattr(message, name) for name in TASK_FIELDS if name in names]
-    return numbers + [
-        task.task_id for task in tasks if hasattr(task, "task_id")
-    ]  # a repeated field asks about tasks, for none
+    # A repeated field asks about tasks, in nobody's name.
+    return numbers + [task.task_id for task in tasks if hasattr(task, "task_id")]
 
 
 def request_of(path: str, body: bytes) -> Any | None:
@@ -152,9 +151,8 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path == SESSION:
             return grpc.stream_stream_rpc_method_handler(self._stream)
 
-        async def unary(
-            body: bytes, context: grpc.aio.ServicerContext
-        ) -> bytes:  # grpc.aio asks for a coroutine function
+        # grpc.aio asks for a coroutine function, which no partial is
+        async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
             return await self._unary(path, body, context)
 
         return grpc.unary_unary_rpc_method_handler(unary)
@@ -237,12 +235,10 @@ async def _serve(
     coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str
 ) -> None:
     tls = credentials.tls()
-    options = CHANNEL_OPTIONS
-    channel = (
-        grpc.aio.secure_channel(coordinator, tls, options)
-        if tls
-        else grpc.aio.insecure_channel(coordinator, options)
-    )
+    if tls is None:
+        channel = grpc.aio.insecure_channel(coordinator, CHANNEL_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(coordinator, tls, CHANNEL_OPTIONS)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     server.add_generic_rpc_handlers(
         (_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),)
@@ -251,9 +247,8 @@ async def _serve(
     server.add_insecure_port(address)
     await server.start()
     print(f"relay at {address}", flush=True)
-    await asyncio.get_running_loop().run_in_executor(
-        None, sys.stdin.buffer.read
-    )  # ends with the process that started it
+    # Its input ends with the process that started it.
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     await server.stop(0)
 
 
@@ -269,14 +264,8 @@ def relay() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
     base = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(
-        prefix="holdfast-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp"
-    ) as folder:  # for us alone
-        asyncio.run(
-            _serve(
-                settings["coordinator"],
-                settings["process_ids"],
-                Credentials(**settings["credentials"]),
-                folder,
-            )
-        )
+    if len(base) > _LONGEST_FOLDER:
+        base = "/tmp"
+    credentials = Credentials(**settings["credentials"])
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base) as folder:  # of mode 0700
+        asyncio.run(_serve(settings["coordinator"], settings["process_ids"], credentials, folder))

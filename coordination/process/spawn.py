@@ -10,11 +10,11 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
 
+from ..deadline import Deadline
 from ..errors import CoordinationError
 from ..settings import Endpoint, JobIdentity, ServiceTimeouts
 
@@ -91,7 +91,8 @@ def start(
 def _address_of(
     process: subprocess.Popen[bytes], what: str, errors: IO[bytes], timeout_s: float
 ) -> str:
-    line, prefix = _first_line(process, timeout_s), f"{what} at "
+    line = _first_line(process, timeout_s)
+    prefix = f"{what} at "
     if line.startswith(prefix):
         return line.removeprefix(prefix)
     process.kill()
@@ -105,11 +106,10 @@ def _address_of(
 
 def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     assert process.stdout is not None
-    deadline, printed = time.monotonic() + timeout_s, b""
+    deadline = Deadline(timeout_s)
+    printed = b""
     while not printed.endswith(b"\n"):
-        readable, _, _ = select.select(
-            [process.stdout], [], [], max(0.0, deadline - time.monotonic())
-        )
+        readable, _, _ = select.select([process.stdout], [], [], deadline.remaining_s())
         chunk = os.read(process.stdout.fileno(), 4096) if readable else b""
         if not chunk:
             break

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..core.machine import Machine
@@ -47,24 +48,26 @@ class Admission:
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
         self._keys = keys
-        self._calls: dict[object, int] = {}
+        self._calls: Counter[object] = Counter()
         self._second = 0.0
         self._total = 0
 
     def admit(
         self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
     ) -> str:
-        """Returns the call's key, "" without one. Raises CallRefused unless the call holds the token
-        and its peer is within bounds.
+        """Returns the call's key, "" without one.
+
+        Raises CallRefused unless the call holds the token and its peer is within bounds.
         """
         key = ""
         if self._keys:
             token, shown = _headers(metadata)
+            # In constant time: otherwise its length would tell how much of a guess is right.
             if self._expected is not None and not hmac.compare_digest(token, self._expected):
-                raise CallRefused(
-                    Code.UNAUTHENTICATED,
-                    f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}",
+                sentence = (
+                    f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}"
                 )
+                raise CallRefused(Code.UNAUTHENTICATED, sentence)
             key = shown.decode(errors="replace")
         self._count(peer, now)
         return key
@@ -80,24 +83,23 @@ class Admission:
         self._total += 1
         if self._total <= self._limits.calls_per_second:
             return
+        most = self._limits.calls_per_second
         name = peer()
-        calls = self._calls[name] = self._calls.get(name, 0) + 1
-        if calls > self._limits.calls_per_second:
-            raise CallRefused(
-                Code.RESOURCE_EXHAUSTED,
-                f"more than {self._limits.calls_per_second} calls in a second from one peer; slow"
-                " down",
-            )
+        self._calls[name] += 1
+        if self._calls[name] > most:
+            sentence = f"more than {most} calls in a second from one peer; slow down"
+            raise CallRefused(Code.RESOURCE_EXHAUSTED, sentence)
 
 
 def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
     """Returns token and key of a call, empty where it has none."""
-    found = {TOKEN_HEADER: b"", KEY_HEADER: b""}
+    headers = {TOKEN_HEADER: b"", KEY_HEADER: b""}
     for name, value in metadata:
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        if text in found and not found[text]:
-            found[text] = value if isinstance(value, bytes) else str(value).encode()
-    return found[TOKEN_HEADER], found[KEY_HEADER]
+        # The first one counts: whoever adds a second header of the name changes nothing.
+        if text in headers and not headers[text]:
+            headers[text] = value if isinstance(value, bytes) else str(value).encode()
+    return headers[TOKEN_HEADER], headers[KEY_HEADER]
 
 
 class TaskOwners:
@@ -124,13 +126,16 @@ class TaskOwners:
         Where the owner is known to be away (`has_stream` False), it may have died and this be its
         next life, which should come again.
         """
-        task, certified = self._task_table.get(task_id), _certified(names)
+        task = self._task_table.get(task_id)
+        certified = _certified(names)
         if not key and certified is None:
             return _denied(_NO_KEY)
         if task is not None and certified is not None and task_id not in certified:
             return _not_certified(task_id, certified)
         if task is None or not key or (owner := _digest(key)) == task.owner:
             return None
+        # A process that died comes again with another key. Until it is given up, its number is
+        # held: a stranger would otherwise take the place of any process that it cut off.
         if certified is None and self._machine.registration.held(task_id):
             return _anothers(task_id) if has_stream else self._not_yet(task_id)
         self._task_table.set_owner(task, owner)
@@ -147,9 +152,9 @@ class TaskOwners:
             certified = _certified(names())
             if certified is None:
                 return _denied(_NO_KEY)
-            return (
-                None if task_id < 0 or task_id in certified else _not_certified(task_id, certified)
-            )
+            if task_id < 0 or task_id in certified:
+                return None
+            return _not_certified(task_id, certified)
         owner = _digest(key)
         if task_id < 0:
             return None if self._task_table.owned[owner] else _denied(_UNKNOWN_KEY)
@@ -158,16 +163,20 @@ class TaskOwners:
 
     def _not_yet(self, task_id: int) -> Status:
         limit_s = self._machine.config.heartbeat_timeout_s
-        free = f"its number is free once that one is given up, in {limit_s:g} s at most"
-        return Status(
-            Code.UNAVAILABLE, f"process {task_id} is another's, which has no Session now: {free}"
+        sentence = (
+            f"process {task_id} is another's, which has no Session now: its number is free once"
+            f" that one is given up, in {limit_s:g} s at most"
         )
+        # UNAVAILABLE, which a client waits out: this may be the next life of the process.
+        return Status(Code.UNAVAILABLE, sentence)
 
 
 def _certified(names: Iterable[bytes]) -> frozenset[int] | None:
     """Returns the processes that a certificate names, None where it names none."""
-    found = [match[1] for match in map(_PROCESS_URI.fullmatch, names) if match]
-    return frozenset(int(number) for number in found if number.isdigit()) if found else None
+    numbers = [match[1] for match in map(_PROCESS_URI.fullmatch, names) if match]
+    if not numbers:
+        return None
+    return frozenset(int(number) for number in numbers if number.isdigit())
 
 
 def _digest(key: str) -> str:

@@ -23,6 +23,16 @@ from ..limits import Config
 
 FORMAT = "holdfast/journal/2"
 
+# synchronous=OFF: what is written is the kernel's, which outlives this process, and an fsync for
+# each answer would cost milliseconds. locking_mode=EXCLUSIVE: no other process reads it.
+_SCHEMA = """
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=OFF;
+PRAGMA locking_mode=EXCLUSIVE;
+CREATE TABLE IF NOT EXISTS rows
+    (tab TEXT, key TEXT, value BLOB, PRIMARY KEY (tab, key)) WITHOUT ROWID;
+"""
+
 
 class JournalError(Exception):
     """Says that a journal cannot be used, and why."""
@@ -37,11 +47,7 @@ class SqliteJournal:
         self._lock = self._take_lock()
         try:
             self._database = sqlite3.connect(self.path, isolation_level=None)
-            self._database.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA"
-                " locking_mode=EXCLUSIVE;CREATE TABLE IF NOT EXISTS rows (tab TEXT, key TEXT, value"
-                " BLOB, PRIMARY KEY (tab, key)) WITHOUT ROWID;"
-            )
+            self._database.executescript(_SCHEMA)
         except sqlite3.DatabaseError as error:
             os.close(self._lock)
             raise JournalError(
@@ -58,6 +64,8 @@ class SqliteJournal:
                 f"journal {self.path}: cannot be opened: {error.strerror}; expected a folder that"
                 " can be written"
             ) from None
+        # A lock of the kernel, which the end of the holder frees: a file that said "held" would
+        # outlive a coordinator that was killed.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,12 +78,9 @@ class SqliteJournal:
 
     def announce(self, address: str) -> None:
         """Writes the holder's address into the lock, for the error of a second coordinator."""
+        where = f"host {socket.gethostname()}, pid {os.getpid()}"
         os.ftruncate(self._lock, 0)
-        os.pwrite(
-            self._lock,
-            f"the coordinator at {address} (host {socket.gethostname()}, pid {os.getpid()})".encode(),
-            0,
-        )
+        os.pwrite(self._lock, f"the coordinator at {address} ({where})".encode(), 0)
 
     def incarnation(self, config: Config) -> int | None:
         """Returns the incarnation of the service that wrote this journal, None for a fresh one;
@@ -87,11 +92,12 @@ class SqliteJournal:
         if row is None:
             return None
         kept = json.loads(row[0])
-        expected, found = _identity(config), {name: kept.get(name) for name in _identity(config)}
-        if expected != found:
+        expected = _identity(config)
+        its = {name: kept.get(name) for name in expected}
+        if expected != its:
             raise JournalError(
                 f"journal {self.path}: of another job: expected {_describe(expected)}, found"
-                f" {_describe(found)}; use another journal"
+                f" {_describe(its)}; use another journal"
             )
         return int(kept["incarnation"])
 
@@ -102,46 +108,31 @@ class SqliteJournal:
         now = self._clock()
         machine = Machine(config, now)
         if incarnation is None:
-            self._put(
-                [
-                    Row(
-                        META,
-                        "identity",
-                        json.dumps(
-                            _identity(config) | {"incarnation": config.incarnation}
-                        ).encode(),
-                    )
-                ]
-            )
+            identity = _identity(config) | {"incarnation": config.incarnation}
+            self._put([Row(META, "identity", json.dumps(identity).encode())])
         else:
-            rows = self._database.execute(
+            kept = self._database.execute(
                 "SELECT tab, key, value FROM rows WHERE key != 'identity' OR tab != ?", (META,)
             )
-            journal_codec.load(
-                machine,
-                (Row(table, key, value) for table, key, value in rows),
-                now,
-                self._wall_offset_s(),
-            )
-            machine.events.note(
-                "coordinator", "the coordinator was started again, with its journal", now
-            )
+            rows = (Row(table, key, value) for table, key, value in kept)
+            journal_codec.load(machine, rows, now, self._wall_offset_s())
+            text = "the coordinator was started again, with its journal"
+            machine.events.note("coordinator", text, now)
         return machine
 
     def _wall_offset_s(self) -> float:
+        # Taken anew each time: the machine's clock stands still while a host sleeps, wall time
+        # does not.
         return time.time() - self._clock()
 
     def write(self, machine: Machine) -> None:
         """Writes what has changed, in one transaction."""
-        if (
-            machine.task_table.dirty
-            or machine.keys.dirty
-            or machine.barriers.dirty
-            or machine.events.added
-        ):
+        parts = (machine.task_table.dirty, machine.keys.dirty, machine.barriers.dirty)
+        if any(parts) or machine.events.added:
             self._put(journal_codec.drain(machine, self._wall_offset_s()))
 
     def _put(self, rows: list[Row]) -> None:
+        # One transaction: a coordinator that dies in between leaves all of a batch, or nothing.
         self._database.execute("BEGIN")
         self._database.executemany(
             "DELETE FROM rows WHERE tab = ? AND key = ?",

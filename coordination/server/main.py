@@ -23,8 +23,8 @@ import click
 
 from ..core.machine import Machine
 from ..credentials import require_together
+from ..grpc_release import is_tested_grpc
 from ..limits import Config
-from ..names import is_tested_grpc
 from .journal import JournalError, SqliteJournal
 from .metrics import MetricsServer
 from .service import Service
@@ -264,23 +264,17 @@ def serve(
     """
     _allow_many_connections()
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
-    at = options.host if _is_socket(options.host) else f"{_bracketed(options.host)}:{options.port}"
-    listening = Listening(at, tls, token)
-    service = Service(
-        _machine(config, journal), listening.clock, journal, secured=listening.secured
-    )
+    listening = Listening(_address(options.host, options.port), tls, token)
+    machine = _machine(config, journal)
+    service = Service(machine, listening.clock, journal, secured=listening.secured)
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
         service.publish_status()
-        port = MetricsServer(
-            service.published_status, options.metrics_port, options.metrics_host
-        ).port
-        print(
-            f"metrics at http://{_bracketed(options.metrics_host)}:{port}/metrics",
-            file=sys.stderr,
-            flush=True,
-        )
+        host = options.metrics_host
+        metrics = MetricsServer(service.published_status, options.metrics_port, host)
+        url = f"http://{_address(host, metrics.port)}/metrics"
+        print(f"metrics at {url}", file=sys.stderr, flush=True)
     if is_tested_grpc() and not options.public_api:
         transport = CompletionQueueTransport(service, listening)
         _announce(options, transport.bind(), journal)
@@ -313,11 +307,8 @@ def _allow_many_connections() -> None:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    if (
-        listening.tls is not None
-        or _is_socket(host)
-        or host in ("127.0.0.1", "localhost", "::1", "[::1]")
-    ):
+    loopback = ("127.0.0.1", "localhost", "::1", "[::1]")
+    if listening.tls is not None or _is_socket(host) or host in loopback:
         return
     if listening.token is None:
         text = (
@@ -349,10 +340,10 @@ def _announce(options: Options, port: int, journal: SqliteJournal | None) -> Non
     """Prints the address that others reach the service at, and writes it into the journal's
     lock.
     """
-    host = options.advertise or (
-        options.host if options.host not in ("0.0.0.0", "::", "[::]") else socket.gethostname()
-    )
-    address = host if _is_socket(host) else f"{_bracketed(host)}:{port}"
+    host = options.advertise or options.host
+    if host in ("0.0.0.0", "::", "[::]"):
+        host = socket.gethostname()
+    address = _address(host, port)
     if journal is not None:
         journal.announce(address)
     print(f"coordinator at {address}", flush=True)
@@ -380,5 +371,9 @@ def _is_socket(host: str) -> bool:
     return host.startswith("unix:")
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+def _address(host: str, port: int) -> str:
+    if _is_socket(host):
+        return host
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"{host}:{port}"

@@ -4,54 +4,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..distribution import install_command
 
-_VALUES = {
-    "holdfast_waiting_share": (
+_Task = session_pb2.TaskStatus
+_Job = session_pb2.StatusResponse
+
+
+def _reported(name: str) -> Callable[[_Task], float | None]:
+    """Returns what reads a value that a process reports of itself."""
+
+    def read(task: _Task) -> float | None:
+        return task.progress.values.get(name)
+
+    return read
+
+
+def _age_s(task: _Task) -> float | None:
+    return task.heartbeat_age_s if task.heartbeat_age_s >= 0 else None
+
+
+def _step(task: _Task) -> float | None:
+    return task.progress.step if task.progress.HasField("step") else None
+
+
+def _saved_step(task: _Task) -> float | None:
+    return task.progress.saved_step if task.progress.HasField("saved_step") else None
+
+
+def _steps_per_second(task: _Task) -> float | None:
+    return task.steps_per_second if task.step_age_s > 0 else None
+
+
+def _missing(status: _Job) -> float:
+    return len({process for barrier in status.barriers for process in barrier.missing})
+
+
+_BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
+    ("heartbeat_age_seconds", "Since a process was last heard of", _age_s),
+    ("step", "Step that a process last reported", _step),
+    ("steps_per_second", "Steps of the last ten seconds", _steps_per_second),
+    ("saved_step", "Last saved step that a process reported", _saved_step),
+    (
         "waiting_share",
         "Share of its time in which a main thread waits for devices or other processes",
+        _reported("waiting_share"),
     ),
-    "holdfast_memory_bytes": ("memory_bytes", "Resident memory of a process"),
-    "holdfast_save_blocked_seconds": (
-        "save_blocked_s",
+    ("memory_bytes", "Resident memory of a process", _reported("memory_bytes")),
+    (
+        "save_blocked_seconds",
         "How long saves have held a program, in all",
+        _reported("save_blocked_s"),
     ),
-}
+)
+"""Name, text, and what reads the value of a process, None where it is not known."""
 
-
-def _by_process(status: session_pb2.StatusResponse) -> Iterable[Any]:
-    """Returns what processes report of themselves; what one does not report is left out."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    pace = GaugeMetricFamily(
-        "holdfast_steps_per_second", "Steps of the last ten seconds", labels=["process"]
-    )
-    saved = GaugeMetricFamily(
-        "holdfast_saved_step", "Last saved step that a process reported", labels=["process"]
-    )
-    for task in status.tasks:
-        if task.step_age_s > 0:
-            pace.add_metric([str(task.task_id)], task.steps_per_second)
-        if task.progress.HasField("saved_step"):
-            saved.add_metric([str(task.task_id)], task.progress.saved_step)
-    yield from (pace, saved)
-    for name, (key, text) in _VALUES.items():
-        family = GaugeMetricFamily(name, text, labels=["process"])
-        for task in status.tasks:
-            if key in task.progress.values:
-                family.add_metric([str(task.task_id)], task.progress.values[key])
-        yield family
+_GAUGES: Sequence[tuple[str, str, Callable[[_Job], float]]] = (
+    (
+        "processes_in_trouble",
+        "Processes that have reported trouble, such as a failed save",
+        lambda status: sum(bool(task.progress.trouble) for task in status.tasks),
+    ),
+    ("processes_missing", "Processes that others wait for at a barrier", _missing),
+    ("attempt", "Which start of the job this is", lambda status: status.attempt),
+    ("keys", "Keys held", lambda status: status.keys),
+    ("key_bytes", "Bytes of keys and values", lambda status: status.key_bytes),
+    ("barriers_open", "Barriers that processes wait at", lambda status: len(status.barriers)),
+    ("up_seconds", "For how long the service is up", lambda status: status.up_s),
+)
+_COUNTERS: Sequence[tuple[str, str, Callable[[_Job], float]]] = (
+    ("barriers_passed", "Barriers passed", lambda status: status.barriers_passed),
+    ("barriers_failed", "Barriers failed", lambda status: status.barriers_failed),
+    ("calls", "Calls and frames taken", lambda status: status.calls),
+)
 
 
 class _Collector:
     """Turns a status into metrics when it is scraped."""
 
-    def __init__(self, status: Callable[[], session_pb2.StatusResponse]) -> None:
+    def __init__(self, status: Callable[[], _Job]) -> None:
         self._status = status
 
     def collect(self) -> Iterable[Any]:
@@ -59,69 +94,47 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = self._status()
-        states = [coordination_pb2.TaskState.Name(task.state).lower() for task in status.tasks]
-        tasks = GaugeMetricFamily(
-            "holdfast_processes", "Processes of the job by state", labels=["state"]
-        )
-        for state in ("uninitialized", "connected", "disconnected", "error"):
-            tasks.add_metric([state], states.count(state))
-        ages = GaugeMetricFamily(
-            "holdfast_heartbeat_age_seconds",
-            "Since a process was last heard of",
-            labels=["process"],
-        )
-        steps = GaugeMetricFamily(
-            "holdfast_step", "Step that a process last reported", labels=["process"]
-        )
-        for task in status.tasks:
-            if task.heartbeat_age_s >= 0:
-                ages.add_metric([str(task.task_id)], task.heartbeat_age_s)
-            if task.progress.HasField("step"):
-                steps.add_metric([str(task.task_id)], task.progress.step)
-        yield from (tasks, ages, steps)
-        yield from _by_process(status)
-        moved = [task.step_age_s for task in status.tasks if task.step_age_s >= 0]
-        if moved:
-            yield GaugeMetricFamily(
-                "holdfast_step_age_seconds", "Since any process last made a step", min(moved)
-            )
-        if status.goodput_s:
-            parts = GaugeMetricFamily(
-                "holdfast_goodput_seconds",
-                "Where the time of the job went, as its launcher says",
-                labels=["part"],
-            )
-            for part, seconds in status.goodput_s.items():
-                parts.add_metric([part.removesuffix("_s")], seconds)
-            yield parts
-        trouble = sum(bool(task.progress.trouble) for task in status.tasks)
-        yield GaugeMetricFamily(
-            "holdfast_processes_in_trouble",
-            "Processes that have reported trouble, such as a failed save",
-            trouble,
-        )
-        missing = len({process for barrier in status.barriers for process in barrier.missing})
-        yield GaugeMetricFamily(
-            "holdfast_processes_missing", "Processes that others wait for at a barrier", missing
-        )
-        yield GaugeMetricFamily(
-            "holdfast_attempt", "Which start of the job this is", status.attempt
-        )
-        yield GaugeMetricFamily("holdfast_keys", "Keys held", status.keys)
-        yield GaugeMetricFamily("holdfast_key_bytes", "Bytes of keys and values", status.key_bytes)
-        yield GaugeMetricFamily(
-            "holdfast_barriers_open", "Barriers that processes wait at", len(status.barriers)
-        )
-        yield CounterMetricFamily(
-            "holdfast_barriers_passed", "Barriers passed", status.barriers_passed
-        )
-        yield CounterMetricFamily(
-            "holdfast_barriers_failed", "Barriers failed", status.barriers_failed
-        )
-        yield CounterMetricFamily("holdfast_calls", "Calls and frames taken", status.calls)
-        yield GaugeMetricFamily(
-            "holdfast_up_seconds", "For how long the service is up", status.up_s
-        )
+        yield _by_state(status)
+        for name, text, of_task in _BY_PROCESS:
+            family = GaugeMetricFamily(f"holdfast_{name}", text, labels=["process"])
+            for task in status.tasks:
+                value = of_task(task)
+                if value is not None:
+                    family.add_metric([str(task.task_id)], value)
+            yield family
+        yield from _of_the_job(status)
+        for name, text, of_job in _GAUGES:
+            yield GaugeMetricFamily(f"holdfast_{name}", text, of_job(status))
+        for name, text, of_job in _COUNTERS:
+            yield CounterMetricFamily(f"holdfast_{name}", text, of_job(status))
+
+
+def _by_state(status: _Job) -> Any:
+    from prometheus_client.core import GaugeMetricFamily
+
+    states = [coordination_pb2.TaskState.Name(task.state).lower() for task in status.tasks]
+    family = GaugeMetricFamily(
+        "holdfast_processes", "Processes of the job by state", labels=["state"]
+    )
+    for state in ("uninitialized", "connected", "disconnected", "error"):
+        family.add_metric([state], states.count(state))
+    return family
+
+
+def _of_the_job(status: _Job) -> Iterable[Any]:
+    """Returns what is there only once processes make steps, or a launcher gives account."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    moved = [task.step_age_s for task in status.tasks if task.step_age_s >= 0]
+    if moved:
+        text = "Since any process last made a step"
+        yield GaugeMetricFamily("holdfast_step_age_seconds", text, min(moved))
+    if status.goodput_s:
+        text = "Where the time of the job went, as its launcher says"
+        parts = GaugeMetricFamily("holdfast_goodput_seconds", text, labels=["part"])
+        for part, seconds in status.goodput_s.items():
+            parts.add_metric([part.removesuffix("_s")], seconds)
+        yield parts
 
 
 class MetricsServer:

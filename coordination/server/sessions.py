@@ -15,7 +15,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Missing, Status, clip
 from ..core.task_table import Task
-from ..limits import Config
+from ..limits import Config, Limits
 from ..names import MISSING_TYPE
 from .admission import TaskOwners
 from .job_status import left_stacks
@@ -85,13 +85,18 @@ class Session:
         self.frames = 0
         self.calls: dict[int, SessionCall] = {}
 
-    def count_frame(self, now: float) -> int:
-        """Counts a frame; returns how many have come in the present second."""
+    def count(self, limits: Limits, now: float) -> str | None:
+        """Counts a request; returns why it is one too many, None while it is not."""
         if now - self.second >= 1.0:
             self.second = now
             self.frames = 0
         self.frames += 1
-        return self.frames
+        if self.frames > limits.calls_per_second:
+            most = limits.calls_per_second
+            return f"process {self.task_id} makes more than {most} calls in a second; slow down"
+        if len(self.calls) >= limits.waiters_per_task:
+            return f"process {self.task_id} has {len(self.calls)} calls waiting; expected fewer"
+        return None
 
     def ask(self, number: int) -> None:
         """Sends an Ask for stacks."""
@@ -119,11 +124,11 @@ class SessionCall:
     def answer(self, machine: Machine, completion: Completion) -> None:
         """Sends a completion of the machine as a frame."""
         self.session.calls.pop(self.number, None)
-        limits = machine.config.limits
         stream = self.session.stream
+        unread_bytes = stream.backlog_bytes
         # A client that calls and never reads would fill the memory of a host that others need.
-        if stream.backlog_bytes > 2 * limits.message_bytes:
-            sentence = f"the client has left {stream.backlog_bytes} bytes of replies unread"
+        if unread_bytes and unread_bytes > 2 * machine.config.limits.message_bytes:
+            sentence = f"the client has left {unread_bytes} bytes of replies unread"
             stream.finish(Code.RESOURCE_EXHAUSTED, sentence)
             return
         out = session_pb2.ServerFrame()
@@ -224,7 +229,7 @@ class StacksCall:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """An Ask that has been sent to a process: the calls that wait for its answer, and until when."""
+    """An Ask that a process was sent: the calls that wait for its answer, and until when."""
 
     due: float
     askers: list[SessionCall | StacksCall] = field(default_factory=list)
@@ -263,6 +268,7 @@ class SessionStreams:
             self._end(stream, Code.INVALID_ARGUMENT, "the frame is not a ClientFrame")
             return
         kind = frame.WhichOneof("frame")
+        # No call comes before Open: who calls is known by the Session, not by what a request says.
         session = stream.session
         if session is None:
             if kind == "open":
@@ -289,6 +295,8 @@ class SessionStreams:
         if status is not None:
             stream.finish(status.code, status.message)
             return
+        # The client came back before its old connection was seen to break: only one may be read,
+        # or a late frame of the old one would count as a sign of life.
         older = self._sessions.pop(opening.process_id, None)
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
@@ -334,15 +342,18 @@ class SessionStreams:
 
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
         rpc = RPCS_A.get(request.method)
-        deadline = now + request.timeout_ms / 1000 if request.timeout_ms > 0 else math.inf
+        timeout_ms = request.timeout_ms
+        deadline = now + timeout_ms / 1000 if timeout_ms > 0 else math.inf
         depends_on = frozenset(request.needs) if request.needs else _NOBODY
         caller = Caller(session.task_id, session.incarnation, True, deadline, depends_on=depends_on)
-        call = SessionCall(session, request.id, rpc, caller)
-        if (sentence := self._too_much(session, now)) is not None:
+        number = request.id
+        call = SessionCall(session, number, rpc, caller)
+        if (sentence := session.count(self._machine.config.limits, now)) is not None:
             status = Status(Code.RESOURCE_EXHAUSTED, sentence)
             call.answer(self._machine, Completion(call, None, status))
             return
-        session.calls[request.id] = call
+        # Before it runs: an answer that comes at once takes it out again.
+        session.calls[number] = call
         try:
             if rpc is not None:
                 rpc.run(Call(self._machine, call, rpc.parse(request.body), caller, now))
@@ -351,19 +362,6 @@ class SessionStreams:
         except DecodeError:
             sentence = f"{request.method}: the body is not a message of this method"
             self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
-
-    def _too_much(self, session: Session, now: float) -> str | None:
-        limits = self._machine.config.limits
-        if session.count_frame(now) > limits.calls_per_second:
-            return (
-                f"process {session.task_id} makes more than {limits.calls_per_second} calls in a"
-                " second; slow down"
-            )
-        if len(session.calls) >= limits.waiters_per_task:
-            return (
-                f"process {session.task_id} has {len(session.calls)} calls waiting; expected fewer"
-            )
-        return None
 
     def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
@@ -390,6 +388,7 @@ class SessionStreams:
         call = session.calls.get(number)
         if call is not None:
             self._machine.drop(call)
+            # Past the machine: a call at a barrier has arrived there, and stays.
             status = Status(Code.CANCELLED, "the caller took the call back")
             call.answer(self._machine, Completion(call, None, status))
 
@@ -447,6 +446,7 @@ class SessionStreams:
                 self._end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
+        # At most ten deltas a second: where a thousand processes join, each delta holds many.
         if self._send_at == math.inf:
             self._send_at = max(now, self._sent_at + DELTA_INTERVAL_S)
 

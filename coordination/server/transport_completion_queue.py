@@ -1,11 +1,11 @@
 """The service over gRPC's completion queue, on one thread: what gRPC's own Python server is built
 on, without its thread pool.
 
-`grpc._cython.cygrpc` is private; outside the releases that were tested (names.py) transport_aio
-serves instead. What it costs and saves is in benchmarks/RESULTS-coordination.md. Each operation
-that is started ends as one event of the queue, whose tag is a function to call with the event. A
-unary call is three events: it comes, its request is read, its response is sent. For a call that
-waits long a fourth reports that its client goes away.
+`grpc._cython.cygrpc` is private. Outside the releases that were tested (grpc_release.py)
+transport_aio serves instead. What it costs and saves is in benchmarks/RESULTS-coordination.md.
+Each operation that is started ends as one event of the queue, whose tag is a function to call with
+the event. A unary call is three events: it comes, its request is read, its response is sent. For a
+call that waits long a fourth reports that its client goes away.
 """
 
 from __future__ import annotations

@@ -64,18 +64,14 @@ class Listening:
 def channel_options(limits: Limits) -> list[tuple[str, int]]:
     """Returns gRPC's settings for a server."""
     return [
-        (
-            "grpc.so_reuseport",
-            0,
-        ),  # a second server on the port is refused; the default binds both, silently
+        # A second server on the port is refused; the default binds both, silently.
+        ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", 65_536),  # a process may wait in many calls
         ("grpc.http2.max_pings_without_data", 0),
-        (
-            "grpc.http2.min_ping_interval_without_data_ms",
-            5_000,
-        ),  # our own clients keep idle connections alive by pings
+        # Our own clients keep idle connections alive by pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", limits.idle_connection_s * 1000),
     ]

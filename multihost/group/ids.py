@@ -84,7 +84,7 @@ def initialize_ids(
     `mine` defaults to what jax says; a test gives numbers that differ.
     """
     job = current_job()
-    if job.part(_IdMaps) is not None:
+    if job.get(_IdMaps) is not None:
         return
     client = current_client() if client is None else client
     ids = exchange_ids(client, mine or local_ids(), jax.process_count(), timeout_s)
@@ -119,12 +119,12 @@ def initialize_distributed_to_device_ids() -> None:
 
 def is_runtime_to_distributed_ids_initialized() -> bool:
     """Returns whether the map from runtime index to distributed id is known."""
-    return current_job().part(_IdMaps) is not None
+    return current_job().get(_IdMaps) is not None
 
 
 def is_distributed_to_device_ids_initialized() -> bool:
     """Returns whether the map from distributed id to device ids is known."""
-    return current_job().part(_IdMaps) is not None
+    return current_job().get(_IdMaps) is not None
 
 
 def runtime_to_distributed_ids() -> list[int]:
@@ -155,7 +155,7 @@ def distributed_to_device_ids() -> list[list[int]]:
 
 
 def _maps(what: str, function: str) -> _IdMaps:
-    maps = current_job().part(_IdMaps)
+    maps = current_job().get(_IdMaps)
     if maps is None:
         raise ValueError(
             f"the {what} ids are not known yet: call initialize_{function}_ids() in every process"

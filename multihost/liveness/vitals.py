@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast.coordination import CoordinationError
 from holdfast.coordination.diagnosis.stacks import Frame, Thread
-from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
+from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
 
 from ..job import current_job
 from .watchdog import stacks
@@ -144,6 +144,6 @@ def stop_vitals() -> None:
 
 def note_step(step: int) -> None:
     """Notes the step that the program is at, for the reports. Takes less than a microsecond."""
-    vitals = current_job().part(Vitals)
+    vitals = current_job().get(Vitals)
     if vitals is not None:
         vitals.note_step(step)

@@ -155,7 +155,7 @@ def stacks() -> str:
 
 def progress() -> None:
     """Records progress with all watchdogs of this process."""
-    watch_list = current_job().part(_WatchList)
+    watch_list = current_job().get(_WatchList)
     if watch_list is not None:
         watch_list.progress()
 

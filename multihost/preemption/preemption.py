@@ -371,7 +371,7 @@ def start(
     """
     job = current_job()
     with job.lock:
-        running = job.part(Preemption)
+        running = job.get(Preemption)
         if running is None or running.closed:
             running = Preemption(sources)
             job.put(running)
@@ -396,7 +396,7 @@ def close() -> None:
 
     What is asked later is answered from what it knew.
     """
-    running = current_job().part(Preemption)
+    running = current_job().get(Preemption)
     if running is not None:
         running.close()
 
@@ -412,7 +412,7 @@ def set_waiting(waiting: bool) -> None:
 
     There a repeated signal does not find it stuck.
     """
-    running = current_job().part(Preemption)
+    running = current_job().get(Preemption)
     if running is not None:
         running.set_waiting(waiting)
 
@@ -437,7 +437,7 @@ def current() -> Preemption:
 
     One that is alone joins jax.distributed's client as soon as there is one.
     """
-    running = current_job().part(Preemption)
+    running = current_job().get(Preemption)
     state = distributed.global_state
     if running is not None and (running.client is not None or state.client is None):
         return running

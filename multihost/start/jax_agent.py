@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from holdfast.coordination.client.connection import keep_for_ever
+from holdfast.coordination.client.fork import keep_for_ever
 
 from ..errors import StartupFailed
 from ..group.group_client import Deadline

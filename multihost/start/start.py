@@ -26,7 +26,7 @@ from holdfast.coordination import (
     Relay,
     Timeouts,
 )
-from holdfast.coordination.client.connection import keep_for_ever
+from holdfast.coordination.client.fork import keep_for_ever
 
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
@@ -196,7 +196,7 @@ def shutdown(timeout_s: float | None = None) -> None:
 
 def is_initialized() -> bool:
     """Returns whether `initialize()` has joined a job of several processes."""
-    return current_job().part(Membership) is not None
+    return current_job().get(Membership) is not None
 
 
 def _join(
@@ -345,10 +345,10 @@ def _in_child() -> None:
     """
     job = forget_job()
     keep_for_ever(job)  # destroying a client waits for threads that the child does not have
-    running = job.part(Preemption)
+    running = job.get(Preemption)
     if running is not None:
         running.abandon()
-    member = job.part(Membership)
+    member = job.get(Membership)
     if member is not None:
         member.abandon()
 

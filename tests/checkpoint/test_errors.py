@@ -101,9 +101,7 @@ def test_errors_pickle_with_their_fields() -> None:
         ),
     ],
 )
-def test_errors_of_the_store_name_a_path_and_what_to_do(
-    number: int, filename: str | None, message: str
-) -> None:
+def test_errors_of_the_store_name_a_path(number: int, filename: str | None, message: str) -> None:
     """An OSError becomes a CheckpointError; the error's own file comes before the path of the
     call.
     """
@@ -113,7 +111,7 @@ def test_errors_of_the_store_name_a_path_and_what_to_do(
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_barrier_that_timed_out_is_no_error_of_the_store() -> None:
+def test_a_barrier_is_no_error_of_the_store() -> None:
     """It is a TimeoutError, and so an OSError, and goes through as it is."""
     with pytest.raises(BarrierTimeout), naming_path("root"):
         raise BarrierTimeout("late")

@@ -92,7 +92,7 @@ def test_a_forced_save_asks_no_lane(tmp_path: Path) -> None:
         assert asked == ["durable wants 2", "local wants 2", "local started 2", "durable save 2"]
 
 
-def test_a_step_of_the_store_is_not_saved_locally(tmp_path: Path) -> None:
+def test_the_local_lane_leaves_durable_steps_alone(tmp_path: Path) -> None:
     """The local lane wants no step that the store has."""
     with with_local(tmp_path) as manager:
         manager.save(2, STATE, force=True)

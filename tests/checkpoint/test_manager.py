@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -35,6 +34,7 @@ from holdfast.checkpoint import (
     verify,
     wait_for_new_step,
 )
+from tests.support.paths import program
 
 
 def tree(step: int) -> dict[str, object]:
@@ -146,7 +146,7 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
         )
 
 
-def test_callers_mistakes_are_raised_at_once_and_write_nothing(tmp_path: Path) -> None:
+def test_callers_mistakes_write_nothing(tmp_path: Path) -> None:
     """Wrong arguments, unsupported leaves and wrong `like`s: one clear error each, nothing
     half-written.
     """
@@ -223,7 +223,7 @@ def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
         assert files(tmp_path / "run" / "5") == [] and manager.all_steps() == [4, 6]
 
 
-def test_an_empty_folder_named_like_a_step_is_no_step(tmp_path: Path) -> None:
+def test_an_empty_folder_is_no_step(tmp_path: Path) -> None:
     """Only a record makes a step."""
     (tmp_path / "8").mkdir()
     with CheckpointManager(tmp_path) as manager:
@@ -245,23 +245,14 @@ def test_a_leaked_manager_warns(tmp_path: Path) -> None:
     )
 
 
-def test_an_exit_with_a_save_in_flight_waits_for_it(tmp_path: Path) -> None:
+def test_an_exit_waits_for_the_save(tmp_path: Path) -> None:
     """A script that ends, or dies of an exception, right after `save` leaves the step behind."""
-    script = """
-    import sys, jax.numpy as jnp
-    from holdfast.checkpoint import CheckpointManager
-    manager = CheckpointManager(sys.argv[1])
-    manager.save(7, {f"w{i}": jnp.full(1 << 20, 7.0) for i in range(8)})
-    if sys.argv[2] == "raise":
-        raise KeyError("mine")
-    """
     for how, code in (("end", 0), ("raise", 1)):
         command = [
             sys.executable,
             "-W",
             "ignore::ResourceWarning",
-            "-c",
-            textwrap.dedent(script),
+            str(program("manager_ends_while_it_saves")),
             str(tmp_path / how),
             how,
         ]
@@ -404,7 +395,7 @@ def test_steps_live_under_the_names_of_the_root(tmp_path: Path, incremental: boo
         assert manager.all_steps() == [2, 30001]
 
 
-def test_known_steps_are_those_of_the_opening_and_its_own(tmp_path: Path) -> None:
+def test_known_steps_need_no_look(tmp_path: Path) -> None:
     """What another manager saves or deletes is known from `reload` on; what this one does, at
     once.
     """

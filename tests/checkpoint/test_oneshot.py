@@ -53,7 +53,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         load(tmp_path / "a")
 
 
-def test_a_checkpoint_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
+def test_a_checkpoint_is_replaced_only_on_request(tmp_path: Path) -> None:
     """It is StepExists, and nothing changes; with `overwrite` the new files alone are there."""
     save(tmp_path, {"w": np.zeros(3)})
     before = files(tmp_path)

@@ -32,9 +32,7 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
     ],
 )
-def test_nonsense_is_refused_with_the_name_of_the_field(
-    wrong: dict[str, object], message: str
-) -> None:
+def test_nonsense_is_refused_by_field(wrong: dict[str, object], message: str) -> None:
     """Each setting that cannot be is a ValueError when the value is made."""
     with pytest.raises(ValueError, match=f"Options: {message}"):
         Options(**wrong)  # type: ignore[arg-type]
@@ -88,7 +86,7 @@ class Clock:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1)), max_size=30))
-def test_progress_is_passed_on_now_and_then_and_at_the_end(
+def test_progress_is_passed_on_now_and_then(
     written: list[tuple[int, float]],
 ) -> None:
     """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due

@@ -127,9 +127,7 @@ def test_steps_are_kept_by_their_times(
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(1, 1e5))
-def test_what_every_seconds_keeps_it_keeps_as_steps_come_and_go(
-    times_s: list[float], seconds: float
-) -> None:
+def test_what_every_seconds_keeps_stays_kept(times_s: list[float], seconds: float) -> None:
     """Deciding after each save keeps the same steps as deciding once at the end, but for the
     newest.
     """

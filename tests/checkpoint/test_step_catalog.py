@@ -38,7 +38,7 @@ def test_steps_of_other_libraries_are_left_alone(tmp_path: Path) -> None:
         assert manager.all_steps() == [3]
 
 
-def test_a_step_that_is_not_there_is_not_deleted(tmp_path: Path) -> None:
+def test_a_missing_step_is_not_deleted(tmp_path: Path) -> None:
     """The error says what is there instead."""
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, STATE).wait()

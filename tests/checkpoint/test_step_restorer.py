@@ -81,7 +81,7 @@ def read_through(manager: CheckpointManager, storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("found", ["folders", "record", "packs"])
-def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found: str) -> None:
+def test_falling_back_beside_a_writer(tmp_path: Path, found: str) -> None:
     """The only step is replaced by a newer one at the worst moments, many times in one restore: the
     newest comes back.
     """
@@ -122,7 +122,7 @@ def test_falling_back_beside_a_writer_that_keeps_one_step(tmp_path: Path, found:
             assert equal(reader.restore(like=tree(0), fallback=True), 21) and len(replaced) == 20
 
 
-def test_a_writer_that_deletes_faster_than_a_reader_reads(tmp_path: Path) -> None:
+def test_a_writer_deletes_faster_than_reads(tmp_path: Path) -> None:
     """A restore that loses every step to the keep policy ends, and says what to do."""
     with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
         writer.save(1, tree(1))

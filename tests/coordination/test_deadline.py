@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from holdfast.coordination.deadline import Deadline
-
-
-@settings(deadline=None)
-@given(st.floats(-10, 1e6), st.floats(-10, 1e6))
-def test_a_part_ends_with_the_whole(whole_s: float, part_s: float) -> None:
-    """`at_most` never gives more than is left, nor more than was asked for; nothing is ever below
-    zero.
-    """
-    whole = Deadline(whole_s)
-    part = whole.at_most(part_s)
-    assert part.remaining_s() <= max(0.0, min(whole_s, part_s))
-    assert 0 <= whole.remaining_s() <= max(0.0, whole_s)
 
 
 def test_time_that_passes_is_counted() -> None:

@@ -64,7 +64,7 @@ def test_a_barrier_timeout_is_a_timeout() -> None:
     )
 
 
-def test_a_fact_that_no_class_declares_is_a_mistake() -> None:
+def test_an_undeclared_fact_is_a_mistake() -> None:
     """TypeError with its name."""
     with pytest.raises(TypeError, match="CoordinationError has no fact named 'process'"):
         CoordinationError("m", process=3)

@@ -70,7 +70,7 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return [future.exception(60) or future.result() for future in futures]
 
 
-def test_the_pair_is_the_one_that_was_asked_for(
+def test_the_pair_is_as_asked_for(
     request: pytest.FixtureRequest, clients: list[CoordinationClient]
 ) -> None:
     """The suite tests what it says."""
@@ -80,7 +80,7 @@ def test_the_pair_is_the_one_that_was_asked_for(
     assert type(transport._stream._frames) is wanted
 
 
-def test_calls_of_many_threads_are_answered_each_its_own(clients: list[CoordinationClient]) -> None:
+def test_many_threads_get_their_own_answers(clients: list[CoordinationClient]) -> None:
     """Eight threads on each client: increments, values up to a mebibyte, listings and errors never
     mix.
     """
@@ -127,7 +127,7 @@ def test_barriers_pass_and_name_the_missing(clients: list[CoordinationClient]) -
     )  # type: ignore[misc]
 
 
-def test_a_wait_ends_by_the_key_by_its_time_and_by_a_loss(
+def test_a_wait_ends_in_three_ways(
     clients: list[CoordinationClient],
 ) -> None:
     """Whichever comes first, and each with its own error."""

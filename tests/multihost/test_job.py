@@ -13,12 +13,12 @@ class Part:
 def test_a_job_has_one_part_of_a_class() -> None:
     """A part is there once it was put or asked for, until it is taken."""
     job = Job()
-    assert job.part(Part) is None and job.take(Part) is None
+    assert job.get(Part) is None and job.take(Part) is None
     made = job.ensure(Part)
-    assert job.ensure(Part) is made and job.part(Part) is made
+    assert job.ensure(Part) is made and job.get(Part) is made
     later = Part()
     job.put(later)
-    assert job.part(Part) is later and job.take(Part) is later and job.part(Part) is None
+    assert job.get(Part) is later and job.take(Part) is later and job.get(Part) is None
 
 
 def test_leaving_forgets_client_and_spec_alone() -> None:
@@ -27,12 +27,12 @@ def test_leaving_forgets_client_and_spec_alone() -> None:
     job.join("client", ProcessSpec(process_id=0, num_processes=1, coordinator="c:1"))
     part = job.ensure(Part)
     job.leave()
-    assert job.client is None and job.spec is None and job.part(Part) is part
+    assert job.client is None and job.spec is None and job.get(Part) is part
 
 
 def test_a_child_begins_an_empty_job() -> None:
     """What a process forgets is returned, and nothing of it is in the next."""
     part = current_job().ensure(Part)
     earlier = forget_job()
-    assert earlier.part(Part) is part and current_job() is not earlier
-    assert current_job().part(Part) is None
+    assert earlier.get(Part) is part and current_job() is not earlier
+    assert current_job().get(Part) is None

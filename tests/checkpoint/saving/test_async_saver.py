@@ -120,7 +120,7 @@ def tree(step: int) -> dict[str, object]:
     return {"w": jnp.arange(100.0) + step, "step": step}
 
 
-def test_a_failed_save_is_raised_at_the_next_call_and_blocks_nothing(tmp_path: Path) -> None:
+def test_the_next_call_raises_a_failure(tmp_path: Path) -> None:
     """Its step is never listed, the next save begins and succeeds, and nothing of the failed one
     stays.
     """
@@ -140,7 +140,7 @@ def test_a_failed_save_is_raised_at_the_next_call_and_blocks_nothing(tmp_path: P
         assert manager.all_steps() == [1, 2] and manager.restore(1)["step"] == 1
 
 
-def test_close_raises_what_failed_but_not_over_another_error(tmp_path: Path) -> None:
+def test_close_raises_what_failed(tmp_path: Path) -> None:
     """`close()` raises the failure of a save in flight; leaving the block by an exception carries
     it as a note.
     """
@@ -161,7 +161,7 @@ def test_close_raises_what_failed_but_not_over_another_error(tmp_path: Path) -> 
     assert "besides, a save failed" in caught.value.__notes__[0]
 
 
-def test_the_handle_of_a_save_is_true_and_waits_for_the_step(tmp_path: Path) -> None:
+def test_a_handle_waits_for_its_step(tmp_path: Path) -> None:
     """It is done when the step is there; one that the policy skipped is false, done, and has
     nothing to wait for or to cancel.
     """
@@ -187,7 +187,7 @@ def test_the_handle_of_a_save_is_true_and_waits_for_the_step(tmp_path: Path) -> 
         )
 
 
-def test_a_handle_raises_the_error_of_its_save_each_time_and_the_manager_not_again(
+def test_a_handle_raises_its_error_each_time(
     tmp_path: Path,
 ) -> None:
     """`wait` raises what made the save fail; then no later call of the manager does."""
@@ -250,9 +250,7 @@ def test_callbacks_are_called_once_the_step_is_there(
         assert called == [(1, True), 1, 1]
 
 
-def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_a_cancelled_save_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
     """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled,
     later calls of the manager do not.
     """
@@ -272,9 +270,7 @@ def test_a_save_that_is_cancelled_while_it_writes_leaves_nothing(
         assert manager.all_steps() == [1]
 
 
-def test_a_cancel_when_nothing_is_left_to_write_stops_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_cancel_stops_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last moment is that before the commit: a record that is built and parsed is not given its
     name any more.
     """

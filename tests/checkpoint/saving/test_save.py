@@ -122,7 +122,7 @@ def test_a_process_that_is_broken_says_why(context: StepSaver, tmp_path: Path) -
     assert context.state.statistics.to_dict()["saves_failed"] == 1
 
 
-def test_a_save_that_takes_too_long_is_not_committed(tmp_path: Path) -> None:
+def test_a_slow_save_is_not_committed(tmp_path: Path) -> None:
     """Past save_timeout_s the primary commits nothing, and says what was exceeded."""
     context = made(tmp_path, save_timeout_s=1e-9)
     result = context.run(staged(context, 1))
@@ -138,7 +138,7 @@ class _ClaimsOfABusyStore(LocalClaims):
         raise OSError(5, "the store is busy")
 
 
-def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -> None:
+def test_an_unrenewed_claim_loses_no_step(tmp_path: Path) -> None:
     """The step is saved and listed, the superfluous one goes, and the next save works: the claim is
     renewed after a later one.
     """
@@ -152,7 +152,7 @@ def test_a_claim_that_cannot_be_renewed_does_not_lose_the_step(tmp_path: Path) -
     first.root.claims.fence(first.root.writer.id)
 
 
-def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_first(tmp_path: Path) -> None:
     """A save larger than what is free fails with both numbers."""
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"w": np.broadcast_to(np.int8(0), 1)})
@@ -171,9 +171,7 @@ def test_too_little_space_is_reported_before_a_byte_is_written(tmp_path: Path) -
     assert [path.name for path in sorted(tmp_path.iterdir())] == [".holdfast", "1"]
 
 
-def test_files_that_cannot_be_deleted_yet_are_deleted_later(
-    context: StepSaver, tmp_path: Path
-) -> None:
+def test_stuck_files_are_deleted_later(context: StepSaver, tmp_path: Path) -> None:
     """What a failed save could not delete goes with the next job of the background worker."""
 
     class StuckStorage(LocalStorage):

@@ -57,7 +57,7 @@ def test_alone_the_policy_and_the_clock_decide(monkeypatch: pytest.MonkeyPatch) 
     by_clock.close()
 
 
-def test_a_step_of_an_earlier_manager_is_the_last(tmp_path: Path) -> None:
+def test_an_earlier_managers_step_is_the_last(tmp_path: Path) -> None:
     """The first save is wanted in an empty root alone, whoever saved there before."""
     for wanted in (True, False):
         with CheckpointManager(
@@ -68,7 +68,7 @@ def test_a_step_of_an_earlier_manager_is_the_last(tmp_path: Path) -> None:
             )
 
 
-def test_a_save_in_flight_is_a_reason_not_to_save() -> None:
+def test_a_save_in_flight_skips_the_next() -> None:
     """With on_busy="skip" no step is due while a save is in flight, and the next one is after
     it.
     """
@@ -79,7 +79,7 @@ def test_a_save_in_flight_is_a_reason_not_to_save() -> None:
     )
 
 
-def test_the_preemption_notice_is_asked_for_where_it_matters(
+def test_the_notice_is_asked_where_it_matters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A notice makes its step due, until it is saved: with OnPreemption, or once the caller has

@@ -142,7 +142,7 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
     at_once([client.shutdown for client in clients])
 
 
-def test_a_coordinator_that_dies_ends_every_call_in_flight(
+def test_a_coordinators_death_ends_calls_in_flight(
     service: CoordinationService, session: bool
 ) -> None:
     """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time;
@@ -168,7 +168,7 @@ def test_a_coordinator_that_dies_ends_every_call_in_flight(
     assert [type(error) for error in errors] == [CoordinatorLost, CoordinatorLost]
 
 
-def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
+def test_shutdown_ends_though_the_service_is_stopped(
     service: CoordinationService, session: bool
 ) -> None:
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that
@@ -186,7 +186,7 @@ def test_shutdown_ends_within_its_timeout_with_the_service_stopped(
         os.kill(service.pid, signal.SIGCONT)
 
 
-def test_a_lost_process_fails_barriers_and_needed_gets_at_once(
+def test_a_lost_process_fails_who_needs_it(
     service: CoordinationService,
 ) -> None:
     """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier,
@@ -251,7 +251,7 @@ def test_every_change_of_processes_is_a_complete_list(
     clients[0].shutdown()
 
 
-def test_a_client_counts_the_calls_of_a_bounded_number_of_barriers(
+def test_a_client_counts_a_bounded_number_of_barriers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It forgets a barrier after the service has; both then begin it anew, as often as they

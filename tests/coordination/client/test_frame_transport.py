@@ -52,7 +52,7 @@ def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
         time.sleep(0.001)
 
 
-def test_one_who_waits_long_reads_for_those_who_wait_short(client: CoordinationClient) -> None:
+def test_who_waits_long_reads_for_all(client: CoordinationClient) -> None:
     """A call that waits for a key keeps reading, and eight threads' quick calls are answered
     meanwhile; then its own is.
     """
@@ -69,7 +69,7 @@ def test_one_who_waits_long_reads_for_those_who_wait_short(client: CoordinationC
         assert late.result(30) == "here"
 
 
-def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient) -> None:
+def test_the_turn_passes_when_its_reader_is_answered(client: CoordinationClient) -> None:
     """Ten wait, each for a key of its own, and are answered in the reverse of the order in which
     they came.
     """
@@ -83,7 +83,7 @@ def test_the_turn_goes_on_when_the_reader_is_answered(client: CoordinationClient
             assert waits[number].result(30) == str(number)
 
 
-def test_a_reader_whose_service_stands_still_is_freed_when_its_time_is_over(
+def test_a_reader_of_a_stopped_service_is_freed(
     service: CoordinationService,
 ) -> None:
     """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the
@@ -150,7 +150,7 @@ def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) 
         assert notified.wait(30)
 
 
-def test_an_interrupt_frees_a_reader_and_the_client_goes_on(client: CoordinationClient) -> None:
+def test_an_interrupt_frees_a_reader(client: CoordinationClient) -> None:
     """Ctrl-C ends a wait of the main thread; another thread's wait and later calls are answered."""
     with ThreadPoolExecutor(1) as pool:
         timer = threading.Thread(

@@ -21,7 +21,7 @@ def task(task_id: int, state: str = "CONNECTED", incarnation: int = 1) -> spb.Ta
     return spb.Task(info=info, host=f"h{task_id}", pid=100 + task_id)
 
 
-def test_a_process_is_what_the_wire_says_of_it() -> None:
+def test_a_process_is_as_the_wire_says() -> None:
     """State by name, the error's code by name; alive is CONNECTED alone."""
     info = pb.TaskInfo(
         task_id=3, state=pb.TaskState.ERROR, incarnation=9, error_code=10, error_message="boom"

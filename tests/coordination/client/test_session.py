@@ -96,7 +96,7 @@ def wait_for(joined: Joined, served: Served, gets: int) -> None:
         joined.transport.heartbeat(Deadline(20))
 
 
-def test_a_session_takes_calls_and_learns_the_heartbeat_timeout(joined: Joined) -> None:
+def test_a_session_learns_the_heartbeat_timeout(joined: Joined) -> None:
     """Keys, heartbeats, an error of the service, and the service's settings."""
     joined.transport.heartbeat(Deadline(20))
     joined.set("k", b"v")
@@ -142,7 +142,7 @@ def test_another_job_is_fenced(served: Served, identity: dict[str, Any]) -> None
     joined.transport.close()
 
 
-def test_a_second_session_of_the_task_fences_the_first(served: Served, joined: Joined) -> None:
+def test_a_second_session_fences_the_first(served: Served, joined: Joined) -> None:
     """ABORTED by the service is for good: the first is told once, and is not opened again."""
     other = Joined(served.address, incarnation=6)
     other.transport.join(Deadline(20))
@@ -188,7 +188,7 @@ def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
     joined.transport.heartbeat(Deadline(20))
 
 
-def test_a_call_whose_answer_does_not_come_is_cancelled(served: Served, joined: Joined) -> None:
+def test_an_unanswered_call_is_cancelled(served: Served, joined: Joined) -> None:
     """Beside another that reads: DEADLINE_EXCEEDED at its own time, and the service forgets the
     call; the other goes on waiting.
     """
@@ -255,7 +255,7 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("transport", [QueueFrameTransport, PublicFrameTransport])
-def test_a_connection_may_fail_before_its_stream_is_ready(
+def test_a_connection_may_fail_before_its_stream(
     monkeypatch: pytest.MonkeyPatch, transport: type[FrameTransport]
 ) -> None:
     """On a loaded machine the refusal is there before the constructor has returned: the join fails
@@ -284,7 +284,7 @@ def test_a_connection_may_fail_before_its_stream_is_ready(
         joined.transport.close()
 
 
-def test_a_session_that_breaks_as_it_is_opened_is_not_joined(
+def test_a_session_that_breaks_early_is_not_joined(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection ends after the service's first frame, before anybody holds the session:

@@ -68,7 +68,7 @@ def test_where_the_checkpoints_are_is_in_the_status() -> None:
     )
 
 
-def test_where_the_parts_of_local_steps_are_is_in_the_status() -> None:
+def test_the_status_says_where_local_parts_are() -> None:
     """For each process of the job (of which there is one here), on so many hosts as are shown."""
     step = {
         "step": 7,

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, Credentials
+from holdfast.coordination.client.answers import is_service_mismatch
 from holdfast.coordination.client.unary import Identity, TransportError, UnaryTransport
 from holdfast.coordination.deadline import Deadline
-from holdfast.coordination.names import is_service_mismatch
 from holdfast.proto import coordination_pb2 as pb
 from tests.support.in_process import INCARNATION, Served, serving
 
@@ -63,7 +63,7 @@ def test_an_answer_of_the_service_is_its_exception(transport: UnaryTransport) ->
     assert caught.value.code == "NOT_FOUND"
 
 
-def test_a_barrier_whose_time_is_over_is_a_barrier_timeout() -> None:
+def test_a_barrier_out_of_time_is_a_timeout() -> None:
     """With its name; the barrier's own time ends it, and the call waits a little longer for the
     answer.
     """

@@ -26,7 +26,7 @@ def test_a_barrier_passes_when_the_last_has_come() -> None:
     assert [driver.answers[call] for call in calls] == [(0, None)] * 4
 
 
-def test_a_timeout_names_all_who_are_missing_with_host_and_silence() -> None:
+def test_a_timeout_names_the_missing_with_their_hosts() -> None:
     """The sentence holds the count, the barrier and each missing process; the status holds them as
     facts.
     """
@@ -117,7 +117,7 @@ def test_a_newer_call_takes_the_olders_place() -> None:
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
 
 
-def test_a_cancelled_barrier_fails_for_those_who_come_later_too() -> None:
+def test_a_cancelled_barrier_fails_for_late_comers() -> None:
     """CancelBarrier ends the instance for all its participants."""
     driver = Driver()
     waiting, call = driver.barrier(0), driver.call()
@@ -131,7 +131,7 @@ def test_a_cancelled_barrier_fails_for_those_who_come_later_too() -> None:
     assert driver.code(driver.barrier(2)) is Code.CANCELLED
 
 
-def test_a_restarted_process_counts_from_zero_in_a_recoverable_job() -> None:
+def test_a_restarted_process_counts_from_zero() -> None:
     """Its first call joins the instance that is open, or opens the next."""
     driver = Driver(2, recoverable=True)
     for counter in range(2):
@@ -144,7 +144,7 @@ def test_a_restarted_process_counts_from_zero_in_a_recoverable_job() -> None:
     assert driver.answers[back] == driver.answers[waiting] == (2, None)
 
 
-def test_a_restart_fails_what_its_former_life_had_come_to() -> None:
+def test_a_restart_fails_barriers_of_its_former_life() -> None:
     """A barrier never counts the arrival of a former life."""
     driver = Driver(2, recoverable=True)
     driver.barrier(1)
@@ -167,7 +167,7 @@ def test_no_instance_outlives_its_limit() -> None:
     assert [driver.answers[call] for call in calls] == [(1, None)] * 2
 
 
-def test_one_who_lost_the_answer_gets_the_instance_before() -> None:
+def test_a_lost_answer_is_given_again() -> None:
     """A task that arrived at instance 0 and asks again while the others wait at instance 1 gets the
     result of 0.
     """
@@ -269,7 +269,7 @@ def test_a_counter_for_callers_that_count_nothing() -> None:
     assert [counter_for("b", task_id) for task_id in range(2)] == [1, 1]
 
 
-def test_a_lost_task_fails_only_instances_that_it_takes_part_in() -> None:
+def test_a_lost_task_fails_its_own_instances() -> None:
     """The error names it, whether it had arrived or not; a barrier opened later fails at once."""
     driver = Driver(4, recoverable=True)
     arrived, missing = (
@@ -392,7 +392,7 @@ def test_calls_that_were_lost_cost_the_name_nothing(lost: int, order: tuple[int,
     )
 
 
-def test_an_outage_that_was_longer_than_the_barrier_costs_the_name_nothing() -> None:
+def test_a_name_survives_a_long_outage() -> None:
     """Both lost their calls 1 and 2, one of them also 3 and 4, and meet at their next."""
     driver = Driver(2)
     for task_id in range(2):
@@ -483,7 +483,7 @@ def test_what_is_over_is_small() -> None:
     assert late is not None and [each.task_id for each in late.missing] == [0]
 
 
-def test_a_long_name_leaves_room_for_who_is_missing() -> None:
+def test_a_long_name_leaves_room_for_the_missing() -> None:
     """A sentence shows the beginning of a name of 4,000 characters, once, and then what counts."""
     driver = Driver(2)
     call = driver.barrier(0, "n" * 4_000, timeout_s=1)
@@ -491,7 +491,7 @@ def test_a_long_name_leaves_room_for_who_is_missing() -> None:
     assert "missing process 1 (host b1" in driver.message(call) and len(driver.message(call)) < 600
 
 
-def test_an_agent_that_is_replaced_arrives_nowhere_any_more() -> None:
+def test_an_agent_that_is_replaced_arrives_nowhere() -> None:
     """jax.distributed shut down and started again in one process: a barrier at which the former
     client stood fails.
     """

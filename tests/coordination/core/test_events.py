@@ -32,7 +32,7 @@ def test_thousands_that_join_together_are_one_event() -> None:
     assert [event.number for event in log.after(0)] == [4096, 4097] and len(log.added) == 2
 
 
-def test_a_life_is_told_from_its_beginning_to_its_end() -> None:
+def test_a_life_is_told_from_beginning_to_end() -> None:
     """Who joined, what was saved (once for all), what went wrong, a barrier that timed out, and who
     was lost and why.
     """

@@ -36,7 +36,7 @@ def test_a_get_waits_for_its_key() -> None:
     assert driver.message(late) == "key 'never' was not set within 2.0 s"
 
 
-def test_a_get_that_only_a_lost_process_could_end_fails_at_once() -> None:
+def test_a_get_that_needs_the_lost_fails() -> None:
     """`needs` names who would have to set the key."""
     driver = Driver(2)
     waiting, other = driver.get("from/1", depends_on=(1,)), driver.get("from/0", depends_on=(0,))
@@ -109,7 +109,7 @@ def test_a_try_get_never_waits() -> None:
     )
 
 
-def test_a_get_whose_client_has_gone_is_never_answered() -> None:
+def test_a_get_without_a_client_is_never_answered() -> None:
     """A dropped wait leaves nothing behind, also where the key is set later."""
     driver = Driver(1)
     dropped, kept = driver.get("a"), driver.get("a")

@@ -46,7 +46,7 @@ def test_sets_are_apart() -> None:
     assert driver.code(all_three) is None
 
 
-def test_a_timeout_names_the_living_who_have_not_asked() -> None:
+def test_a_timeout_names_who_has_not_asked() -> None:
     """Each caller has its own time; those who are left still get an answer."""
     driver = Driver(3)
     late, patient = ask(driver, 0, [0, 1, 2], 2), ask(driver, 1, [0, 1, 2])
@@ -69,7 +69,7 @@ def test_a_newer_call_takes_the_olders_place() -> None:
 
 
 @pytest.mark.parametrize("lost_first", [False, True])
-def test_the_last_to_be_waited_for_may_be_lost(lost_first: bool) -> None:
+def test_the_last_one_waited_for_may_be_lost(lost_first: bool) -> None:
     """Its loss answers the others, whether it is known before they ask or after."""
     driver = Driver(2, recoverable=True)
     if lost_first:

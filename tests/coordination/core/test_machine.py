@@ -12,7 +12,7 @@ from holdfast.coordination.limits import Limits
 from tests.support.driver import CountedLooks, Driver
 
 
-def test_an_error_reaches_every_poll_and_the_heartbeat_of_the_failed() -> None:
+def test_an_error_reaches_polls_and_the_failed_heartbeat() -> None:
     """Silence is UNAVAILABLE with who and how long; no poll is ever answered OK."""
     driver = Driver(2, sessions=False)
     driver.register(0, 10)
@@ -61,7 +61,7 @@ def test_a_poll_is_never_answered_ok() -> None:
     )
 
 
-def test_a_reported_error_is_cut_and_its_code_is_one_of_grpcs() -> None:
+def test_a_reported_error_is_cut_to_size() -> None:
     """A long text is cut between characters; a number that is no code is UNKNOWN; the task cannot
     report twice.
     """
@@ -156,7 +156,7 @@ def test_waiting_calls_are_counted_by_task() -> None:
     assert driver.machine.waiting_calls() == {1: 2, 2: 1}
 
 
-def test_a_heartbeat_is_answered_with_the_state_of_its_task() -> None:
+def test_a_heartbeat_is_answered_with_its_tasks_state() -> None:
     """Unknown, unregistered and former lives are refused; the living get the service's
     incarnation.
     """
@@ -208,7 +208,7 @@ def test_the_end_of_a_job() -> None:
     assert driver.machine.next_due() < math.inf  # it goes on looking for those who fall silent
 
 
-def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
+def test_nobody_connected_is_silent_while_the_job_gathers() -> None:
     """A process that waits three timeouts for the last one is there when that comes, and has its
     whole timeout from then on.
     """
@@ -225,7 +225,7 @@ def test_who_is_connected_is_never_silent_while_the_job_gathers() -> None:
     assert driver.machine.task_table.connected_count == 2
 
 
-def test_who_loses_its_connection_while_the_job_gathers_is_merely_not_there() -> None:
+def test_who_leaves_while_the_job_gathers_may_return() -> None:
     """The wait of the other names it beside the one that never came; nobody is told of an error,
     and the same process may come back.
     """
@@ -258,7 +258,7 @@ def test_a_standstill_of_the_service_is_nobodys_silence() -> None:
     assert not driver.machine.task_table.connected(1) and driver.machine.task_table.connected(0)
 
 
-def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
+def test_a_reported_exit_loses_the_process_at_once() -> None:
     """Every wait that needs it ends with its name and how it ended; that life never comes back, the
     next one does.
     """
@@ -285,7 +285,7 @@ def test_an_exit_that_its_launcher_saw_loses_the_process_at_once() -> None:
     assert driver.open(2, life=2) is None and not driver.machine.task_table.tasks[2].ended
 
 
-def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
+def test_an_exit_after_leaving_is_no_news() -> None:
     """Who said goodbye has DISCONNECTED; before the job has gathered one that ended is merely not
     there; a number of nobody is refused.
     """
@@ -311,7 +311,7 @@ def test_an_exit_of_one_that_has_left_or_was_never_there_is_no_news() -> None:
     assert refused is not None and refused.message == "there is no process 7: the job has 2, 0 to 1"
 
 
-def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
+def test_an_exit_ends_gets_that_name_nobody() -> None:
     """jaxlib's agents do not say whom they wait for: those of processes without a Session end by
     the name of the one that ended.
     """
@@ -327,7 +327,7 @@ def test_an_exit_ends_the_gets_of_agents_that_name_nobody() -> None:
     )
 
 
-def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -> None:
+def test_who_leaves_without_goodbye_is_lost_after_grace() -> None:
     """Its side closed it, and it did not come back within 5 s: half of the heartbeat timeout, which
     it keeps otherwise.
     """
@@ -346,7 +346,7 @@ def test_who_closes_its_connection_without_a_goodbye_is_lost_after_the_grace() -
     assert driver.code(met) is Code.INTERNAL and driver.machine.take_fenced() == [2]
 
 
-def test_who_comes_back_in_time_is_no_longer_suspect() -> None:
+def test_who_comes_back_in_time_is_trusted() -> None:
     """A new stream ends the suspicion, as an agent's call does; while the job gathers there is
     none; a standstill is nobody's fault.
     """
@@ -399,7 +399,7 @@ def test_a_lost_agent_is_refused_and_can_end() -> None:
     assert driver.value(driver.register(1, 99)) == 7
 
 
-def test_a_job_that_was_left_before_it_gathered_is_deserted() -> None:
+def test_a_job_left_before_gathering_is_deserted() -> None:
     """One who waits is there; when it has gone, and another that came is given up, nobody is. A job
     that nobody came to is not deserted.
     """

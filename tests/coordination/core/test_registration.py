@@ -23,7 +23,7 @@ def test_agents_register_together() -> None:
     assert driver.code(driver.register(9, 1)) is Code.INVALID_ARGUMENT
 
 
-def test_a_restart_is_refused_unless_the_job_is_recoverable() -> None:
+def test_a_restart_needs_a_recoverable_job() -> None:
     """Strict: ABORTED, and the error reaches every poll. Recoverable: it reconnects silently."""
     for recoverable in (False, True):
         driver = Driver(2, sessions=False, recoverable=recoverable)
@@ -54,7 +54,7 @@ def test_two_channels_are_one_task() -> None:
     assert isinstance(stale, Status) and stale.code is Code.ABORTED
 
 
-def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
+def test_an_agent_needs_an_incarnation_of_its_own() -> None:
     """Profile A knows who calls by it: a second task that brings it is refused, and the first one's
     calls stay its own.
     """
@@ -67,7 +67,7 @@ def test_an_agent_cannot_come_with_the_incarnation_of_another() -> None:
     ] == [0, 1]
 
 
-def test_a_wait_for_the_others_names_who_has_not_come() -> None:
+def test_a_wait_names_who_has_not_come() -> None:
     """A Session that has waited its time learns who is missing; the job may still be completed
     afterwards.
     """
@@ -120,7 +120,7 @@ def test_a_session_is_checked_before_it_changes_anything() -> None:
     assert driver.machine.task_table.tasks[0].state is TaskState.UNINITIALIZED
 
 
-def test_a_session_with_the_same_incarnation_is_the_same_life() -> None:
+def test_the_same_incarnation_is_the_same_life() -> None:
     """A stream that broke and is opened again loses nothing, recoverable or not."""
     for recoverable in (False, True):
         driver = Driver(2, recoverable=recoverable)
@@ -132,7 +132,7 @@ def test_a_session_with_the_same_incarnation_is_the_same_life() -> None:
         )
 
 
-def test_a_new_life_of_a_session_ends_the_former_one() -> None:
+def test_a_new_life_ends_the_former_one() -> None:
     """Recoverable: barriers of the former life fail, and the new one is connected. Strict: the
     restart is everyone's error.
     """
@@ -155,7 +155,7 @@ def test_a_new_life_of_a_session_ends_the_former_one() -> None:
     )
 
 
-def test_before_the_job_is_complete_anybody_may_come_again() -> None:
+def test_before_gathering_anybody_may_come_again() -> None:
     """A process that dies while others have yet to come is no error, though the job is not
     recoverable.
     """
@@ -186,7 +186,7 @@ def test_lost_is_lost() -> None:
     ].session == 301 and driver.machine.task_table.connected(1)
 
 
-def test_agents_that_waited_long_have_their_whole_timeout_from_the_answer() -> None:
+def test_agents_have_their_timeout_from_the_answer() -> None:
     """jaxlib's clients send no heartbeat before they are registered: the last one may come three
     timeouts after the first.
     """

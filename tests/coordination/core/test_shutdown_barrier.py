@@ -12,7 +12,7 @@ def leave(driver: Driver, task_id: int, timeout_s: float | None = None) -> int:
     )
 
 
-def test_shutdown_is_a_barrier_over_those_who_are_left() -> None:
+def test_shutdown_is_a_barrier_of_the_rest() -> None:
     """All leave together; a time-out names who has not come; who left alone is not waited for;
     afterwards polls are CANCELLED.
     """
@@ -61,7 +61,7 @@ def test_a_newer_call_takes_the_olders_place() -> None:
     assert driver.code(newer) is Code.OK
 
 
-def test_one_whose_client_has_gone_is_waited_for_again() -> None:
+def test_a_dropped_call_is_waited_for_again() -> None:
     """A dropped call no longer counts as arrived."""
     driver = Driver(2)
     gone = leave(driver, 0)

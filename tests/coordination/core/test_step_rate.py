@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.coordination.core.step_rate import StepRate
 
 
-def test_the_pace_is_that_of_the_last_ten_seconds() -> None:
+def test_the_rate_is_of_the_last_ten_seconds() -> None:
     """2 steps a second, then 1 in 2 s: the pace follows; the usual one stays the best."""
     rate = StepRate()
     for tenth in range(0, 200, 5):
@@ -16,7 +16,7 @@ def test_the_pace_is_that_of_the_last_ten_seconds() -> None:
     assert 0.4 < rate.per_second(38) < 0.7 and abs(rate.usual - 2) < 0.01
 
 
-def test_a_pace_sinks_while_no_step_comes() -> None:
+def test_the_rate_sinks_while_no_step_comes() -> None:
     """Reports of the same step are no progress: the pace goes towards 0, and says since when
     nothing moved.
     """

@@ -50,7 +50,7 @@ def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int])
         )
 
 
-def test_a_timer_added_while_others_expire_waits_for_its_own_time() -> None:
+def test_a_timer_added_late_waits_its_time() -> None:
     """An expiry may add timers; one that is due already expires in the same pass."""
     timers, expired = Timers(), list[Recorded]()
 

@@ -19,7 +19,7 @@ def test_a_watch_waits_for_a_newer_version() -> None:
     assert driver.answers[later][0] > version
 
 
-def test_a_watch_whose_client_has_gone_is_never_answered() -> None:
+def test_a_watch_without_a_client_is_never_answered() -> None:
     """It is dropped once, and a change answers the others alone."""
     driver = Driver(2)
     watches = driver.machine.watches

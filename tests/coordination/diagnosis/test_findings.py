@@ -76,13 +76,13 @@ def moving(**changes: dict[int, Any]) -> session_pb2.StatusResponse:
     return job(**{"step_age_s": dict.fromkeys(range(4), 0.5), **changes})
 
 
-def test_a_job_that_gets_on_has_nothing_to_explain_and_needs_no_stacks() -> None:
+def test_a_job_that_gets_on_needs_nothing() -> None:
     """Nothing is asked for; a silence within what is expected is none."""
     status = moving(heartbeat_age_s={1: 20.0})
     assert not wants_stacks(status) and texts(status) == [] and not silent(status, status.tasks[1])
 
 
-def test_the_odd_one_comes_first_with_its_line_and_where_the_others_wait() -> None:
+def test_the_odd_one_comes_first_with_its_line() -> None:
     """The sentence of a loader that sleeps on one host; the same in parts, for programs."""
     status = job()
     assert wants_stacks(status) and stalled_s(status) == 41
@@ -94,12 +94,12 @@ def test_the_odd_one_comes_first_with_its_line_and_where_the_others_wait() -> No
         " in psum at reduce, train.py:50"
     )
     parts = finding.as_json()
-    assert (parts["processes"], parts["hosts"], parts["function"], parts["file"], parts["line"]) == (
-        (2,), ("b2",), "load_batch", "/home/me/train.py", 26,
-    )  # fmt: skip
+    names = ("processes", "hosts", "function", "file", "line")
+    told = tuple(parts[name] for name in names)
+    assert told == ((2,), ("b2",), "load_batch", "/home/me/train.py", 26)
 
 
-def test_of_two_processes_the_one_that_works_is_odd() -> None:
+def test_of_two_the_one_that_works_is_odd() -> None:
     """There is no majority; whoever does not wait keeps the other waiting."""
     status = job(2)
     (text,) = texts(status, {0: [stack("load", 3)], 1: [WAITING]})
@@ -109,7 +109,7 @@ def test_of_two_processes_the_one_that_works_is_odd() -> None:
     )
 
 
-def test_a_loop_whose_line_differs_between_samples_is_one_place() -> None:
+def test_a_loop_sampled_twice_is_one_place() -> None:
     """Processes are told apart by function first, by line where that says nothing."""
     loop = [stack("spin", line) for line in (4, 5, 4, 6)]
     (text,) = texts(job(), {number: [WAITING] * 4 for number in (0, 1, 3)} | {2: loop})
@@ -130,7 +130,7 @@ def test_all_at_one_place_accuse_nobody() -> None:
     assert texts(job(), {number: ["UNAVAILABLE"] for number in range(4)}) == []
 
 
-def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
+def test_a_look_tells_why_nobody_answers() -> None:
     """Stopped, held by C code, cut off, or on another host."""
     status = job(heartbeat_age_s={2: 25.0}, values={2: {"report_interval_s": 2.0}})
     assert silent(status, status.tasks[2])
@@ -161,7 +161,7 @@ def test_a_process_that_cannot_answer_is_told_by_a_look_at_it() -> None:
     )
 
 
-def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
+def test_who_is_merely_slow_is_not_accused() -> None:
     """A look that shows a running interpreter, of a process that was just heard of, is no
     finding.
     """
@@ -169,7 +169,7 @@ def test_one_that_is_slow_to_answer_but_runs_is_not_accused() -> None:
     assert texts(status, {2: []}, looks={2: Look(stacks=WAITING)}) == []
 
 
-def test_barriers_that_wait_for_each_other_name_the_few() -> None:
+def test_crossed_barriers_name_the_few() -> None:
     """One step ahead: who waits at which barrier, and the line."""
     status = job()
     status.barriers.add(
@@ -185,7 +185,7 @@ def test_barriers_that_wait_for_each_other_name_the_few() -> None:
     )
 
 
-def test_a_barrier_names_whom_it_misses_where_no_steps_are_reported() -> None:
+def test_a_barrier_names_whom_it_misses() -> None:
     """After five seconds, with the place where stacks show it."""
     status = job(step_age_s=dict.fromkeys(range(4), -1.0))
     status.barriers.add(
@@ -198,7 +198,7 @@ def test_a_barrier_names_whom_it_misses_where_no_steps_are_reported() -> None:
     ]
 
 
-def test_failures_come_first_and_silence_after_what_was_reported() -> None:
+def test_failures_come_first_and_silence_last() -> None:
     """What a process said of itself is nearer to the cause than what followed."""
     status = job(state={1: coordination_pb2.ERROR, 3: coordination_pb2.ERROR})
     status.tasks[
@@ -213,14 +213,14 @@ def test_failures_come_first_and_silence_after_what_was_reported() -> None:
     ]
 
 
-def test_trouble_that_was_reported_is_said_while_the_job_goes_on() -> None:
+def test_reported_trouble_is_said() -> None:
     """A save that failed, in a job that catches it."""
     assert texts(moving(trouble={2: "step 30 was not saved: [Errno 28] No space left"})) == [
         "process 2 (host b2): step 30 was not saved: [Errno 28] No space left"
     ]
 
 
-def test_the_one_that_never_waits_keeps_the_others_waiting() -> None:
+def test_who_never_waits_keeps_the_others_waiting() -> None:
     """Steps move, so no step is missing: the shares of waiting tell, and stacks the line."""
     shares = {
         0: {"waiting_share": 0.66},
@@ -238,7 +238,7 @@ def test_the_one_that_never_waits_keeps_the_others_waiting() -> None:
     assert texts(moving(values={n: {"waiting_share": 0.5} for n in range(4)})) == []
 
 
-def test_a_job_that_gathers_names_those_that_have_not_come() -> None:
+def test_a_gathering_job_names_who_has_not_come() -> None:
     """With how many have; at most eight are named."""
     status = session_pb2.StatusResponse(num_processes=20, phase="gathering", up_s=30)
     for number in range(20):
@@ -272,7 +272,7 @@ def hanging(
     return [finding.text for finding in diagnose(Evidence(status, stacks, looks or {}, hangs=True))]
 
 
-def test_of_a_job_that_hangs_who_cannot_run_python_comes_first() -> None:
+def test_in_a_hang_who_cannot_run_comes_first() -> None:
     """C code that holds the interpreter is said before where the others wait."""
     stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
     found = hanging(
@@ -286,7 +286,7 @@ def test_of_a_job_that_hangs_who_cannot_run_python_comes_first() -> None:
     ]
 
 
-def test_of_a_job_that_hangs_at_one_place_that_place_is_said() -> None:
+def test_a_hang_at_one_place_says_where() -> None:
     """Nobody is odd; a job of one process has no other to wait for."""
     assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == [
         "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"

@@ -33,7 +33,7 @@ Thread 0x00007f02 (most recent call first):
 """
 
 
-def test_stacks_of_python_and_of_faulthandler_are_read_alike() -> None:
+def test_both_kinds_of_stacks_are_read_alike() -> None:
     """The main thread first, the oldest call first, and source where there is one; faulthandler
     lists the main thread last.
     """
@@ -46,7 +46,7 @@ def test_stacks_of_python_and_of_faulthandler_are_read_alike() -> None:
     ].line == 26
 
 
-def test_the_place_is_the_users_and_the_wait_is_the_runtimes() -> None:
+def test_the_place_is_the_users_own() -> None:
     """A call into jax waits at the user's line; the user's own code waits for nobody."""
     (waiting, _), (working, _) = parse(PYTHON), parse(FAULTHANDLER)
     assert (
@@ -61,7 +61,7 @@ def test_the_place_is_the_users_and_the_wait_is_the_runtimes() -> None:
     )
 
 
-def test_a_program_that_is_installed_has_a_place_too() -> None:
+def test_an_installed_program_has_a_place_too() -> None:
     """Where no frame is outside site-packages, that of the library which is neither runtime nor
     Python counts.
     """
@@ -74,7 +74,7 @@ def test_a_program_that_is_installed_has_a_place_too() -> None:
     )
 
 
-def test_threads_of_ours_are_folded_and_the_rest_is_shown_whole() -> None:
+def test_threads_of_ours_are_folded() -> None:
     """One line counts them."""
     shown = fold(PYTHON)
     assert shown.startswith(

@@ -51,7 +51,7 @@ def test_a_job_without_a_step_of_anybody_hangs() -> None:
     assert find_stall(job([7, 7, 7], [29, 33, 40]), RULE) == ""
 
 
-def test_a_process_that_is_behind_and_stands_still_hangs_while_others_go_on() -> None:
+def test_who_is_behind_and_stands_still_hangs() -> None:
     """It is named, with how far it is behind the median; one that is ahead and waits is not, nor
     one that never reports.
     """
@@ -67,7 +67,7 @@ def test_a_process_that_is_behind_and_stands_still_hangs_while_others_go_on() ->
     )
 
 
-def test_who_has_left_or_is_done_is_not_waited_for() -> None:
+def test_who_is_done_is_not_waited_for() -> None:
     """A process that has reported its end may write its results for as long as it likes."""
     status = job([7, 100], [45, 45])
     status.tasks[0].state = coordination_pb2.DISCONNECTED
@@ -84,7 +84,7 @@ def test_no_timeout_below_two_reports_counts() -> None:
 
 
 @pytest.mark.parametrize("up_s", [599.0, 601.0])
-def test_the_first_step_has_a_time_of_its_own(up_s: float) -> None:
+def test_the_first_step_has_its_own_time(up_s: float) -> None:
     """It compiles, and restores."""
     status = job([None, None], [0, 0])
     status.up_s = up_s

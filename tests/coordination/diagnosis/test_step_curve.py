@@ -36,7 +36,7 @@ def test_it_stays_bounded_and_shows_the_whole_job(waits: list[float], most: int)
         assert found == sorted(set(found)) and set(found) <= set(added)
 
 
-def test_a_day_is_shown_as_well_as_its_last_minute() -> None:
+def test_a_day_is_shown_with_its_last_minute() -> None:
     """No hole is longer than a two-hundredth of a job that is sampled evenly."""
     curve = StepCurve(900)
     for second in range(86_400):

@@ -23,7 +23,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_published_job_is_found_until_its_folder_is_removed(base: Path) -> None:
+def test_a_published_job_is_found(base: Path) -> None:
     """Only its own user may enter the folder; nothing is found before it is published."""
     assert job_folders() == []
     folder = JobFolder.create()
@@ -39,7 +39,7 @@ def test_a_published_job_is_found_until_its_folder_is_removed(base: Path) -> Non
     assert job_folders() == []
 
 
-def test_the_folders_of_the_dead_go_when_the_next_is_made(base: Path) -> None:
+def test_the_folders_of_the_dead_go(base: Path) -> None:
     """A launcher that was killed could not remove its own."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait(30)
@@ -65,7 +65,7 @@ def test_credentials_are_those_files_that_are_there(base: Path) -> None:
     )
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_not_taken(
+def test_a_path_too_long_for_sockets_is_avoided(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The folder is in /tmp then."""
@@ -73,7 +73,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_taken(
     assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
 
 
-def test_a_folder_that_others_could_enter_is_closed_or_refused(base: Path) -> None:
+def test_an_open_folder_is_closed_or_refused(base: Path) -> None:
     """Our own with another mode is closed; another user's, a link or a file is refused, and no job
     is read from there.
     """

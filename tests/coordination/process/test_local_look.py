@@ -16,32 +16,16 @@ import pytest
 from holdfast.coordination.diagnosis.findings import Look
 from holdfast.coordination.diagnosis.stacks import parse
 from holdfast.coordination.process.local_look import look
+from tests.support.paths import program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create and /proc")
-
-PROGRAM = """
-import ctypes, sys, threading
-from holdfast.multihost.liveness.vitals import Vitals
-class Nobody:
-    def report(self, **values): pass
-vitals = Vitals(Nobody(), 5, 1)
-def the_innocent_function():
-    print("there", flush=True)
-    sys.stdin.readline()
-def the_guilty_function():
-    print("held", flush=True)
-    ctypes.PyDLL(None).sleep(600)
-the_innocent_function()
-the_guilty_function()
-"""
 
 
 @pytest.fixture(scope="module")
 def popen() -> Iterator[subprocess.Popen[str]]:
     """A process with vitals, in a function that waits for a line."""
-    popen = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(program("held_interpreter"))]
+    popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert popen.stdout is not None and popen.stdout.readline() == "there\n"
     with popen:
         _look_until(popen, lambda found: found.runs)
@@ -87,7 +71,7 @@ def test_another_process_is_not_touched(popen: subprocess.Popen[str]) -> None:
     assert look(5, gone.pid) is None
 
 
-def test_a_process_whose_interpreter_is_held_answers_from_c(popen: subprocess.Popen[str]) -> None:
+def test_a_held_interpreter_answers_from_c(popen: subprocess.Popen[str]) -> None:
     """For how long, and the line that called into C; it goes on as if nothing had been asked."""
     assert popen.stdin is not None and popen.stdout is not None
     popen.stdin.write("go\n")

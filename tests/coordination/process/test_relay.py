@@ -26,6 +26,7 @@ from holdfast.coordination import (
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
+from tests.support.paths import program
 from tests.support.secured import Security, at_once, join, secure, together
 
 
@@ -73,7 +74,7 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
                 )
 
 
-def test_a_relay_passes_on_the_end_of_its_own_processes(security: Security) -> None:
+def test_a_relay_passes_on_its_processes_ends(security: Security) -> None:
     """The launcher's word for a process of this host goes through, by the key that the process came
     with; for another's it does not.
     """
@@ -169,17 +170,9 @@ def test_a_relay_that_cannot_start_says_why(security: Security) -> None:
 
 def test_a_relay_ends_with_whoever_started_it(security: Security, address: str) -> None:
     """SIGKILL of the process that started a relay leaves no relay behind."""
-    script = f"""
-        import sys, time
-        from holdfast.coordination import Credentials, Relay, StatusClient
-        relay = Relay.spawn({address!r}, Credentials(*sys.argv[3:]), [0])
-        print("address", relay.address, flush=True)
-        time.sleep(600)
-    """
     own = security.own
-    with Processes(
-        script, 1, arguments=[own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
-    ) as processes:
+    arguments = [address, own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
+    with Processes(program("relay_holder").read_text(), 1, arguments=arguments) as processes:
         processes.wait_for(0, "address unix:")
         path = processes.output(0).split()[-1].removeprefix("unix:")
         with socket.socket(socket.AF_UNIX) as connection:

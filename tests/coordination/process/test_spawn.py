@@ -20,6 +20,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.process.spawn import SpawnedServer, start
 from tests.support.cluster import run_processes
+from tests.support.paths import program
 
 
 def test_nobody_came() -> None:
@@ -33,27 +34,14 @@ def test_all_are_dead() -> None:
     with CoordinationService.spawn(
         1, timeouts=ServiceTimeouts(heartbeat_s=1, linger_s=1), recoverable=True
     ) as service:
-        script = f"""
-        import os
-        from holdfast.coordination import CoordinationClient
-        CoordinationClient({service.address!r}, 0).connect()
-        os._exit(0)
-        """
-        run_processes(script, 1)
+        sudden = program("sudden_exit").read_text()
+        run_processes(sudden, 1, arguments=[service.address, 0])
         assert service.wait(30) == 0
 
 
 def test_a_spawned_coordinator_outlives_who_spawned_it() -> None:
     """It is a session of its own: its spawner's end, and a signal to its group, do not reach it."""
-    script = """
-    import os, signal
-    from holdfast.coordination import CoordinationService, ServiceTimeouts
-    service = CoordinationService.spawn(1, timeouts=ServiceTimeouts(startup_s=60))
-    print(service.pid, service.address, flush=True)
-    assert os.getsid(service.pid) == service.pid
-    os._exit(0)
-    """
-    (output,) = run_processes(script, 1)
+    (output,) = run_processes(program("coordinator_spawner").read_text(), 1)
     pid, address = output.split()
     try:
         with CoordinationClient(address, 0) as client:
@@ -71,7 +59,7 @@ def test_a_taken_port_is_refused() -> None:
             CoordinationService.spawn(1, endpoint=Endpoint(port=port))
 
 
-def test_a_coordinator_imports_neither_jax_nor_the_command_line() -> None:
+def test_a_coordinator_imports_neither_jax_nor_cli() -> None:
     """The program of a spawned coordinator holds no room above it, and has a help."""
     code = (
         "import sys, holdfast.coordination.__main__ as m; print({'jax', 'holdfast.cli'} &"
@@ -102,7 +90,7 @@ def test_one_that_says_nothing_is_ended_in_time() -> None:
         start("sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
 
 
-def test_a_server_that_prints_much_is_not_held_up() -> None:
+def test_a_server_that_prints_much_goes_on() -> None:
     """A megabyte of errors before the address fills no pipe."""
     code = (
         "import sys; sys.stderr.write('x' * 2**20); print('talker at here', flush=True);"
@@ -126,7 +114,7 @@ def test_settings_reach_the_server_by_its_input() -> None:
     assert server._process.poll() is not None
 
 
-def test_a_coordinator_does_not_see_the_environment_of_a_trainer(
+def test_a_coordinator_does_not_see_trainers_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Variables of gRPC, jax and XLA stay with the trainer; it reads its sockets on one thread."""

@@ -21,7 +21,7 @@ def no_peer() -> object:
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_the_token_lets_a_call_in_with_its_key(as_bytes: bool) -> None:
+def test_the_token_lets_a_call_in(as_bytes: bool) -> None:
     """Headers may be text or bytes, as gRPC's two servers give them."""
     text = [TOKEN, (KEY_HEADER, "mine")]
     metadata = [(name.encode(), value.encode()) for name, value in text] if as_bytes else text
@@ -57,7 +57,7 @@ def test_an_open_service_looks_at_no_header() -> None:
     )
 
 
-def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
+def test_a_flood_cuts_off_its_sender_alone() -> None:
     """Peers are counted apart once all together pass the bound; the next second everybody may call
     again.
     """
@@ -79,7 +79,7 @@ def test_a_flood_of_one_peer_is_cut_off_and_the_others_are_not() -> None:
     assert refused("flood", 10, 1.0) == 0
 
 
-def test_a_task_is_its_keys_while_it_is_held() -> None:
+def test_a_held_task_is_its_keys() -> None:
     """While it waits for the others or is there, and after a replay of the journal, no other key is
     let in; once it is lost, any is.
     """
@@ -117,7 +117,7 @@ def test_a_task_is_its_keys_while_it_is_held() -> None:
     assert owners.may_call(0, "mine") is not None
 
 
-def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
+def test_a_certificate_speaks_for_its_processes_alone() -> None:
     """Its holder takes its number at any time, also one that is held; any other number is refused;
     other names say nothing.
     """
@@ -145,7 +145,7 @@ def test_a_certificate_that_names_processes_speaks_for_these_alone() -> None:
         b"spiffe://example.org/a/b/holdfast/process/1",
     ],
 )
-def test_a_certificate_that_names_the_process_stands_for_the_key(uri: bytes) -> None:
+def test_a_certificate_stands_for_the_key(uri: bytes) -> None:
     """Its holder, jaxlib's own mTLS client, joins and calls without a key, for its process alone; a
     key of another does not.
     """

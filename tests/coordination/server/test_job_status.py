@@ -33,7 +33,7 @@ def test_a_status_names_the_waiting_and_the_missing() -> None:
     )
 
 
-def test_a_task_is_shown_with_what_it_last_reported() -> None:
+def test_a_task_is_shown_as_it_reported() -> None:
     """Host, progress, age, and the sentence of its error."""
     driver = Driver(2, recoverable=True)
     driver.make(
@@ -53,7 +53,7 @@ def test_a_task_is_shown_with_what_it_last_reported() -> None:
     )
 
 
-def test_a_task_that_was_never_seen_has_no_age() -> None:
+def test_a_task_never_seen_has_no_age() -> None:
     """-1 says so, on the wire."""
     driver = Driver(1, sessions=False)
     (task,) = status_of(driver.machine, 0, 5.0, set()).tasks

@@ -14,7 +14,7 @@ from holdfast.coordination import (
 )
 
 
-def test_a_job_that_has_finished_leaves_an_empty_journal(tmp_path: Path) -> None:
+def test_a_finished_job_leaves_an_empty_journal(tmp_path: Path) -> None:
     """The next run on the same journal begins anew, with nothing of the last."""
     journal = str(tmp_path / "journal")
     for _ in range(2):
@@ -26,7 +26,7 @@ def test_a_job_that_has_finished_leaves_an_empty_journal(tmp_path: Path) -> None
             assert service.wait(30) == 0
 
 
-def test_a_second_coordinator_on_the_journal_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_second_coordinator_is_refused_by_name(tmp_path: Path) -> None:
     """It exits, naming the first: address, host and process id."""
     journal = str(tmp_path / "journal")
     with CoordinationService.spawn(2, journal=journal) as first:
@@ -59,7 +59,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: bytes) ->
     assert journal.read_bytes() == content
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_an_error(tmp_path: Path) -> None:
     """The journal's path and the reason are named."""
     with pytest.raises(
         CoordinationError,

@@ -180,7 +180,7 @@ def test_a_tasks_error_goes_with_it() -> None:
     )
 
 
-def test_an_error_has_the_payloads_that_agents_act_on() -> None:
+def test_an_error_has_payloads_for_agents() -> None:
     """Barrier with the service's counter, mismatch with what the caller had named, and the mark of
     the service.
     """
@@ -212,7 +212,7 @@ def test_a_long_message_is_cut_by_us() -> None:
     )
 
 
-def test_who_asks_when_others_leave_is_never_shown_an_incarnation_of_0() -> None:
+def test_the_living_never_have_incarnation_0() -> None:
     """Who was alive at the answer is shown with the incarnation that it had then, though all leave
     before the answer is sent.
     """

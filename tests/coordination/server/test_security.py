@@ -30,6 +30,7 @@ from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.network import namespaces, python_in
+from tests.support.paths import program
 from tests.support.secured import (
     FOR_ALL,
     LIAR,
@@ -303,22 +304,17 @@ def test_the_second_channel_is_its_owners_too(
         service.close()
 
 
-def test_a_killed_process_comes_back_when_it_is_given_up(security: Security) -> None:
+def test_a_killed_process_comes_back_later(security: Security) -> None:
     """Its next life brings another key: it waits until the former one has been silent for the
     heartbeat timeout, then it is let in.
-    """
-    script = """
-        import os, sys
-        from holdfast.coordination import CoordinationClient, Credentials, Timeouts
-        CoordinationClient(sys.argv[3], 1, credentials=Credentials(*sys.argv[4:])).connect()
-        os._exit(0)
     """
     own = security.own
     with CoordinationService.spawn(
         2, timeouts=ServiceTimeouts(heartbeat_s=2), recoverable=True, arguments=security.arguments
     ) as service:
         shown = [own.token_file, own.tls_cert, own.tls_key, own.tls_ca]
-        with Processes(script, 1, arguments=[service.address, *shown]) as first:
+        arguments = [service.address, 1, *shown]
+        with Processes(program("sudden_exit").read_text(), 1, arguments=arguments) as first:
             with CoordinationClient(service.address, 0, credentials=security.member()) as onlooker:
                 assert first.wait(30)[0].code == 0
                 with CoordinationClient(
@@ -376,26 +372,6 @@ def test_a_certificate_gives_a_number(
         clients[1].close()
 
 
-MUTUAL_TLS = """
-import sys
-from jax._src.lib import _jax
-
-index, (address, first_process, ca), files = int(sys.argv[1]), sys.argv[3:6], sys.argv[6:]
-client = _jax.get_distributed_runtime_client(
-    address, index + int(first_process), init_timeout=30, shutdown_timeout=5, heartbeat_timeout=100, missed_heartbeat_callback=print,
-    mtls_cert_file=files[2 * index], mtls_key_file=files[2 * index + 1], mtls_ca_file=ca,
-)
-try:
-    client.connect()
-    client.key_value_set(f"from/{index}", "here")
-    client.wait_at_barrier("all", 30_000)
-    print("met", sorted(client.key_value_dir_get("from")), flush=True)
-    client.shutdown()
-except Exception as error:
-    print("refused", error, flush=True)
-"""
-
-
 @pytest.mark.skipif(
     not hasattr(jax.config, "jax_mtls_cert_file"), reason="jaxlib speaks mTLS from 0.12 on"
 )
@@ -424,13 +400,15 @@ def test_jaxlibs_own_tls_needs_no_relay(tmp_path: Path, first_process: int, foun
         3 if first_process else 2, recoverable=True, arguments=arguments
     ) as service:
         with Processes(
-            MUTUAL_TLS, 2, arguments=[service.address, first_process, server.ca, *files]
+            program("mutual_tls_client").read_text(),
+            2,
+            arguments=[service.address, first_process, server.ca, *files],
         ) as processes:
             for finished in processes.wait(60):
                 assert found in finished.output, finished.output
 
 
-def test_a_number_is_free_once_its_owner_has_left(security: Security) -> None:
+def test_a_number_is_free_without_its_owner(security: Security) -> None:
     """After shutdown a process id may be taken by whoever comes next."""
     with CoordinationService.spawn(
         1, timeouts=ServiceTimeouts(linger_s=0), recoverable=True, arguments=security.arguments
@@ -458,25 +436,6 @@ def test_a_session_of_another_job_is_fenced(other: JobIdentity) -> None:
             client.connect()
 
 
-LIAR_ELSEWHERE = """
-import sys
-import grpc
-from holdfast.coordination import CoordinationClient, CoordinationError, Credentials, Timeouts
-from holdfast.proto import coordination_pb2
-address, credentials = sys.argv[3], Credentials(*sys.argv[4:])
-try:
-    CoordinationClient(address, 1, credentials=credentials, timeouts=Timeouts(init_s=10)).connect()
-except CoordinationError as error:
-    print("session", error, flush=True)
-with credentials.channel(address, ()) as channel:
-    request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1).SerializeToString()
-    try:
-        channel.unary_unary("/xla.coordination.CoordinationService/RegisterTask")(request, timeout=10, metadata=credentials.metadata())
-    except grpc.RpcError as error:
-        print("agent", error.code().name, flush=True)
-"""
-
-
 def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
     """From another network namespace, with certificate and token of the job, process 1's number is
     as much another's as from here.
@@ -498,7 +457,7 @@ def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
             clients = join(service.address, shown)
             python = python_in(network.names[0], tmp_path)
             with Processes(
-                LIAR_ELSEWHERE,
+                program("liar").read_text(),
                 1,
                 arguments=[service.address, token, mine.cert, mine.key, mine.ca],
                 python=python,

@@ -205,7 +205,7 @@ def test_why_a_service_ends() -> None:
     assert done.service.over(0, 0) == "every process has shut down"
 
 
-def test_a_service_whose_job_was_left_before_it_gathered_ends() -> None:
+def test_a_service_of_a_deserted_job_ends() -> None:
     """One of two came, waited and went: after the linger time the service ends, unless somebody
     comes before.
     """

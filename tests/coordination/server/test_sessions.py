@@ -55,7 +55,7 @@ class Sessions:
         self.flush()
 
 
-def test_a_session_opens_with_the_settings_of_the_job() -> None:
+def test_a_session_opens_with_the_jobs_settings() -> None:
     """The first frame of the service says which it is and what it serves."""
     sessions = Sessions(heartbeat_timeout_s=2.5, recoverable=True)
     opened = sessions.streams[0].frames[0].opened
@@ -154,7 +154,7 @@ def test_a_cancelled_call_is_answered_once() -> None:
     assert sessions.machine.waiting_calls() == {}
 
 
-def test_a_get_that_depends_on_a_lost_process_ends() -> None:
+def test_a_get_needing_the_lost_ends() -> None:
     """The field `needs` of a request reaches the machine."""
     sessions = Sessions(recoverable=True, heartbeat_timeout_s=5.0)
     sessions.request(0, 1, "GetKeyValue", coordination_pb2.GetKeyValueRequest(key="k"), needs=[1])
@@ -237,7 +237,7 @@ def test_a_member_answers_for_no_other() -> None:
     ] == [b"true"] * 50
 
 
-def test_a_process_that_does_not_answer_is_given_up() -> None:
+def test_a_process_without_an_answer_is_passed_over() -> None:
     """Without an answer in time, or without a Session, the question fails, unless its watchdog has
     left a report.
     """
@@ -268,7 +268,7 @@ def test_a_process_that_does_not_answer_is_given_up() -> None:
     )
 
 
-def test_a_process_that_goes_away_is_not_waited_for() -> None:
+def test_nobody_waits_for_who_goes_away() -> None:
     """The question ends with its Session: with what its watchdog has left, or an error; a question
     that it asked itself is dropped.
     """
@@ -289,7 +289,7 @@ def test_the_status_is_asked_over_a_session_too() -> None:
     assert session_pb2.StatusResponse.FromString(sessions.streams[0].replies()[0].body).job == "j"
 
 
-def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
+def test_who_is_given_up_is_fenced_at_once() -> None:
     """Its open stream ends with ABORTED and the reason, and so does the next that it opens; the
     others' streams stay.
     """
@@ -308,7 +308,7 @@ def test_a_process_that_is_given_up_is_fenced_at_once() -> None:
     assert sessions.sessions.open_tasks() == {0}
 
 
-def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered() -> None:
+def test_who_has_no_stream_may_be_silent() -> None:
     """A stream keeps its process there while it waits for the others; taken over by another stream
     of it, too; closed, no longer.
     """
@@ -320,7 +320,7 @@ def test_a_process_without_a_stream_may_fall_silent_before_the_job_has_gathered(
     assert [sessions.machine.task_table.connected(task_id) for task_id in range(2)] == [False, True]
 
 
-def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
+def test_only_its_own_end_makes_one_suspect() -> None:
     """A stream that another took over from, and one that was dropped because nobody read it, are no
     suspicion; a closed one is.
     """
@@ -342,7 +342,7 @@ def test_only_the_end_that_its_own_side_made_makes_a_process_suspect() -> None:
     assert tasks[2].suspect_since == sessions.now
 
 
-def test_a_failure_says_how_far_the_missing_have_come() -> None:
+def test_a_failure_says_how_far_others_came() -> None:
     """What a process last reported travels with the error that names it; the two who wait get the
     same bytes, encoded once.
     """

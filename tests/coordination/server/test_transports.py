@@ -72,7 +72,7 @@ def test_a_unary_call_is_answered(channel: grpc.Channel) -> None:
         ("nonsense", b"", "UNIMPLEMENTED"),
     ],
 )
-def test_what_is_not_an_rpc_is_an_error_of_its_sender(
+def test_an_unknown_rpc_is_its_senders_error(
     channel: grpc.Channel, path: str, body: bytes, code: str
 ) -> None:
     """An unknown path and a body that is no message; the next call is served."""

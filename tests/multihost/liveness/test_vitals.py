@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
-from holdfast.coordination.names import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.coordination.process.local_look import look
+from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.multihost.job import current_job
 from holdfast.multihost.liveness.vitals import Vitals, note_step, start_vitals, stop_vitals
 
@@ -41,7 +41,7 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
         assert 0 <= values["waiting_share"] <= 1 and task.step_age_s >= 0
 
 
-def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
+def test_a_wait_in_the_runtime_counts() -> None:
     """The share rises while this thread is in a call of ours, and it is the user's code
     otherwise.
     """
@@ -58,7 +58,7 @@ def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
             vitals.close()
 
 
-def test_a_signal_that_the_program_uses_is_left_alone() -> None:
+def test_a_signal_in_use_is_left_alone() -> None:
     """Then others of the host cannot look at it; the reports go on."""
 
     def handler(number: int, frame: object) -> None:
@@ -77,11 +77,11 @@ def test_a_signal_that_the_program_uses_is_left_alone() -> None:
 def test_a_step_after_the_end_is_nobodys() -> None:
     """Outside a job a step is noted nowhere."""
     start_vitals(_Nobody(), 0, 1)
-    vitals = current_job().part(Vitals)
+    vitals = current_job().get(Vitals)
     stop_vitals()
     note_step(3)
     assert vitals is not None and vitals.statistics()["step"] is None
-    assert current_job().part(Vitals) is None
+    assert current_job().get(Vitals) is None
 
 
 class _Nobody:

@@ -10,7 +10,7 @@ from holdfast.multihost.job import current_job
 from holdfast.multihost.start.start import Membership
 
 multihost.initialize(timeout_s=60)
-relay = current_job().part(Membership).relay
+relay = current_job().get(Membership).relay
 print("relay", relay is not None, "tls", hasattr(jax.config, "jax_mtls_cert_file"))
 assert multihost.global_max([index, -index]) == [1, 0]
 multihost.sync_global_processes("all", timeout=30)

@@ -1,4 +1,4 @@
-"""Names on the wire, and the errors that statuses of the service become."""
+"""The messages of each call, and the errors that statuses of the service become."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import grpc
 import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
-from holdfast.coordination.names import (
-    BARRIER_ERROR_TYPE,
+from holdfast.coordination.client.answers import (
     METHODS,
-    MISMATCH_TYPE,
-    MISSING_TYPE,
     SESSION_METHODS,
-    TESTED_GRPC,
     barrier_counter,
     is_service_mismatch,
-    is_tested_grpc,
     make_error,
     status_name,
 )
+from holdfast.coordination.names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE
 from holdfast.proto import coordination_pb2, session_pb2
 
 BARRIER = coordination_pb2.BarrierRequest(barrier_id="b")
@@ -28,7 +24,7 @@ def missing(*tasks: session_pb2.MissingTask) -> dict[str, bytes]:
     return {MISSING_TYPE: session_pb2.Missing(tasks=tasks).SerializeToString()}
 
 
-def test_a_session_takes_the_calls_of_profile_a_and_three_of_its_own() -> None:
+def test_a_session_has_three_calls_of_its_own() -> None:
     """Each method has the messages of its name."""
     assert SESSION_METHODS.keys() - METHODS.keys() == {"Report", "ReportError", "Stacks"}
     for name, method in SESSION_METHODS.items():
@@ -46,33 +42,7 @@ def test_codes_have_names() -> None:
     assert status_name(99) == "UNKNOWN"
 
 
-@pytest.mark.parametrize("version", ["1.65.9", "1.86.0", "2.0.0"])
-def test_an_untested_grpcio_is_no_silent_switch(
-    version: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Outside the tested releases the public API serves, and one warning says so and what to
-    install.
-    """
-    is_tested_grpc.cache_clear()
-    assert not is_tested_grpc(version) and not is_tested_grpc(version)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"grpcio {version} was not tested, only 1.66 to before 1.86: calls go through gRPC's public"
-        " API, which is slower; for the fast path install 'grpcio>=1.66,<1.86'"
-    ]
-
-
-def test_the_installed_grpcio_is_the_last_that_was_tested(caplog: pytest.LogCaptureFixture) -> None:
-    """The private module is used for it, and a later minor release has to be tested before it
-    is.
-    """
-    release = tuple(int(part) for part in grpc.__version__.split(".")[:2])
-    assert is_tested_grpc() and is_tested_grpc("1.66.2") and not caplog.records
-    assert TESTED_GRPC[0] <= release < TESTED_GRPC[1] and not is_tested_grpc(
-        f"{TESTED_GRPC[1][0]}.{TESTED_GRPC[1][1]}.0"
-    )
-
-
-def test_a_barrier_whose_time_is_over_names_the_missing() -> None:
+def test_a_barrier_out_of_time_names_the_missing() -> None:
     """Also without a payload, as jaxlib's service answers; the gatherings have names of their
     own.
     """

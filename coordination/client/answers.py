@@ -1,0 +1,121 @@
+"""What the service answers: the messages of each call, and the error that a status becomes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import grpc
+
+from holdfast.proto import coordination_pb2 as pb
+from holdfast.proto import session_pb2 as spb
+
+from ..errors import BarrierTimeout, CoordinationError, ProcessLost
+from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE, STATUS_DETAILS
+
+
+class Method(NamedTuple):
+    """The messages of one call, over unary calls and over a Session."""
+
+    request: Any
+    response: Any
+
+
+_METHODS = (
+    "RegisterTask",
+    "Heartbeat",
+    "PollForError",
+    "ShutdownTask",
+    "WatchTasks",
+    "GetAliveTasks",
+    "Barrier",
+    "CancelBarrier",
+    "InsertKeyValue",
+    "GetKeyValue",
+    "TryGetKeyValue",
+    "IncrementKeyValue",
+    "GetKeyValueDir",
+    "DeleteKeyValue",
+)
+METHODS = {
+    name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")) for name in _METHODS
+}
+
+SESSION_METHODS = METHODS | {
+    name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
+    for name in ("Report", "ReportError", "Stacks")
+}
+
+_GATHERINGS = {
+    pb.RegisterTaskRequest: "connect",
+    pb.ShutdownTaskRequest: "shutdown",
+    pb.GetAliveTasksRequest: "live",
+}
+_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def status_name(number: int) -> str:
+    """Returns the name of a gRPC status code, "UNKNOWN" for a number that is none."""
+    return _NAMES.get(number, "UNKNOWN")
+
+
+def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
+    """Returns the payloads that a failed unary call carries in its trailing metadata."""
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS:
+            return dict(pb.StatusDetails.FromString(value).payloads)
+    return {}
+
+
+def make_error(
+    code: str, message: str, payloads: dict[str, bytes], request: Any
+) -> CoordinationError:
+    """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the
+    payloads name processes.
+    """
+    missing = spb.Missing.FromString(payloads.get(MISSING_TYPE, b"")).tasks
+    lost = [task for task in missing if task.lost]
+    error: CoordinationError
+    if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
+        name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
+        progress = {task.task_id: line for task in missing if (line := _report_line(task.progress))}
+        error = BarrierTimeout(
+            message, name=name, missing=tuple(task.task_id for task in missing), progress=progress
+        )
+    elif lost:
+        silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
+        error = ProcessLost(
+            message,
+            code=code,
+            process=lost[0].task_id,
+            host=lost[0].host or None,
+            silent_s=silent_s,
+        )
+    else:
+        error = CoordinationError(message, code=code)
+    if (barrier := payloads.get(BARRIER_ERROR_TYPE)) is not None:
+        error.__dict__["_barrier_counter"] = pb.BarrierError.FromString(barrier).counter
+    if MISMATCH_TYPE in payloads:
+        error.__dict__["_service_mismatch"] = True
+    return error
+
+
+def _report_line(report: spb.ReportRequest) -> str:
+    """Returns a report in words, such as "step 40, saved_step 30"."""
+    return ", ".join(
+        f"{field.name} {value}"
+        for field, value in report.ListFields()
+        if field.name != "values" and value != ""
+    )
+
+
+def barrier_counter(error: CoordinationError) -> int | None:
+    """Returns the service's counter of the barrier that failed, from which the client's own
+    resynchronises.
+    """
+    counter = error.__dict__.get("_barrier_counter")
+    return counter if isinstance(counter, int) else None
+
+
+def is_service_mismatch(error: CoordinationError) -> bool:
+    """Returns whether the service answered that it is not the one that this client joined."""
+    return "_service_mismatch" in error.__dict__

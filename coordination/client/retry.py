@@ -1,0 +1,79 @@
+"""When a client tries again: which calls, after what pauses, and whether anybody listens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..address import connect
+
+IDEMPOTENT = frozenset(
+    {
+        "RegisterTask",
+        "Heartbeat",
+        "PollForError",
+        "ShutdownTask",
+        "WatchTasks",
+        "GetAliveTasks",
+        "GetKeyValue",
+        "TryGetKeyValue",
+        "GetKeyValueDir",
+        "DeleteKeyValue",
+        "Barrier",  # the same counter joins, or replays the result
+        "CancelBarrier",
+    }
+)
+"""Methods whose second sending does no more than the first. InsertKeyValue is one only with
+allow_overwrite; without it, the client reads the key back to learn whether the first sending had
+arrived. IncrementKeyValue never is: its answer lost, it fails.
+"""
+
+PROBE_S = 1.0
+
+SPREAD_S_PER_PROCESS = 0.001
+MOST_SPREAD_S = 1.0
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Yields growing pauses with jitter, so that the processes of a job do not come back as one
+    wave.
+    """
+
+    first_s: float = 0.02
+    factor: float = 1.6
+    most_s: float = 1.0
+
+    def pauses(self, seed: int | None = None) -> Iterator[float]:
+        """Yields pauses in seconds, for ever: each between half and all of a bound that grows to
+        `most_s`.
+        """
+        # The module's generator serves all calls: making one takes longer than a call.
+        draw = random if seed is None else random.Random(seed)
+        bound = self.first_s
+        while True:
+            yield bound * draw.uniform(0.5, 1.0)
+            bound = min(self.most_s, bound * self.factor)
+
+
+def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:
+    """Draws the seconds to wait before the first attempt to come back.
+
+    A millisecond a process of the job, at most a second, and a small part of the heartbeat
+    timeout: so a coordinator that was restarted meets the processes one after the other.
+    """
+    most_s = min(SPREAD_S_PER_PROCESS * num_processes, MOST_SPREAD_S, heartbeat_timeout_s / 20)
+    return random.uniform(0.0, most_s)
+
+
+def accepts_connections(address: str) -> bool:
+    """Returns within `PROBE_S` whether somebody listens at host:port or unix:PATH.
+
+    The kernel accepts connections for a process that stands still.
+    """
+    try:
+        connect(address, PROBE_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
