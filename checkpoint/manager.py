@@ -250,9 +250,9 @@ class CheckpointManager:
         """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None
         when no step has it.
         """
-        rule = (
-            best_rule(self._parts.keep_policy) if metric is None else KeepBest(1, metric, mode)  # type: ignore[arg-type]
-        )
+        rule = best_rule(self._parts.keep_policy)
+        if metric is not None:
+            rule = KeepBest(1, metric, mode)  # type: ignore[arg-type]
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
         steps = self._catalog.durable_steps()

@@ -115,21 +115,24 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
     try:
         header = json.loads(data[8:])
         metadata = header.pop("__metadata__")
-        places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
-        end = len(data) + _check_places(places, path)
-        crcs = metadata["crc32c"]
-        sizes = [stop - start for start, stop, _ in places]
-        prefixes = _split_prefixes(metadata.get("crc32c_prefixes"), sizes, path)
-        chunks = {}
-        for index, (start, stop, name) in enumerate(places):
-            entry = header[name]
-            dtype = str(entry["dtype"])
-            shape = tuple(entry["shape"])
-            checksum = ChunkChecksum(int(crcs[8 * index : 8 * index + 8], 16), prefixes[index])
-            chunks[name] = ChunkEntry(dtype, shape, len(data) + start, stop - start, checksum)
+        return _parse_chunks(metadata, header, len(data), size, path)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise Corrupt.at(path, f"the header of this pack cannot be read: {error!r}") from error
-    if end != size or len(crcs) != 8 * len(chunks):
+
+
+def _parse_chunks(
+    metadata: Any, entries: Any, head_bytes: int, size: int, path: str
+) -> dict[str, ChunkEntry]:
+    places = sorted((*entry["data_offsets"], name) for name, entry in entries.items())
+    end = head_bytes + _check_places(places, path)
+    checksums = _parse_checksums(metadata, [stop - start for start, stop, _ in places], path)
+    chunks = {}
+    for (start, stop, name), checksum in zip(places, checksums, strict=True):
+        entry = entries[name]
+        dtype = str(entry["dtype"])
+        shape = tuple(entry["shape"])
+        chunks[name] = ChunkEntry(dtype, shape, head_bytes + start, stop - start, checksum)
+    if end != size or len(metadata["crc32c"]) != 8 * len(chunks):
         raise HostileCheckpoint.at(path, f"the header describes {end} bytes, the file has {size}")
     return chunks
 
@@ -146,19 +149,23 @@ def _check_places(places: Sequence[tuple[Any, Any, str]], path: str) -> int:
     return end
 
 
-def _split_prefixes(text: str | None, sizes: Sequence[int], path: str) -> list[tuple[int, ...]]:
-    """Returns the checksums of each chunk's prefixes, empty where the header has none."""
+def _parse_checksums(metadata: Any, sizes: Sequence[int], path: str) -> list[ChunkChecksum]:
+    """Returns the checksums of chunks of these sizes, in order."""
+    crcs = metadata["crc32c"]
+    text = metadata.get("crc32c_prefixes")
     if text is None:
-        return [()] * len(sizes)
-    crcs = np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
-    split = []
+        return [
+            ChunkChecksum(int(crcs[8 * index : 8 * index + 8], 16)) for index in range(len(sizes))
+        ]
+    prefixes = np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
+    checksums = []
     end = 0
-    for nbytes in sizes:
+    for index, nbytes in enumerate(sizes):
         start = end
         end = start + count_prefixes(nbytes)
-        split.append(tuple(crcs[start:end]))
-    if end != len(crcs):
-        raise HostileCheckpoint.at(
-            path, f"the header has checksums of {len(crcs)} prefixes, its chunks have {end}"
-        )
-    return split
+        crc = int(crcs[8 * index : 8 * index + 8], 16)
+        checksums.append(ChunkChecksum(crc, tuple(prefixes[start:end])))
+    if end != len(prefixes):
+        message = f"the header has checksums of {len(prefixes)} prefixes, its chunks have {end}"
+        raise HostileCheckpoint.at(path, message)
+    return checksums

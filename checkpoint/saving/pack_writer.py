@@ -171,10 +171,9 @@ class _PackWriter:
         if changed:
             if files:
                 planned = lay_out_pack(self._plan, [planned.chunks[index] for index in changed])
-            number = pack * NAMES + len(old.files)
             rest = [shards[index] for index in changed]
             shards.clear()  # each is dropped once it is written
-            new = self._write_new(number, planned, rest)
+            new = self._write_new(pack * NAMES + len(old.files), planned, rest)
             for index, fate in zip(changed, new.chunks, strict=True):
                 fates[index] = ChunkFate(len(files), fate.crc, fate.digest)
             files.extend(new.files)
@@ -218,12 +217,7 @@ def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int,
     plan = snapshot.plan
     if plan.process_count == 1:
         return ()
-    written = {
-        (chunk.leaf, chunk.name): fate.crc
-        for pack, chunks in plan.own.items()
-        for chunk, fate in zip(chunks, packs[pack].chunks, strict=True)
-        if chunk.slot < 0
-    }
+    written = _host_crcs(plan, packs)
     crcs = []
     for position, leaf in enumerate(plan.local_leaves):
         crc = 0
@@ -238,6 +232,16 @@ def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int,
         text = repr(encode_value(value)).encode()
         crcs.append(0 if described.per_process else crc32c(text))
     return tuple(crcs)
+
+
+def _host_crcs(plan: Plan, packs: dict[int, WrittenPack]) -> dict[tuple[int, str], int]:
+    """Returns the CRCs of the host-local chunks that this process wrote, by leaf and name."""
+    return {
+        (chunk.leaf, chunk.name): fate.crc
+        for pack, chunks in plan.own.items()
+        for chunk, fate in zip(chunks, packs[pack].chunks, strict=True)
+        if chunk.slot < 0
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,23 @@ def live_devices(
         raise failure
 
 
+def _exchange_outcomes(
+    members: Sequence[int], outcome: str, timeout_s: float | None
+) -> tuple[dict[int, int], dict[int, str]]:
+    """Returns who lives after the block, and the outcome of each process that told one."""
+    group_client = current_group_client()
+    me = jax.process_index()
+    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
+    with group_client.call("live", "-".join(map(str, members)), deadline) as call:
+        group_client.set(f"{call.folder}/{me}", outcome.encode())
+        now = live_processes(members, timeout_s=timeout_s)
+        outcomes = {int(key): text.decode() for key, text in group_client.list(call.folder).items()}
+        # All that are here have read the outcomes of the block before.
+        if me == min(now) and call.number:
+            group_client.delete(f"{call.key}/{call.number - 1}")
+    return now, outcomes
+
+
 def _end_alike(
     members: Sequence[int],
     began: Mapping[int, int],
@@ -289,19 +306,8 @@ def _end_alike(
     timeout_s: float | None,
 ) -> None:
     """Reports how the block ended here, waits for all that live, and raises what concerns all."""
-    group_client = current_group_client()
-    me = jax.process_index()
-    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
-    with group_client.call("live", "-".join(map(str, members)), deadline) as call:
-        outcome = f"{type(failure).__name__}: {failure}" if failure else ""
-        group_client.set(f"{call.folder}/{me}", outcome.encode())
-        now = live_processes(members, timeout_s=timeout_s)
-        outcomes = {
-            int(process): text.decode() for process, text in group_client.list(call.folder).items()
-        }
-        # All that are here have read the outcomes of the block before.
-        if me == min(now) and call.number:
-            group_client.delete(f"{call.key}/{call.number - 1}")
+    outcome = f"{type(failure).__name__}: {failure}" if failure else ""
+    now, outcomes = _exchange_outcomes(members, outcome, timeout_s)
     ended = sorted(
         process for process, incarnation in began.items() if now.get(process) != incarnation
     )

@@ -21,7 +21,7 @@ KINDS = [StartupTimeout, StartupFailed, Preempted, WorkerFailed, Hang, Fatal]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_a_job_keeps_its_fields_when_pickled(kind: type[JobError]) -> None:
+def test_a_pickled_error_keeps_its_fields(kind: type[JobError]) -> None:
     """Attempt, processes, times and the setting that governs it come back from another process."""
     error = kind(
         "it ended", attempt=3, processes=(1, 2), elapsed_s=4.5, timeout_s=4.0, knob="max_failures"

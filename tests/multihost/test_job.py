@@ -34,5 +34,5 @@ def test_a_child_begins_an_empty_job() -> None:
     """What a process forgets is returned, and nothing of it is in the next."""
     part = current_job().ensure(Part)
     earlier = forget_job()
-    assert earlier.part(Part) is part and current_job() is not earlier
+    assert earlier.get(Part) is part and current_job() is not earlier
     assert current_job().get(Part) is None

@@ -161,7 +161,7 @@ def test_the_example_is_drained_and_resumes(
     assert all(ranks[0] == ranks[1] for ranks in reports.all())
 
 
-def test_a_killed_worker_brings_all_back_to_the_last_saved_step(
+def test_a_killed_worker_brings_all_back(
     fleet: Fleet, example: Mapping[str, Any], tmp_path: Path
 ) -> None:
     """SIGKILL of a worker: Ray starts all again, as the next attempt of the same job, from the last
@@ -203,7 +203,7 @@ def slice_of_a_worker(config: dict[str, str]) -> None:
     multihost.shutdown()
 
 
-def test_a_slice_is_drained_and_the_rest_goes_on(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_slice_is_drained_others_go_on(fleet: Fleet, tmp_path: Path) -> None:
     """Two fake slices of two hosts: one host drains, its slice leaves with it, and two workers go
     on, without stale slice variables.
     """

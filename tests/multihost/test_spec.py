@@ -133,7 +133,7 @@ def test_stale_slices_become_the_launchers() -> None:
     assert environment == after
 
 
-def test_stale_slices_of_a_job_with_one_slice_go() -> None:
+def test_a_job_with_one_slice_has_none() -> None:
     """With one slice left, all four are removed, each with one line."""
     environment = dict(STALE)
     lines = ProcessSpec(process_id=0, num_processes=2, coordinator="h:1").set_slices(environment)

@@ -39,14 +39,14 @@ class Processes:
     """Runs `count` copies of a Python script, each with its own environment, and ends whatever is
     left on exit.
 
-    The script is a file, or source text (dedented); `argv[1]` is the process's index, `argv[2]` the count,
-    `argv[3:]` are `arguments`. `env_of(index)` adds variables for one process. jax sees the CPU
-    with `devices` devices.
+    The script is a file, or source text (dedented). `argv[1]` is the process's index, `argv[2]` the
+    count, `argv[3:]` are `arguments`. `env_of(index)` adds variables for one process. jax sees the
+    CPU with `devices` devices.
     """
 
     def __init__(
         self,
-        script: Path | str,
+        script: str | Path,
         count: int,
         *,
         arguments: Sequence[object] = (),
@@ -132,6 +132,14 @@ class Processes:
         """Sends a signal to process `index`."""
         self.popens[index].send_signal(number)
 
+    def ended(self, index: int, within_s: float) -> bool:
+        """Returns whether process `index` ends within so many seconds."""
+        try:
+            self.popens[index].wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def wait(self, timeout_s: float = 90) -> list[Finished]:
         """Waits until all have ended; on time-out, ends them with a stack dump and fails with all
         output.
@@ -179,7 +187,7 @@ class Processes:
 
 
 def run_processes(
-    script: Path | str,
+    script: str | Path,
     count: int,
     *,
     timeout_s: float = 90,

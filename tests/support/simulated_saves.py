@@ -13,8 +13,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from holdfast.checkpoint import SaveCancelled, SaveFailed, StepExists
 from holdfast.checkpoint.agreement import save_protocol as p
@@ -25,18 +24,20 @@ from holdfast.checkpoint.agreement.save_protocol import (
     SaveReport,
     SaveResult,
 )
-from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.coordination import Fenced
 
-TIMEOUT_S = 60.0
-RESULT_WAIT_S = 30.0
-BOUND_S = TIMEOUT_S + RESULT_WAIT_S + 20.0  # the waits of a save, and its calls of the store
+from .simulated_local_saves import LocalLane
+from .simulated_processes import (
+    BOUND_S,
+    RESULT_WAIT_S,
+    TIMEOUT_S,
+    Process,
+    Round,
+    Violation,
+)
+
 SAVES = 5
 KEPT_STEPS = 2
-
-
-class Violation(AssertionError):
-    """Says which invariant does not hold."""
 
 
 @dataclass
@@ -102,32 +103,6 @@ class Store:
                 self.delete_packs(step, leftover, "the sweep")
 
 
-@dataclass
-class Process:
-    """One process of the job."""
-
-    rank: int
-    alive: bool = True
-    counter: int = 0
-    saving: Any = None
-    key: SaveKey | None = None
-    began: float = 0.0
-    effects: int = 0
-    unclear: bool = False
-    wait: str = ""  # what it blocks in; an answer to anything else comes too late
-    own: SaveReport | None = None
-    cancellation: Cancellation = field(default_factory=Cancellation)
-
-
-@dataclass
-class Round:
-    """The messages of one save."""
-
-    reports: dict[int, SaveReport] = field(default_factory=dict)
-    result: SaveResult | None = None
-    told: bool = False
-
-
 class SaveSimulation:
     """One seeded run. Mutations switch rules of the shell off, each of which must be missed if it
     goes.
@@ -161,6 +136,7 @@ class SaveSimulation:
         self.rivals = 0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[str] = []
+        self.local = LocalLane(self, closes=closes)
 
     # --- time
 
@@ -181,6 +157,7 @@ class SaveSimulation:
         try:
             for process in self.processes:
                 self.at(self.rng.random(), lambda process=process: self.next_save(process))  # type: ignore[misc]
+            self.local.begin()
             for _ in range(self.rng.randint(0, 3)):
                 self.at(
                     self.rng.uniform(0, 200),
@@ -192,6 +169,7 @@ class SaveSimulation:
                 self.now, _, act = heapq.heappop(self.events)
                 act()
             self.check_end()
+            self.local.check_end()
         except Violation as violation:
             raise Violation(
                 f"seed {self.seed}: {violation}\n" + "\n".join(self.trace[-40:])
@@ -266,14 +244,9 @@ class SaveSimulation:
         number = process.counter
         if not process.alive or number >= SAVES:
             return
-        process.counter += 1
         step = self.steps[number]
-        process.key = SaveKey(f"a{process.counter}", process.counter, step)
-        process.began = self.now
-        process.effects = 0
-        process.unclear = False
-        process.own = None
-        process.cancellation = Cancellation()
+        counter = process.begin(self.now)
+        process.key = SaveKey(f"a{counter}", counter, step)
         if self.chance(0.05):
             self.at(self.rng.uniform(0, 8), self.cancel)
         part = (

@@ -26,6 +26,7 @@ from tests.support.simulated_saves import SaveSimulation, Violation
 SEEDS_AN_ITEM = 500
 REAL_SETTLE = protocol.settle
 REAL_UNHEARD = protocol.unheard
+REAL_DELETE = protocol.local_saves_to_delete
 
 
 def test_the_invariants_hold_in_the_first_seeds() -> None:
@@ -77,6 +78,7 @@ def test_everything_really_happens() -> None:
             "is deleted",
         ),
         *("off, in time", "off, too late"),
+        *(": acknowledged", "unsure", "the survey finds", "the survey fails"),
     ):
         assert event in lines, event
 
@@ -93,6 +95,17 @@ def _settles(kind: type[Found]) -> dict[str, Any]:
         return _failed(key) if wrong else REAL_SETTLE(key, answer, found)
 
     return {"settle": settle}
+
+
+def _deletes_own(own: int, result: SaveResult, **more: Any) -> list[int]:
+    """A process deletes its part of each save that failed, whether or not it was told so."""
+    return REAL_DELETE(own, replace(result, deletable=result.error is not None), **more)
+
+
+def _deletes_older(own: int, result: SaveResult, **more: Any) -> list[int]:
+    """A process that was not told takes the save for whole, and lets the older one go."""
+    known = result if result.deletable else replace(result, error=None)
+    return REAL_DELETE(own, known, **more | {"is_unsure": False})
 
 
 def _durable(rule: Callable[..., SaveResult]) -> Callable[..., SaveResult]:
@@ -144,6 +157,28 @@ MUTATIONS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
     "the record is not parsed before the commit": ({}, {"parses": False}),
     "a save that failed is not counted": ({}, {"counts_failures": False}),
     "a cancel after the report, or while it commits, is in time": ({}, {"closes": False}),
+    "a local outcome that was not heard is a failure": (
+        {"unheard_locally": lambda key, why: _failed(key)},
+        {},
+    ),
+    "a local outcome that was not heard is a commit": (
+        {"unheard_locally": lambda key, why: SaveResult(key)},
+        {},
+    ),
+    "a local save that failed is deleted untold": ({"local_saves_to_delete": _deletes_own}, {}),
+    "an older local save goes for one that was not heard": (
+        {"local_saves_to_delete": _deletes_older},
+        {},
+    ),
+    "an unsure process deletes what it no longer needs": (
+        {
+            "local_saves_to_delete": lambda own, result, **more: REAL_DELETE(
+                own, result, **more | {"is_unsure": False}
+            )
+        },
+        {},
+    ),
+    "a part that was given up is its own cause": ({"is_consequence": lambda report: False}, {}),
 }
 
 

@@ -192,7 +192,7 @@ def test_when_a_step_is_saved(tmp_path: Path) -> None:
     assert run_both(program, tmp_path)["interval"][0] == [0, 4, 8]
 
 
-def test_a_decision_to_save_does_not_list_the_store(tmp_path: Path) -> None:
+def test_a_decision_to_save_lists_nothing(tmp_path: Path) -> None:
     """What another manager has saved counts for a decision from `reload` on."""
 
     def program(ocp: Any, root: Path) -> Any:
@@ -251,7 +251,7 @@ def test_which_steps_stay(tmp_path: Path) -> None:
     assert run_both(program, tmp_path)["best"] == ([7, 8], 8, {"loss": 0.5})
 
 
-def test_what_does_not_fit_is_the_same_kind_of_error(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_a_valueerror(tmp_path: Path) -> None:
     """Missing steps and items, other trees and shapes raise what callers of Orbax's catch."""
 
     def program(ocp: Any, root: Path) -> Any:
@@ -411,7 +411,7 @@ def test_roots_of_orbax_are_read_and_continued(tmp_path: Path) -> None:
         }
 
 
-def test_the_newest_step_stays_though_it_is_not_the_best(tmp_path: Path) -> None:
+def test_the_newest_step_stays_though_not_best(tmp_path: Path) -> None:
     """Unlike with Orbax: a job can always go on from its last step."""
     options = ours.CheckpointManagerOptions(max_to_keep=1, best_fn=lambda metrics: metrics["loss"])
     with ours.CheckpointManager(tmp_path, options=options) as manager:
@@ -453,7 +453,7 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         assert manager.all_steps() == [] and manager.latest_step() is None
 
 
-def test_a_step_that_is_committed_during_the_listing_is_listed(
+def test_a_step_committed_during_the_listing_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save that is in flight when the folder is looked at, and is not a moment later, is in none

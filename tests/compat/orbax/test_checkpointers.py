@@ -103,7 +103,7 @@ def test_a_folder_of_orbax_is_read(tmp_path: Path) -> None:
     )["w"].shape == (2, 3)
 
 
-def test_arguments_for_each_leaf_may_be_made_of_the_metadata(tmp_path: Path) -> None:
+def test_metadata_makes_arguments_for_leaves(tmp_path: Path) -> None:
     """As Brax does: numbers too come back as the arrays that are asked for, cast where that is."""
 
     def program(ocp: Any, root: Path) -> Any:

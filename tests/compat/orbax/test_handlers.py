@@ -254,7 +254,7 @@ async def in_a_loop(path: Path) -> int:
     return fresh.count
 
 
-def test_a_caller_may_be_inside_of_an_event_loop(tmp_path: Path) -> None:
+def test_a_caller_may_be_in_an_event_loop(tmp_path: Path) -> None:
     """As in a notebook."""
     assert asyncio.run(in_a_loop(tmp_path / "a")) == 4
 

@@ -9,42 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = """
-import os
-os.environ["JAX_PLATFORMS"] = "cpu"  # before anything has imported jax
-import multiprocessing, subprocess, sys
-assert "jax" not in sys.modules
-
-import orbax.checkpoint as ocp
-import orbax.checkpoint.experimental.v1 as ocp_v1
-import orbax.checkpoint.checkpoint_utils
-from orbax.checkpoint import args, checkpoint_managers, test_utils
-from orbax.checkpoint.checkpoint_managers import LatestN
-from orbax.checkpoint import v1
-
-
-def whose(_=None):
-    import orbax.checkpoint
-    return orbax.checkpoint.CheckpointManager.__module__
-
-
-if __name__ == "__main__":
-    assert whose().startswith("holdfast.") and ocp_v1.load is v1.load and args.StandardSave is ocp.args.StandardSave
-    root = os.path.abspath(sys.argv[1])
-    with ocp.CheckpointManager(root) as manager:
-        manager.save(1, args=args.StandardSave({"x": 1}))
-    assert os.path.exists(f"{root}/1/checkpoint.json")
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print("spawned", pool.map(whose, [0]))
-    code = "import orbax.checkpoint as ocp; print('started', ocp.CheckpointManager.__module__)"
-    print(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
-    try:
-        import orbax.checkpoint._src.futures
-    except ModuleNotFoundError as error:
-        print(error)
-    import orbax.export
-    print("export", "site-packages" in (orbax.export.__file__ or str(list(orbax.export.__path__))))
-"""
+from tests.support.paths import program
 
 
 def run(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -63,12 +28,7 @@ def test_a_script_runs_unedited(tmp_path: Path) -> None:
     """Imports of every form, spawned and started children, a module that is not covered; the script
     sets jax's environment first.
     """
-    script = tmp_path / "train.py"
-    script.write_text(
-        PROGRAM.replace("    import orbax.export\n", "").replace(
-            PROGRAM[PROGRAM.index('    print("export"') :], ""
-        )
-    )
+    script = program("orbax_unedited")
     ran = run("-m", "holdfast.compat.orbax", script, "root", folder=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (
@@ -94,11 +54,8 @@ def test_install_is_refused_once_orbax_is_imported(tmp_path: Path) -> None:
     """The error says what to do; twice is once."""
     late = "import orbax.checkpoint\nfrom holdfast.compat.orbax import install\ninstall()"
     ran = run("-W", "ignore", "-c", late, folder=tmp_path)
-    assert (
-        ran.returncode == 1
-        and "RuntimeError: orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before"
-        in ran.stderr
-    )
+    refusal = "orbax.checkpoint is imported already; call holdfast.compat.orbax.install() before"
+    assert ran.returncode == 1 and f"RuntimeError: {refusal}" in ran.stderr
     twice = (
         "from holdfast.compat.orbax import install; install(), install(); import orbax.checkpoint"
         " as o; print(o.args.Composite.__module__)"
@@ -150,7 +107,7 @@ def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
     assert ran.stdout.count("runs holdfast --steps 3") == 2
 
 
-def test_a_command_that_is_no_python_program_is_refused() -> None:
+def test_a_command_without_python_is_refused() -> None:
     """There is nothing to start it through; what is expected is shown."""
     for command in (["bash", "train.sh"], [sys.executable], [sys.executable, "-c", "pass"]):
         ran = run_orbax(*command)

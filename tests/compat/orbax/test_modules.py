@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, program
 
 
-def test_every_public_name_is_covered_or_refused_and_the_page_is_fresh(tmp_path: Path) -> None:
+def test_every_public_name_is_on_the_page(tmp_path: Path) -> None:
     """The script that goes through the installed Orbax finds a counterpart for each name;
     docs/from-orbax.md is what it writes.
     """
@@ -38,21 +38,8 @@ def test_every_public_name_is_covered_or_refused_and_the_page_is_fresh(tmp_path:
 
 def test_no_orbax_is_imported() -> None:
     """The stand-ins work where Orbax is not installed."""
-    code = """
-import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "orbax":
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
-from holdfast.compat import orbax as ocp
-from holdfast.compat.orbax import v1, checkpoint_utils
-from holdfast.compat.orbax.checkpoint_managers import LatestN
-assert ocp.CheckpointManager and v1.load and ocp.experimental.v1 is v1 and ocp.args.StandardSave and ocp.multihost.process_index
-sys.exit("orbax" in sys.modules)
-"""
     ran = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, program("without_orbax")],
         capture_output=True,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},

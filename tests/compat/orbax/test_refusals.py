@@ -8,7 +8,7 @@ from holdfast.compat import orbax as ocp
 from holdfast.compat.orbax.refusals import make_module, refusal_of, refuse, stand_in
 
 
-def test_a_stand_in_is_a_class_that_cannot_be_called() -> None:
+def test_a_stand_in_cannot_be_called() -> None:
     """Annotations, isinstance and subclasses work; a call, a subclass's too, names the call, the
     nearest thing and the page.
     """
@@ -40,7 +40,7 @@ def test_the_first_argument_that_was_given_is_named() -> None:
         refuse("f", "leave it out", a=None, b=3)
 
 
-def test_a_module_that_is_refused_whole_refuses_each_name() -> None:
+def test_a_refused_module_refuses_each_name() -> None:
     """Its names can be imported, and say why when they are called; a name that Orbax does not have
     is an AttributeError elsewhere.
     """

@@ -69,7 +69,7 @@ def on_each(items: list[Any], work: Callable[[Any], Any]) -> list[Any]:
         return list(pool.map(work, items))
 
 
-def test_a_deadline_counts_down_and_never_reaches_zero_milliseconds() -> None:
+def test_a_deadline_never_reaches_zero_milliseconds() -> None:
     """What remains and what has passed make up the whole; over the end, 0 s remain, and 1 ms on the
     wire.
     """
@@ -79,7 +79,7 @@ def test_a_deadline_counts_down_and_never_reaches_zero_milliseconds() -> None:
     assert (Deadline(0.0).remaining_s(), Deadline(-1.0).remaining_ms()) == (0.0, 1)
 
 
-def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -> None:
+def test_a_failure_changes_the_barrier_id() -> None:
     """The barrier id stays while calls end well; after a failure it ends in the number of the next
     call. Names are quoted.
     """
@@ -102,7 +102,7 @@ def test_calls_of_one_name_are_numbered_and_a_failure_changes_the_barrier_id() -
         assert (call.key, call.number) == ("holdfast/barrier/%", 0)
 
 
-def test_a_name_that_another_thread_holds_is_a_timeout_and_counts_as_a_call() -> None:
+def test_a_call_that_gets_no_name_counts() -> None:
     """Whoever waits in vain for another thread fails, and the next call has the next number and a
     new barrier id.
     """
@@ -144,7 +144,7 @@ def test_names_have_a_bounded_length() -> None:
     )
 
 
-def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None:
+def test_a_group_of_thousands_has_short_keys() -> None:
     """Their list is longer than a key may be."""
     with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
         group = ClusterGroup(client, 0, 1500, processes=range(1500))
@@ -152,7 +152,7 @@ def test_a_group_of_a_thousand_members_has_keys_that_the_service_takes() -> None
         forget_group_client(client)
 
 
-def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(
+def test_barriers_of_many_names_are_forgotten(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those used last are remembered, and those of failed calls, which all processes must go on
@@ -174,7 +174,7 @@ def test_a_barrier_under_each_of_many_names_leaves_a_bounded_number_of_them(
     assert "holdfast/all/failed" in group_clients[0]._barriers
 
 
-def test_a_client_has_one_group_client_until_it_is_forgotten() -> None:
+def test_a_client_has_one_group_client() -> None:
     """All users of a client share its calls; a client that was shut down begins anew."""
     client: Any = object()
     first = group_client_of(client, [1, 0])
@@ -207,7 +207,7 @@ def test_barriers_values_and_listings(clients: Clients) -> None:
     )
 
 
-def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients: Clients) -> None:
+def test_who_is_missing_is_named_with_its_report(clients: Clients) -> None:
     """With task ids that differ from runtime indices, the error names the runtime index, and what
     that process last reported.
     """
@@ -232,7 +232,7 @@ def test_who_is_missing_is_named_by_runtime_number_with_its_last_report(clients:
         assert str(error).endswith("; process 1 last reported step 7, saved_step 5")
 
 
-def test_a_lost_process_ends_a_wait_for_its_value(clients: Clients) -> None:
+def test_a_loss_ends_a_wait_for_a_value(clients: Clients) -> None:
     """Whoever waits for the value of a process that failed gets ProcessLost with its number and
     reason, long before the timeout.
     """
@@ -261,7 +261,7 @@ def test_waits_ask_nobody(clients: Clients) -> None:
         assert waiting.result(30) == b"here"
 
 
-def test_a_death_is_pushed_to_who_waits_for_it(clients: Clients) -> None:
+def test_a_death_is_pushed_to_who_waits(clients: Clients) -> None:
     """A listener is called when a process fails, and what is known then names it, by runtime
     number.
     """
@@ -298,7 +298,7 @@ class JaxlibError(Exception):
         ("ABORTED: something else", CoordinationError, "barrier 'b': something else"),
     ],
 )
-def test_status_texts_of_jaxlib_become_errors_of_the_tree(
+def test_texts_of_jaxlib_become_errors_of_ours(
     text: str, kind: type[CoordinationError], message: str
 ) -> None:
     """The code decides the class, and the tasks that a text names come back as runtime numbers."""
@@ -321,7 +321,7 @@ def test_an_error_that_is_no_status_stays_itself() -> None:
         raise JaxlibError("no status")
 
 
-def test_a_coordinator_that_stands_still_holds_no_call_for_longer_than_its_time(
+def test_a_stopped_coordinator_holds_no_call_too_long(
     clients: Clients, service: CoordinationService
 ) -> None:
     """What a process sends takes the time of its call at most, and cleaning up after it a second:

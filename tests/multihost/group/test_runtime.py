@@ -38,7 +38,7 @@ def test_alone_a_process_is_number_0_of_1() -> None:
     assert not multihost.use_experimental_distributed_process_id()
 
 
-def test_without_a_client_each_function_says_what_to_call() -> None:
+def test_without_a_client_errors_say_what_to_call() -> None:
     """Both errors name `initialize()`."""
     assert (
         multihost.current_spec() is None and not multihost.is_jax_distributed_client_initialized()
@@ -68,7 +68,7 @@ def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
     assert multihost.current_spec() is None
 
 
-def test_the_files_of_tls_are_those_that_reach_the_coordinator(client: Any) -> None:
+def test_the_tls_files_reach_the_coordinator(client: Any) -> None:
     """Of the launcher's word, all three or none; without one those that jax was told."""
     assert tls_files() is None
     spec = multihost.ProcessSpec(

@@ -35,7 +35,7 @@ class Listener:
         self.lists.append(list(infos))
 
 
-def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
+def test_which_lives_ended_between_two_lists() -> None:
     """Connected before, and now gone, not connected or another: failed. Not yet connected before:
     not.
     """
@@ -51,7 +51,7 @@ def test_a_life_ends_by_leaving_by_failing_and_by_another_incarnation() -> None:
     assert failed_incarnations(old, new) == {n: old[n] for n in (1, 2, 3)}
 
 
-def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
+def test_a_failed_process_is_refused_until_admitted() -> None:
     """After a death, work with the process is refused with its number, host and reason, also when
     it is back; `admit` ends that.
     """
@@ -79,7 +79,7 @@ def test_a_failed_process_is_refused_until_its_new_life_was_seen() -> None:
     assert health.statistics() == {"version": 3, "listeners": 0, "failed": []}
 
 
-def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
+def test_listeners_get_complete_lists_in_order() -> None:
     """A listener gets the list at once and at each change, until it is removed; one that raises
     does not stop the others.
     """
@@ -102,7 +102,7 @@ def test_listeners_get_complete_lists_in_order_with_runtime_numbers() -> None:
     ]
 
 
-def test_whoever_waits_for_a_change_finds_it_in_the_health() -> None:
+def test_who_waits_finds_the_change() -> None:
     """Also where the list itself shows no loss, because the process is back: the last call to a
     waiter comes after the health knows.
     """

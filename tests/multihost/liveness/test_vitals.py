@@ -41,7 +41,7 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
         assert 0 <= values["waiting_share"] <= 1 and task.step_age_s >= 0
 
 
-def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
+def test_a_wait_in_the_runtime_counts() -> None:
     """The share rises while this thread is in a call of ours, and it is the user's code
     otherwise.
     """
@@ -58,7 +58,7 @@ def test_a_main_thread_that_waits_in_the_runtime_counts_as_waiting() -> None:
             vitals.close()
 
 
-def test_a_signal_that_the_program_uses_is_left_alone() -> None:
+def test_a_signal_in_use_is_left_alone() -> None:
     """Then others of the host cannot look at it; the reports go on."""
 
     def handler(number: int, frame: object) -> None:

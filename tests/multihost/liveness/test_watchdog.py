@@ -4,32 +4,50 @@ holds the GIL.
 
 from __future__ import annotations
 
+import logging
+import queue
 import re
-import time
+from collections.abc import Iterator
 
 import pytest
 
-from holdfast.multihost import watchdog
+from holdfast.multihost import HANG_EXIT_CODE, watchdog
 from holdfast.multihost.liveness.watchdog import stacks
 from tests.support.cluster import run_processes
+from tests.support.paths import program
 
 
-def test_a_hang_is_logged_with_all_stacks_and_progress_ends_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+class Errors(logging.Handler):
+    """Hands on the errors that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: queue.Queue[str] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.put(record.getMessage())
+
+
+@pytest.fixture
+def errors() -> Iterator[Errors]:
+    """The errors of the watchdog."""
+    handler = Errors()
+    logger = logging.getLogger("holdfast.multihost.liveness.watchdog")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_a_hang_is_logged_until_progress(errors: Errors) -> None:
     """One hang is reported once, with this function in the stacks; after progress the next is
     reported too.
     """
-    errors: list[str] = []
     with watchdog(0.1) as dog:
         for hangs in (1, 2):
-            while dog.statistics()["hangs"] < hangs or len(errors) < hangs:
-                time.sleep(0.01)
-                errors = [
-                    record.getMessage() for record in caplog.records if record.levelname == "ERROR"
-                ]
+            text = errors.texts.get(timeout=30)
+            assert "watchdog of 0.1 s" in text and "test_a_hang_is_logged_until_progress" in text
+            assert dog.statistics()["hangs"] == hangs
             dog.progress()
-    assert "watchdog of 0.1 s" in errors[0] and "test_a_hang_is_logged_with_all_stacks" in errors[0]
 
 
 def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,43 +70,23 @@ def test_the_stacks_name_the_threads() -> None:
     assert re.findall(r"^Thread (.*):$", stacks(), re.MULTILINE)[-1] == "MainThread"
 
 
-def test_it_ends_a_process_that_waits_for_ever_with_124() -> None:
-    """With exit=True a process that sits in a lock ends with 124 and its stacks on stderr."""
-    script = """
-    import threading
-    from holdfast.multihost import watchdog
-    def the_guilty_function():
-        threading.Event().wait()
-    with watchdog(0.3, exit=True):
-        the_guilty_function()
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("waits", ["no progress for", "the_guilty_function", "exit 124"]),
+        ("holds the GIL", ["Timeout (0:00:0", "the_guilty_function"]),
+    ],
+)
+def test_it_ends_a_hanging_process_with_124(case: str, expected: list[str]) -> None:
+    """A process that sits in a lock ends with 124 and its stacks on stderr. In a native call that
+    holds the GIL no Python thread runs: there the C timers write the stacks and end the process.
     """
-    output = run_processes(script, 1, codes=[124])[0]
-    assert "no progress for" in output and "the_guilty_function" in output and "exit 124" in output
+    (output,) = run_processes(
+        program("hang"), 1, arguments=[case], codes=[HANG_EXIT_CODE], timeout_s=60
+    )
+    assert all(line in output for line in expected), output
 
 
-def test_it_ends_a_process_whose_main_thread_holds_the_gil() -> None:
-    """In a native call that holds the GIL no Python thread runs: the C timers write the stacks and
-    end the process with 124.
-    """
-    script = """
-    import ctypes
-    from holdfast.multihost import watchdog
-    def the_guilty_function():
-        ctypes.PyDLL(None).sleep(100)
-    with watchdog(0.5, exit=True):
-        the_guilty_function()
-    """
-    output = run_processes(script, 1, codes=[124], timeout_s=60)[0]
-    assert "Timeout (0:00:0" in output and "the_guilty_function" in output
-
-
-def test_a_block_that_ends_in_time_leaves_no_timer() -> None:
+def test_a_block_that_ends_leaves_no_timer() -> None:
     """After the block neither C timer is left to end the process or to write to the log."""
-    script = """
-    import time
-    from holdfast.multihost import watchdog
-    with watchdog(0.2, exit=True):
-        pass
-    time.sleep(0.6)
-    """
-    assert "Thread" not in run_processes(script, 1)[0]
+    assert "Thread" not in run_processes(program("hang"), 1, arguments=["ends in time"])[0]

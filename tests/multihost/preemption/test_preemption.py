@@ -5,25 +5,12 @@ from __future__ import annotations
 from holdfast.multihost import Notice
 from holdfast.multihost.preemption.preemption import default_sources, merge
 from tests.support.cluster import run_processes
+from tests.support.paths import program
 
 
 def test_without_jax_distributed_it_speaks_of_this_process() -> None:
     """A lone process gets its own SIGTERM, once, at the next step, and JAX's event is recorded."""
-    script = """
-    import os, signal
-    import jax
-    from holdfast import multihost
-    events = []
-    jax.monitoring.register_event_listener(lambda event, **facts: events.append(event))
-    assert not multihost.reached_preemption(0)
-    os.kill(os.getpid(), signal.SIGTERM)
-    step = 1
-    while not multihost.reached_preemption(step):
-        step += 1
-    assert events == ["/jax/orbax/write/preemption"], events
-    assert multihost.preemption_notice().reason == "SIGTERM received"
-    """
-    run_processes(script, 1)
+    run_processes(program("preempted_alone"), 1)
 
 
 def test_notices_merge_to_the_earliest_deadline() -> None:

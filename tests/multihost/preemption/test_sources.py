@@ -44,7 +44,7 @@ def test_a_watched_file_raises_and_its_removal_withdraws(tmp_path: Path) -> None
             assert watched.next() is None
 
 
-def test_gce_preemption_and_maintenance_are_told_apart_and_withdrawn() -> None:
+def test_gce_tells_preemption_from_maintenance() -> None:
     """`preempted` gives 30 s, a TERMINATE maintenance event 60 s; a migration is none; an event
     called off withdraws.
     """
@@ -69,7 +69,7 @@ def test_gce_preemption_and_maintenance_are_told_apart_and_withdrawn() -> None:
         )
 
 
-def test_a_source_that_fails_keeps_its_notice_and_asks_again(
+def test_a_failing_source_keeps_its_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Errors are logged once and change nothing; the next answer counts."""
@@ -95,7 +95,7 @@ def test_a_source_that_fails_keeps_its_notice_and_asks_again(
     ]
 
 
-def test_slurms_end_time_is_a_notice_ahead_of_it() -> None:
+def test_slurms_end_is_a_notice_before_it() -> None:
     """The notice comes `lead_s` before the end, with the end as its deadline."""
     end = time.time() + 60.2
     with Watched(SlurmEnd(end, lead_s=60, every_s=0.01)) as watched:

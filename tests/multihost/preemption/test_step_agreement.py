@@ -64,7 +64,7 @@ def test_a_group_of_one_needs_no_client() -> None:
         assert sync.ask(0).value == sync.latest == "soon"
 
 
-def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(
+def test_a_proposal_holds_beyond_the_highest_answer(
     clients: list[CoordinationClient],
 ) -> None:
     """Whoever proposes, all get the value from one step on, ahead of every step answered; the next
@@ -91,7 +91,7 @@ def test_a_proposal_holds_from_one_step_beyond_the_highest_answer_everywhere(
         ] == [("lowered", "lowered", 2)] * 3
 
 
-def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[CoordinationClient]) -> None:
+def test_the_keys_of_the_last_round_stay(clients: list[CoordinationClient]) -> None:
     """However many rounds there were; and a process that comes only now knows what holds, and takes
     part in the next one.
     """
@@ -128,7 +128,7 @@ def test_a_sync_point_keeps_the_keys_of_its_last_round(clients: list[Coordinatio
         assert [changes.get(timeout=30) for changes in (*decided[:2], late)] == ["value 4"] * 3
 
 
-def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationClient]) -> None:
+def test_two_proposals_are_one_round_or_two(clients: list[CoordinationClient]) -> None:
     """Of all who propose for one round one wins, the others get False, and everybody agrees on the
     winner's value.
     """
@@ -149,7 +149,7 @@ def test_two_proposals_at_once_are_one_round_or_two(clients: list[CoordinationCl
         )
 
 
-def test_closing_ends_the_wait_for_those_who_never_come(clients: list[CoordinationClient]) -> None:
+def test_closing_ends_a_wait_for_nobody(clients: list[CoordinationClient]) -> None:
     """A process that comes to a round that was announced before, and closes while it waits for the
     others, asks nobody any more.
     """
@@ -201,7 +201,7 @@ def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClien
         assert caught.value.missing == (2,)
 
 
-def test_a_process_that_is_known_to_be_dead_is_left_out(clients: list[CoordinationClient]) -> None:
+def test_a_dead_process_is_left_out(clients: list[CoordinationClient]) -> None:
     """With `lost()` naming the third process, the other two agree without it."""
     decided: list[queue.Queue[str]] = [queue.Queue() for _ in range(2)]
     with ExitStack() as stack:

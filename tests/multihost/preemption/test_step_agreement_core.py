@@ -17,7 +17,7 @@ from holdfast.multihost.preemption.step_agreement_core import (
 )
 
 
-def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
+def test_a_change_holds_beyond_the_highest_answer() -> None:
     """With floors 4, 7 and none, the step is 8; below it every answer is the old one, at and above
     it the new one.
     """
@@ -31,14 +31,14 @@ def test_a_change_holds_from_one_step_beyond_the_highest_answer() -> None:
         assert [log.answer(step).value for step in (5, 7, 8, 9)] == ["", "", "raised", "raised"]
 
 
-def test_a_change_before_any_question_holds_at_the_very_first() -> None:
+def test_a_change_before_any_question_holds_at_once() -> None:
     """A notice before step 0 is answered True at step 0, and at a negative step too."""
     log = StepLog()
     log.decide(agreed_step([log.freeze()]), "raised")
     assert log.answer(-5).value == "raised"
 
 
-def test_a_frozen_log_still_answers_what_it_has_answered() -> None:
+def test_a_frozen_log_repeats_its_answers() -> None:
     """Between freezing and deciding, steps at or below the floor are answered, higher ones are held
     back.
     """
@@ -48,7 +48,7 @@ def test_a_frozen_log_still_answers_what_it_has_answered() -> None:
     assert log.may_answer(3) and log.may_answer(1) and not log.may_answer(4)
 
 
-def test_a_loop_that_asks_every_seven_steps_does_not_miss_the_change() -> None:
+def test_asking_every_seven_steps_misses_no_change() -> None:
     """The agreed step is 8; a loop that asks at 0, 7, 14, 21 gets it at 14, once as a change and
     for good as a value.
     """

@@ -62,7 +62,7 @@ def test_only_process_0_starts_a_coordinator() -> None:
     leave(connected(address, 2))  # it ends by itself
 
 
-def test_one_that_gathers_is_joined_and_not_started_again() -> None:
+def test_one_that_gathers_is_joined() -> None:
     """A coordinator that somebody has started already is taken as it is, by process 0 too."""
     with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
         find_coordinator(spec_at(service.address, 0), Deadline(5.0), 10.0)
@@ -77,7 +77,7 @@ def test_process_0_starts_one_at_a_socket_too(tmp_path: Path) -> None:
     leave(connected(address, 2))
 
 
-def test_one_of_an_earlier_start_is_waited_for_and_then_named() -> None:
+def test_one_of_an_earlier_start_is_named() -> None:
     """A coordinator that has had all its processes is not joined: StartupFailed says what it is and
     what to do, with the timeout.
     """

@@ -33,14 +33,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_spec_is_taken_as_it_is_and_allows_no_other_argument() -> None:
+def test_a_spec_allows_no_other_argument() -> None:
     """Whoever gives a whole spec speaks as a launcher; a part beside it is a mistake."""
     assert discover_process(SPEC, {}, [0], 1.0) == DiscoveredProcess(SPEC, True, [0])
     with pytest.raises(ValueError, match=r"initialize\(\) takes a spec or process_id, not both"):
         discover_process(SPEC, {"process_id": 1}, None, 1.0)
 
 
-def test_the_launchers_environment_fills_in_what_was_not_given(
+def test_the_environment_fills_in_what_lacks(
     environment: pytest.MonkeyPatch,
 ) -> None:
     """An argument beats the environment; the rest of the spec is the launcher's."""
@@ -95,7 +95,7 @@ def test_what_jax_detects_of_slurm_is_taken(environment: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_slurm_itself_reads_a_list_of_nodes_that_jax_reads_wrongly(
+def test_slurm_reads_its_list_of_nodes(
     environment: pytest.MonkeyPatch, tmp_path: Path, answers: bool
 ) -> None:
     """jax takes rack[1-2]n[3-4] for rack1; where Slurm does not say, an error has the list."""

@@ -8,7 +8,7 @@ import sys
 
 from holdfast.multihost.start.start import arrival_line
 from tests.support.cluster import run_processes
-from tests.support.starting import script
+from tests.support.paths import program
 
 
 def test_how_far_a_start_is() -> None:
@@ -22,25 +22,7 @@ def test_alone_it_only_listens() -> None:
     """Without a cluster initialize() and shutdown() leave a single process a single process;
     arguments of half a cluster are refused.
     """
-    (output,) = run_processes(
-        script("""
-        try:
-            multihost.initialize(num_processes=4)
-        except ValueError as error:
-            print(error)
-        multihost.initialize()
-        assert not multihost.is_initialized() and jax.process_count() == 1
-        multihost.sync_global_processes("nobody")
-        assert multihost.global_max([3]) == [3] and multihost.reached_preemption(1) is False
-        assert isinstance(multihost.default_group(), multihost.Solo)
-        multihost.shutdown()
-        try:
-            multihost.initialize("127.0.0.1:1", 2, 0)
-        except RuntimeError as error:
-            print(error)
-        """),
-        1,
-    )
+    (output,) = run_processes(program("start_alone"), 1)
     assert (
         "initialize() knows {'num_processes': 4} but not coordinator, process_id: give them, or"
         " start with `holdfast run`" in output

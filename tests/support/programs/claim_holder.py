@@ -13,7 +13,8 @@ from holdfast.checkpoint.storage.local import LocalStorage
 folder = LocalStorage(sys.argv[1]).posix
 assert folder is not None
 writer = this_writer()
-LocalClaims(folder).take(writer)
+claims = LocalClaims(folder)  # it holds the lock as long as it lives
+claims.take(writer)
 if sys.argv[2] == "fork":
     forked, ready = os.pipe()
     if os.fork() == 0:

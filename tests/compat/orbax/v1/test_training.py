@@ -57,7 +57,7 @@ def test_steps_are_saved_kept_and_loaded(tmp_path: Path) -> None:
     run_both(program, tmp_path, v1=True)
 
 
-def test_a_step_that_another_one_saved_meanwhile_is_there(tmp_path: Path) -> None:
+def test_a_step_that_another_saved_is_there(tmp_path: Path) -> None:
     """It is refused as one of its own is, though it was not listed."""
     with ours.training.Checkpointer(tmp_path) as checkpointer:
         with ours.training.Checkpointer(tmp_path) as other:

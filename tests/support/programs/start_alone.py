@@ -1,0 +1,24 @@
+"""A process without a cluster: what initialize() refuses, and what works alone."""
+
+from __future__ import annotations
+
+import jax
+
+from holdfast import multihost
+
+try:
+    multihost.initialize(num_processes=4)
+except ValueError as error:
+    print(error)
+multihost.initialize()
+assert not multihost.is_initialized()
+assert jax.process_count() == 1
+multihost.sync_global_processes("nobody")
+assert multihost.global_max([3]) == [3]
+assert multihost.reached_preemption(1) is False
+assert isinstance(multihost.default_group(), multihost.Solo)
+multihost.shutdown()
+try:
+    multihost.initialize("127.0.0.1:1", 2, 0)
+except RuntimeError as error:
+    print(error)
