@@ -23,7 +23,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,11 +39,13 @@ from crc32c import crc32c
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options, Progress
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
+from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, living_steps, record_of
+from holdfast.checkpoint.local_tier.part_copier import copy_file
 from holdfast.checkpoint.local_tier.part_server import PartServer
-from holdfast.checkpoint.local_tier.parts import Branch, FoundStep, living_steps, record_of
+from holdfast.checkpoint.local_tier.parts import LocalKey, PartSummary
 from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
-from holdfast.checkpoint.local_tier.tier import copy_file
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
+from holdfast.checkpoint.steps.lineage import Branch
 from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
@@ -217,7 +219,7 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
     (part,) = owner.scan()
     gigabytes = sum(part.files.values()) / 1e9
     assert part.head is not None
-    step = FoundStep(part.key, [json.loads(json.dumps(part.summary()))[-1]], [[0]])
+    step = FoundStep(part.key, [part.summary().report], [[0]])
     record = record_of(step, part.head)
     with (
         peer_process(memory / "owner", run) as (address, peer_cpu, peer),
@@ -229,7 +231,11 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
                 for item, report in part.items.items():
                     for file in report.files:
                         copy_file(
-                            connection, f"{part.key.folder}/{item}", file, keeper, lambda: 60.0
+                            connection,
+                            f"{part.key.folder}/{item}",
+                            file,
+                            keeper,
+                            remaining_s=lambda: 60.0,
                         )
 
         def sent() -> float:
@@ -310,13 +316,18 @@ def decision() -> float:
     inventories = []
     for rank in range(count):
         own = [
-            [step, 3, f"{step:08x}00000001", count, at, report]
+            PartSummary(LocalKey(step, 3, f"{step:08x}00000001", count), at, report)
             for step in (1, 2)
             for at in (rank, (rank + 2048) % count)
         ]
-        inventories.append(json.dumps(own).encode())
+        inventories.append(Inventory(own).to_bytes())
     branches = [Branch("", 3, "", -1)]
-    return min(cpu(lambda: living_steps(inventories, branches)) for _ in range(5))
+    return min(cpu(lambda: decide(inventories, branches)) for _ in range(5))
+
+
+def decide(inventories: Sequence[bytes], branches: Sequence[Branch]) -> None:
+    """Does what the primary does in a survey."""
+    living_steps([Inventory.from_bytes(data) for data in inventories], branches)
 
 
 def orbax_p2p(state: Any, rounds: int, memory: Path) -> list[float]:

@@ -207,6 +207,7 @@ def test_coordination_never_imports_jax() -> None:
 
 # Source files whose tests are elsewhere, and where.
 TESTED_ELSEWHERE = {
+    "checkpoint/local_tier/local_save.py": "tests/checkpoint/local_tier/test_tier.py",
     "checkpoint/storage/base.py": (
         "tests/checkpoint/storage/test_storage.py"
     ),  # the Protocol's contract

@@ -139,7 +139,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 class HostFolder:
-    """What one process keeps of a run on its host: its parts, and copies of its wards'.
+    """What one process keeps of a run on its host: its parts, and copies of its peers'.
     Thread-safe.
     """
 
@@ -235,12 +235,14 @@ class HostFolder:
         """Deletes the local saves that go by branch and save id, but for those that stay; returns
         the names of their folders.
         """
-        folders, deleted = {key.folder for key in stay}, []
+        folders = {key.folder for key in stay}
+        deleted = []
         for path in self._folders():
             name = f"{path.parent.name}/{path.name}"
             found = parse_folder(name)
             if found is not None and goes(found[0], found[2]) and name not in folders:
-                for part in path.glob("part-*.json"):  # first: what is deleted halfway is no part
+                # First: a part without all of its files would still be listed as one.
+                for part in path.glob("part-*.json"):
                     part.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
                 with contextlib.suppress(OSError):
@@ -251,6 +253,31 @@ class HostFolder:
     def close(self) -> None:
         """Deletes the files that were to be written over."""
         self.storage.drop_spare()
+
+
+class RunFolder:
+    """This host's folder of the root's run, which is known once the root has a branch."""
+
+    def __init__(self, path: Path, *, syncs: bool) -> None:
+        self._path = path
+        self._syncs = syncs
+        self._folder: HostFolder | None = None
+
+    def open(self, run: str) -> HostFolder:
+        """Returns the folder of a run. A root that was made anew has another run."""
+        if self._folder is None or self._folder.run != run:
+            self._folder = HostFolder(self._path, run, syncs=self._syncs)
+        return self._folder
+
+    def current(self) -> HostFolder:
+        """Returns the folder that was opened last."""
+        assert self._folder is not None
+        return self._folder
+
+    def close(self) -> None:
+        """Closes the folder."""
+        if self._folder is not None:
+            self._folder.close()
 
 
 def read_checked(
@@ -294,7 +321,9 @@ def read_checked(
         entries if report.head else [(0, report.size, report.crc)]
     )  # a file without a header is checked whole
     done(0, head)
-    memory, checked, crc = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head)))), 0, 0
+    memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
+    checked = 0
+    crc = 0
     for at in range(len(head), report.size, PIECE_BYTES):
         piece = memory[: report.size - at]
         fill(at, piece)

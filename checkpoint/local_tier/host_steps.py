@@ -66,7 +66,8 @@ def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
     """Reads every byte of a local step's parts here and checks it; returns how many files. Raises
     Corrupt, OSError.
     """
-    folder, files = open_host(root, path)[0], 0
+    folder, _ = open_host(root, path)
+    files = 0
     for part in step.parts:
         for item, report in part.items.items():
             for file in report.files:

@@ -316,7 +316,8 @@ def _send_range(connection: socket.socket, file: BinaryIO, offset: int, size: in
     """Sends so many bytes of a file, and returns how many there were."""
     if not isinstance(connection, ssl.SSLSocket):
         return connection.sendfile(file, offset, size)
-    memory, sent = memoryview(bytearray(min(PIECE_BYTES, size))), 0
+    memory = memoryview(bytearray(min(PIECE_BYTES, size)))
+    sent = 0
     while sent < size and (got := os.preadv(file.fileno(), [memory[: size - sent]], offset + sent)):
         connection.sendall(memory[:got])
         sent += got

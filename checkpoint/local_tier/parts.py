@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import Corrupt, HostileCheckpoint, SaveFailed
+from ..errors import Corrupt, HostileCheckpoint
 from ..format.item_report import ItemReport, is_file_of
 from ..format.limits import ITEM_NAME
 from ..format.record import whole
-from ..saving.plan_mismatch import check_json, check_shares
-from ..saving.record_builder import RecordHead, TreeText, build_record
+from ..saving.record_builder import TreeText
 from ..steps.lineage import RUN_ID, Branch
 from ..storage.tombstone import body_of, sealed
 
@@ -114,9 +113,18 @@ class Part:
                 f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path
             ) from error
 
-    def summary(self) -> list[Any]:
-        """Returns what an inventory says of the part, in JSON types."""
-        return [*self.key, self.process, json.dumps(_items_of(self.items), separators=(",", ":"))]
+    def summary(self) -> PartSummary:
+        """Returns what an inventory says of the part."""
+        report = json.dumps(_items_of(self.items), separators=(",", ":"))
+        return PartSummary(self.key, self.process, report)
+
+
+class PartSummary(NamedTuple):
+    """One part in an inventory. `report` is the text of its items."""
+
+    key: LocalKey
+    process: int
+    report: str
 
 
 def _items_of(items: Mapping[str, ItemReport]) -> dict[str, Any]:
@@ -125,8 +133,10 @@ def _items_of(items: Mapping[str, ItemReport]) -> dict[str, Any]:
 
 def _parse_part(data: dict[str, Any]) -> Part:
     key = LocalKey(*data["key"])
-    process, run = whole(data["process"]), data["run"]
-    whole(key.step), whole(key.branch), whole(key.processes)
+    process = whole(data["process"])
+    run = data["run"]
+    for number in (key.step, key.branch, key.processes):
+        whole(number)
     if (
         data["format"] != FORMAT
         or not RUN_ID.fullmatch(run)
@@ -147,7 +157,8 @@ def _parse_part(data: dict[str, Any]) -> Part:
 def _parse_report(item: str, data: Any, process: int, save_id: str) -> ItemReport:
     report = ItemReport.from_json(data)
     for file in report.files:
-        whole(file.crc, 0xFFFFFFFF), whole(file.head, whole(file.size))
+        whole(file.crc, 0xFFFFFFFF)
+        whole(file.head, whole(file.size))
         if not is_file_of(file.name, process, save_id):
             raise ValueError(f"{file.name!r} is no file of process {process}")
     if (
@@ -187,44 +198,7 @@ def parse_folder(name: str) -> tuple[int, int, str] | None:
     return None if match is None else (int(match[1]), int(match[2]), match[3])
 
 
-# --- what is there
-
-
-@dataclass
-class FoundStep:
-    """A local step of which all parts are there: by process, the report and the ranks that hold the
-    part.
-    """
-
-    key: LocalKey
-    reports: list[str]
-    holders: list[list[int]]
-
-    def survives(self, hosts: Sequence[str]) -> int:
-        """Returns how many hosts may be lost before a part is; `hosts` are those of the ranks."""
-        return min(len({hosts[rank] for rank in ranks}) for ranks in self.holders) - 1
-
-
-def find_whole(inventories: Sequence[bytes]) -> list[FoundStep]:
-    """Returns the local steps of which every part is somewhere, by the inventories of all ranks:
-    JSON lists of summaries.
-    """
-    found: dict[LocalKey, dict[int, tuple[str, list[int]]]] = {}
-    for rank, inventory in enumerate(inventories):
-        for *fields, process, report in json.loads(inventory):
-            parts = found.setdefault(LocalKey(*fields), {})
-            known = parts.setdefault(process, (report, []))
-            if known[0] == report:
-                known[1].append(rank)
-    whole_ones = [(key, parts) for key, parts in found.items() if len(parts) == key.processes]
-    return [
-        FoundStep(
-            key,
-            [parts[process][0] for process in range(key.processes)],
-            [parts[process][1] for process in range(key.processes)],
-        )
-        for key, parts in whole_ones
-    ]
+# --- which may come back
 
 
 def why_dead(key: LocalKey, branches: Collection[Branch]) -> str:
@@ -245,67 +219,3 @@ def why_dead(key: LocalKey, branches: Collection[Branch]) -> str:
         + (f"step {later.base}" if later.base >= 0 else "no step")
         + ", without it"
     )
-
-
-def living_steps(inventories: Sequence[bytes], branches: Collection[Branch]) -> list[FoundStep]:
-    """Returns the whole local steps that may come back, best first: the highest, of equals that of
-    the latest branch.
-    """
-    living = [found for found in find_whole(inventories) if not why_dead(found.key, branches)]
-    return sorted(living, key=lambda found: found.key, reverse=True)
-
-
-def record_of(found: FoundStep, head: StepHead) -> bytes:
-    """Returns the record of a local step. Raises SaveFailed where the reports do not fit together,
-    as at a commit; HostileCheckpoint.
-    """
-    key = found.key
-    shares = [
-        {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}
-        for text in found.reports
-    ]
-    items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
-    for process, share in enumerate(shares):
-        if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
-            raise SaveFailed(
-                f"local step {key.step}: process {process} saved the items {sorted(share)}, others"
-                f" {sorted(shares[0])}"
-            )
-    for name in shares[0]:
-        tree, reports = head.trees.get(name), [share[name] for share in shares]
-        _check_item(name, tree, reports)
-        items[name] = tree, reports
-    return build_record(
-        RecordHead(
-            key.step,
-            writer=key.save_id,
-            processes=key.processes,
-            started_s=head.started_s,
-            finished_s=head.finished_s,
-            metrics=head.metrics,
-            metadata=head.metadata,
-            opening=key.branch,
-        ),
-        items,
-    )
-
-
-def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:
-    if tree is None:
-        if reports[0].names is None and not any(report.files for report in reports[1:]):
-            check_json(name, reports)
-        return
-    values = len(tree.values), sum(tree.values)
-    lengths = {(len(report.local), len(report.values)) for report in reports[1:]}
-    if (
-        sum(len(report.files) for report in reports) != tree.files
-        or len(reports[0].values) != values[0]
-        or lengths - {(len(tree.names), values[1])}
-        or (len(reports) > 1 and len(reports[0].local) != len(tree.names))
-        or any(report.where is not None for report in reports)
-    ):
-        raise HostileCheckpoint(
-            f"item {name!r} of a local step: the reports of its parts are not what its plan"
-            " asks for"
-        )
-    check_shares(name, tree.plan, tree.names, reports)

@@ -39,7 +39,8 @@ class PeerTls:
 
     def check(self) -> None:
         """Shows the certificate to itself, in both roles: peers would refuse what does not pass."""
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        to_server = ssl.MemoryBIO()
+        to_client = ssl.MemoryBIO()
         server = self._context(ssl.PROTOCOL_TLS_SERVER).wrap_bio(
             to_server, to_client, server_side=True
         )

@@ -66,6 +66,6 @@ def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
     return copies
 
 
-def wards_of(copies: Sequence[Sequence[int]], rank: int) -> list[int]:
+def copied_by(copies: Sequence[Sequence[int]], rank: int) -> list[int]:
     """Returns the ranks of which a rank keeps copies."""
-    return [owner for owner, keepers in enumerate(copies) if rank in keepers]
+    return [owner for owner, others in enumerate(copies) if rank in others]

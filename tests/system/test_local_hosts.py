@@ -496,7 +496,7 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
         ):
             with (
                 contextlib.suppress(OSError),
-                PeerConnection(address, tier._secret) as peer,
+                PeerConnection(address, tier._meeting.secret) as peer,
             ):
                 ask(peer)
                 got.append(name)
@@ -506,8 +506,8 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
 def server_address(program: Program) -> str:
     """Returns where the process's part server listens."""
     tier = program.manager._catalog.tier
-    assert isinstance(tier, LocalTier) and tier._server is not None
-    return tier._server.address
+    assert isinstance(tier, LocalTier) and tier._meeting.server is not None
+    return tier._meeting.server.address
 
 
 def test_a_peer_gets_nothing_but_parts(root: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_error_of_any_is_raised_by_all() -> None:
 
     with groups(3) as all_three:
         ends = at_once([lambda g=g: ended(g, 1, 2) for g in all_three])  # type: ignore[misc]
-        assert ends == ["process 1: of 1", "of 1", "of 2"]
+        assert ends == ["of 1", "of 1", "of 2"]
         assert at_once([lambda g=g: ended(g) for g in all_three]) == ["well"] * 3  # type: ignore[misc]
 
 

@@ -271,3 +271,69 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
         assert isinstance(told, p.Tell) and told.result == SaveResult(
             KEY, superfluous=(1,), steps=(1, 90) if asked else None
         )
+
+
+LOCAL_TOLD = SaveResult(KEY)
+TOLD_BEFORE = SaveResult(SaveKey("", 2, 90))
+LOCAL_READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
+
+
+@pytest.mark.parametrize(
+    ("process", "events", "kind", "deletable"),
+    [
+        (0, [*LOCAL_READY, p.Closed(), None], None, False),
+        (0, [*LOCAL_READY, p.Closed(), FAILED], CommitUnknown, False),
+        (0, [*LOCAL_READY, FAILED, None], SaveFailed, True),
+        (0, [*LOCAL_READY, FAILED, FAILED], CommitUnknown, False),
+        (0, [p.Prepared(ITEMS), FAILED, None], SaveFailed, True),
+        (1, [p.Prepared(ITEMS), p.Sent(), p.Heard(LOCAL_TOLD)], None, False),
+        (1, [p.Prepared(ITEMS), p.Sent(), FAILED], CommitUnknown, False),
+        (1, [FAILED, p.Sent(), FAILED], CommitUnknown, False),
+        (1, [p.Prepared(ITEMS), p.Sent(), p.Heard(TOLD_BEFORE)], CommitUnknown, False),
+    ],
+)
+def test_each_end_of_a_local_save(
+    process: int, events: Sequence[Event], kind: type[Exception] | None, deletable: bool
+) -> None:
+    """Only an outcome that was told makes a part deletable; no record is ever read."""
+    answers = iter(events)
+    effects = list[str]()
+
+    def perform(effect: p.Effect) -> Event:
+        effects.append(type(effect).__name__)
+        return next(answers)
+
+    result = drive(p.save_locally(KEY, process, range(2), is_unsure=False), perform)
+    assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
+    assert "ReadRecord" not in effects and next(answers, "none") == "none"
+
+
+def test_the_cause_comes_before_what_follows_from_it() -> None:
+    """A part that was given up is not why a save failed: its owner says why."""
+    given_up = report(0, error=SentError("PartGivenUp", "process 1 has given its part up"))
+    for reports in ([given_up, report(1, error=FULL)], [report(1, error=FULL), given_up]):
+        with pytest.raises(SaveFailed, match="process 1 failed: OSError: full"):
+            check_save_reports(reports, KEY, range(2))
+
+
+def test_an_unsure_process_has_all_survey() -> None:
+    """Its report says so, and the result asks for it, however the save ends."""
+    reports = [report(0), SaveReport(1, KEY, ITEMS, is_unsure=True)]
+    answers = iter([p.Prepared(ITEMS), p.Gathered(reports), p.Built(b"{}"), FAILED, None])
+    result = drive(p.save_locally(KEY, 0, range(2), is_unsure=False), lambda effect: next(answers))
+    assert result.survey and SaveResult.from_bytes(result.to_bytes()).survey
+
+
+def test_which_local_saves_go() -> None:
+    """After a commit what is older than `keep`; after a failure its own part; else nothing."""
+
+    def goes(result: SaveResult, *, is_unsure: bool = False) -> list[int]:
+        return p.local_saves_to_delete(
+            4, result, known=[3, 2], written=[1, 2, 3, 4], keep=2, is_unsure=is_unsure
+        )
+
+    failed = SaveResult(KEY, SaveFailed("no"), deletable=True)
+    assert goes(LOCAL_TOLD) == [1, 2]
+    assert goes(LOCAL_TOLD, is_unsure=True) == []
+    assert goes(failed) == goes(failed, is_unsure=True) == [4]
+    assert goes(SaveResult(KEY, CommitUnknown("who knows"))) == []

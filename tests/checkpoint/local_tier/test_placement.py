@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.local_tier.placement import Member, group_hosts, place_copies, wards_of
+from holdfast.checkpoint.local_tier.placement import Member, copied_by, group_hosts, place_copies
 
 
 def _members(slices: int, hosts: int, processes: int) -> list[Member]:
@@ -77,7 +77,7 @@ def test_wards_are_whose_copies_a_rank_keeps() -> None:
     """The other way round, every copy is in one ward's list; ranks of one host share its wards."""
     copies = place_copies(_members(1, 2, 2), 1)
     assert copies == [[2], [3], [0], [1]]
-    assert [wards_of(copies, rank) for rank in range(4)] == [[2], [3], [0], [1]]
+    assert [copied_by(copies, rank) for rank in range(4)] == [[2], [3], [0], [1]]
 
 
 def test_a_host_alone_keeps_what_it_has() -> None:

@@ -27,8 +27,8 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
-from holdfast.checkpoint.local_tier import tier
-from holdfast.checkpoint.local_tier.pace import Pace
+from holdfast.checkpoint.local_tier import meeting, tier
+from holdfast.checkpoint.local_tier.part_copier import Throttle
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
 from holdfast.checkpoint.local_tier.tier import LocalTier
@@ -495,8 +495,8 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(
         first.save(5)
         tier = first.managers[1]._catalog.tier
         assert isinstance(tier, LocalTier)
-        assert tier._server is not None
-        tier._server.close()
+        assert tier._meeting.server is not None
+        tier._meeting.server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
         sentence = (
@@ -618,13 +618,13 @@ def test_copies_go_at_the_rate_that_is_given(
     begun, and a sentence says so.
     """
     taken: list[int] = []
-    take = Pace.take
+    take = Throttle.take
 
-    def counted(pace: Pace, nbytes: int) -> None:
-        take(pace, nbytes)
+    def counted(throttle: Throttle, nbytes: int) -> None:
+        take(throttle, nbytes)
         taken.append(nbytes)
 
-    monkeypatch.setattr(Pace, "take", counted)
+    monkeypatch.setattr(Throttle, "take", counted)
     with job(root, hosts[:2], rate_bytes_s=1e9) as first:
         first.save(5)
         assert sum(taken) == sum(first.statistics("copied_bytes")) > 0
@@ -759,7 +759,7 @@ def test_an_address_that_other_machines_cannot_reach_turns_the_tier_off(
 ) -> None:
     """Loopback, as a host's own name may stand for, is right on one machine alone."""
     machines = iter("ab")
-    monkeypatch.setattr(tier, "_boot_id", lambda: next(machines))
+    monkeypatch.setattr(meeting, "boot_id", lambda: next(machines))
     with job(root, hosts[:2], every=4) as first:
         assert all(
             "has the address 127.0.0.1:" in off and "pass Local(address=...)" in off

@@ -20,7 +20,8 @@ local = Local(
 manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
 if port == "launched":
     tier = manager._catalog.tier
-    print("parts by TLS", tier._tls is not None, "at", tier._server.address, flush=True)
+    meeting = tier._meeting
+    print("parts by TLS", meeting.tls is not None, "at", meeting.server.address, flush=True)
 
 
 def go_on():

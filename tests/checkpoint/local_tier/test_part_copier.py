@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from holdfast.checkpoint.local_tier.pace import Pace
+from holdfast.checkpoint.local_tier.part_copier import Throttle
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 def test_so_many_bytes_take_so_long(piece: int) -> None:
     """Whatever their pieces; only the last piece's own time is not waited for."""
     clock = Clock()
-    pace = Pace(1000, clock=clock, sleep=clock.sleep)
+    pace = Throttle(1000, clock=clock, sleep=clock.sleep)
     for _ in range(100_000 // piece):
         pace.take(piece)
     assert clock.slept == pytest.approx((100_000 - piece) / 1000)
@@ -37,7 +37,7 @@ def test_so_many_bytes_take_so_long(piece: int) -> None:
 def test_what_goes_slower_by_itself_is_not_held_up() -> None:
     """And a pause is no credit for what comes after it."""
     clock = Clock()
-    pace = Pace(1000, clock=clock, sleep=clock.sleep)
+    pace = Throttle(1000, clock=clock, sleep=clock.sleep)
     for _ in range(10):
         pace.take(500)
         clock.now += 0.5
@@ -51,7 +51,7 @@ def test_what_goes_slower_by_itself_is_not_held_up() -> None:
 def test_without_a_bound_nothing_is_waited_for() -> None:
     """Infinity is a rate too."""
     clock = Clock()
-    pace = Pace(math.inf, clock=clock, sleep=clock.sleep)
+    pace = Throttle(math.inf, clock=clock, sleep=clock.sleep)
     for _ in range(10):
         pace.take(1 << 40)
     assert clock.slept == 0

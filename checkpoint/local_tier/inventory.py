@@ -1,0 +1,209 @@
+"""What the hosts of a job hold together: their inventories, which local steps are whole, and which
+of them may come back.
+
+No word of a local save is needed later: a step comes back by the parts that are found. The primary
+alone decides, so that all processes list the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from holdfast.multihost import Group
+
+from ..agreement.exchange import exchange, to_json_bytes
+from ..errors import HostileCheckpoint, SaveFailed
+from ..format.item_report import ItemReport
+from ..saving.plan_mismatch import check_json, check_shares
+from ..saving.record_builder import RecordHead, TreeText, build_record
+from ..steps.lineage import Branch
+from .parts import LocalKey, PartSummary, StepHead, why_dead
+
+MOST_FOUND = 16  # local steps that are told to all
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The parts that one process lists, or why its folder cannot be used."""
+
+    parts: Sequence[PartSummary] = ()
+    error: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name."""
+        parts = [
+            part.key._asdict() | {"process": part.process, "report": part.report}
+            for part in self.parts
+        ]
+        return to_json_bytes({"parts": parts, "error": self.error})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(data)
+        parts = []
+        for fields in body["parts"]:
+            process = fields.pop("process")
+            report = fields.pop("report")
+            parts.append(PartSummary(LocalKey(**fields), process, report))
+        return cls(parts, body["error"])
+
+
+@dataclass(frozen=True)
+class FoundStep:
+    """A local step of which all parts are there: by process, the report and the ranks that hold the
+    part.
+    """
+
+    key: LocalKey
+    reports: list[str]
+    holders: list[list[int]]
+
+    def survives(self, hosts: Sequence[str]) -> int:
+        """Returns how many hosts may be lost before a part is; `hosts` are those of the ranks."""
+        return min(len({hosts[rank] for rank in ranks}) for ranks in self.holders) - 1
+
+
+@dataclass(frozen=True)
+class SurveyVerdict:
+    """What all processes know after a survey: the local steps, best first, or why there are none.
+
+    The reports of the parts stay with the primary, which builds records of them.
+    """
+
+    steps: Sequence[FoundStep] = ()
+    why_off: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name, compressed: it goes to all processes."""
+        steps = [
+            {"key": step.key._asdict(), "holders": step.holders, "reports": []}
+            for step in self.steps
+        ]
+        return zlib.compress(to_json_bytes({"steps": steps, "why_off": self.why_off}), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(zlib.decompress(data))
+        steps = [
+            FoundStep(LocalKey(**step["key"]), step["reports"], step["holders"])
+            for step in body["steps"]
+        ]
+        return cls(steps, body["why_off"])
+
+
+def survey(
+    group: Group, name: str, own: Inventory, branches: Collection[Branch], timeout_s: float
+) -> SurveyVerdict:
+    """Returns which local steps may come back; every process calls it, the primary decides.
+
+    Blocks. Raises BarrierTimeout, ProcessLost.
+    """
+    judged: list[SurveyVerdict] = []
+
+    def decide(reports: Sequence[bytes]) -> bytes:
+        judged.append(_judge([Inventory.from_bytes(report) for report in reports], branches))
+        return judged[0].to_bytes()
+
+    told = exchange(group, name, own.to_bytes(), decide, timeout_s)
+    return judged[0] if judged else SurveyVerdict.from_bytes(told)
+
+
+def _judge(inventories: Sequence[Inventory], branches: Collection[Branch]) -> SurveyVerdict:
+    why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
+    if why_off:
+        return SurveyVerdict(why_off=why_off)
+    return SurveyVerdict(living_steps(inventories, branches)[:MOST_FOUND])
+
+
+def find_whole(inventories: Sequence[Inventory]) -> list[FoundStep]:
+    """Returns the local steps of which every part is somewhere, by the inventories of all ranks."""
+    parts_of: dict[LocalKey, dict[int, tuple[str, list[int]]]] = {}
+    for rank, inventory in enumerate(inventories):
+        for part in inventory.parts:
+            parts = parts_of.setdefault(part.key, {})
+            report, holders = parts.setdefault(part.process, (part.report, []))
+            # A copy with another report is no copy: the first that was listed counts.
+            if report == part.report:
+                holders.append(rank)
+    return [
+        FoundStep(
+            key,
+            [parts[process][0] for process in range(key.processes)],
+            [parts[process][1] for process in range(key.processes)],
+        )
+        for key, parts in parts_of.items()
+        if len(parts) == key.processes
+    ]
+
+
+def living_steps(inventories: Sequence[Inventory], branches: Collection[Branch]) -> list[FoundStep]:
+    """Returns the whole local steps that may come back, best first.
+
+    The highest is the best, of equals that of the latest branch.
+    """
+    living = [step for step in find_whole(inventories) if not why_dead(step.key, branches)]
+    return sorted(living, key=lambda step: step.key, reverse=True)
+
+
+# --- the record of a local step
+
+
+def record_of(found: FoundStep, head: StepHead) -> bytes:
+    """Returns the record of a local step, built from its parts.
+
+    Raises SaveFailed where the reports do not fit together, as at a commit; HostileCheckpoint.
+    """
+    key = found.key
+    shares = [
+        {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}
+        for text in found.reports
+    ]
+    items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
+    for process, share in enumerate(shares):
+        if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
+            raise SaveFailed(
+                f"local step {key.step}: process {process} saved the items {sorted(share)}, others"
+                f" {sorted(shares[0])}"
+            )
+    for name in shares[0]:
+        tree = head.trees.get(name)
+        reports = [share[name] for share in shares]
+        _check_item(name, tree, reports)
+        items[name] = tree, reports
+    record_head = RecordHead(
+        key.step,
+        writer=key.save_id,
+        processes=key.processes,
+        started_s=head.started_s,
+        finished_s=head.finished_s,
+        metrics=head.metrics,
+        metadata=head.metadata,
+        opening=key.branch,
+    )
+    return build_record(record_head, items)
+
+
+def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:
+    if tree is None:
+        if reports[0].names is None and not any(report.files for report in reports[1:]):
+            check_json(name, reports)
+        return
+    lengths = {(len(report.local), len(report.values)) for report in reports[1:]}
+    if (
+        sum(len(report.files) for report in reports) != tree.files
+        or len(reports[0].values) != len(tree.values)
+        or lengths - {(len(tree.names), sum(tree.values))}
+        or (len(reports) > 1 and len(reports[0].local) != len(tree.names))
+        or any(report.where is not None for report in reports)
+    ):
+        raise HostileCheckpoint(
+            f"item {name!r} of a local step: the reports of its parts are not what its plan"
+            " asks for"
+        )
+    check_shares(name, tree.plan, tree.names, reports)

@@ -1,0 +1,253 @@
+"""The local steps of a root as one process knows them: surveyed, saved, and read to restore."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+import zlib
+from dataclasses import asdict
+from typing import Any
+
+from ..agreement.exchange import ask_primary
+from ..agreement.save_protocol import SaveResult, drive, local_saves_to_delete, save_locally
+from ..errors import (
+    CheckpointError,
+    CommitUnknown,
+    Corrupt,
+    StepNotFound,
+    error_text,
+    naming_path,
+)
+from ..format.limits import RECORD_LIMIT_BYTES
+from ..format.record import Record, parse_record
+from ..saving.commit import EffectPerformer
+from ..saving.stager import SaveRequest
+from ..steps.lineage import Branch, read_branches, run_of
+from ..steps.root_report import HostCopies
+from ..storage.base import Storage
+from .host_folder import HostFolder
+from .inventory import FoundStep, Inventory, record_of, survey
+from .local_save import HostPlace, LocalSave
+from .parts import LocalKey, Part, StepHead
+from .peer_storage import PeerConnection, Peers, PeerStorage
+
+_log = logging.getLogger(__name__)
+
+
+class LocalSteps:
+    """The local steps that may come back, best first. Thread-safe.
+
+    `off` is why no local saves are made, or "". `is_unsure`: see `agreement.save_protocol`.
+    """
+
+    def __init__(self, root: Storage, place: HostPlace) -> None:
+        self._root = root
+        self._place = place
+        self._lock = threading.Lock()
+        self._found: list[FoundStep] = []  # with reports at the primary alone
+        self._passed_over: set[LocalKey] = set()
+        self.off = place.meeting.why_off
+        self.copied_bytes = 0
+        self.is_unsure = False  # from an outcome that was not heard until the next survey
+
+    def survey(self, name: str, timeout_s: float) -> None:
+        """Finds out what there is; every process calls it. Blocks. `name` is of its messages."""
+        group = self._place.group
+        fields = ask_primary(group, f"{name}/branches", self._read_branches, timeout_s)
+        branches = [Branch(**each) for each in fields]
+        own = Inventory(error=self.off or self._place.meeting.own_error)
+        if not own.error:
+            own = self._list(run_of(branches))
+        verdict = survey(group, name, own, branches, timeout_s)
+        with self._lock:
+            self.off = self.off or verdict.why_off
+            self._found = list(verdict.steps)
+            self.is_unsure = False
+
+    def _read_branches(self) -> list[dict[str, Any]]:
+        with naming_path(self._root.root):
+            return [asdict(branch) for branch in read_branches(self._root)]
+
+    def _list(self, run: str) -> Inventory:
+        """Returns what this process lists of its folder, and serves it."""
+        if not run:
+            return Inventory()
+        folder = self._place.folders.open(run)
+        if not self._place.meeting.is_lister:
+            return Inventory()
+        try:
+            parts = folder.scan()
+        except OSError as error:
+            _log.warning("%s cannot be listed, and counts as empty: %s", folder.path, error)
+            return Inventory()
+        for part in parts:
+            self._place.serve(part, folder)
+        return Inventory([part.summary() for part in parts])
+
+    def save(self, request: SaveRequest) -> SaveResult:
+        """Does a local save with all processes. Blocks for its time; a failure is in the result."""
+        group = self._place.group
+        is_unsure = self.is_unsure
+        known = None if is_unsure else [step.key for step in self.restorable()]
+        save = LocalSave(self._place, request, known)
+        performer = EffectPerformer(save.target, save)
+        saving = save_locally(request.key, group.index, range(group.count), is_unsure=is_unsure)
+        result = drive(saving, performer.perform)
+        performer.add_cause(result.error)
+        self._take_note(save, result)
+        if save.key is not None and save.folder is not None:
+            try:
+                save.delete(self._ended(save.key, save.folder, result), result)
+            except OSError as error:  # it is tried again after the next save
+                path = save.folder.path
+                _log.warning("local steps in %s could not be deleted yet: %s", path, error)
+        if result.survey:
+            self._survey_after(request)
+        return result
+
+    def _survey_after(self, request: SaveRequest) -> None:
+        """Surveys on the saving thread, since some process does not know what there is.
+
+        Until then that process keeps all that it has: without a survey its memory would fill up.
+        """
+        # A name of its own: a process that did not hear of this survey is in step at the next.
+        name = f"{self._place.messages}/{request.save_id}"
+        try:
+            self.survey(name, self._place.local.timeout_s)
+        except Exception as error:
+            _log.warning("no survey after the local save of step %d: %s", request.step, error)
+
+    def _ended(self, key: LocalKey, folder: HostFolder, result: SaveResult) -> list[LocalKey]:
+        """Knows a save that has ended; returns the local saves of this process that go now."""
+        writer_id = self._place.writer_id
+        keep = self._place.local.keep
+        with self._lock:
+            known = [step for step in self._found if step.key.save_id.startswith(writer_id)]
+            if result.error is None:
+                self._found = [FoundStep(key, [], self._place.meeting.holders()), *known][:keep]
+        return local_saves_to_delete(
+            key,
+            result,
+            known=[step.key for step in known],
+            written=folder.saves(),
+            keep=keep,
+            is_unsure=self.is_unsure,
+        )
+
+    def _take_note(self, save: LocalSave, result: SaveResult) -> None:
+        """Notes why the tier ends, and that an outcome was not heard."""
+        with self._lock:
+            self.copied_bytes += save.copied_bytes
+            self.off = self.off or result.lane_off
+            # What was not heard is neither yes nor no: a survey looks.
+            self.is_unsure = self.is_unsure or isinstance(result.error, CommitUnknown)
+
+    def restorable(self) -> list[FoundStep]:
+        """Returns the local steps that may come back, but for those that did not restore."""
+        with self._lock:
+            return [step for step in self._found if step.key not in self._passed_over]
+
+    def copies(self) -> dict[int, HostCopies]:
+        """Returns where the parts of each of these steps are."""
+        hosts = self._place.meeting.hosts
+        return {
+            step.key.step: HostCopies(step.survives(hosts), step.holders)
+            for step in reversed(self.restorable())
+        }
+
+    def newest_survives(self) -> int:
+        """Returns how many hosts may be lost before the newest local step is."""
+        with self._lock:
+            newest = self._found[0] if self._found else None
+        return 0 if newest is None else newest.survives(self._place.meeting.hosts)
+
+    def pass_over(self, key: LocalKey) -> None:
+        """Notes that a local step could not be restored."""
+        with self._lock:
+            self._passed_over.add(key)
+
+    def forget_from(self, step: int) -> None:
+        """Knows no local step from `step` on any more; the root says by now that they are dead."""
+        with self._lock:
+            self._found = [found for found in self._found if found.key.step < step]
+
+    # --- reading
+
+    def head(self, step: int) -> StepHead:
+        """Returns what process 0's part of a local step says. Raises StepNotFound, Corrupt."""
+        found = next((found for found in self._found if found.key.step == step), None)
+        if found is None:
+            raise StepNotFound(f"there is no local step {step}", step=step)
+        return self._head(found)
+
+    def open(self, key: LocalKey) -> tuple[PeerStorage, Record]:
+        """Returns a step to read from; every process calls it. Blocks.
+
+        Raises CheckpointError, on every process.
+        """
+        step = next(step for step in self._found if step.key == key)
+        name = f"{self._place.messages}/record"
+        timeout_s = self._place.options.restore_timeout_s
+
+        def packed_record() -> str:
+            # The primary alone has the reports of all parts, and builds the record of them.
+            record = record_of(step, self._head(step))
+            return base64.b64encode(zlib.compress(record, 1)).decode()
+
+        packed: str = ask_primary(self._place.group, name, packed_record, timeout_s)
+        record = zlib.decompressobj().decompress(base64.b64decode(packed), RECORD_LIMIT_BYTES)
+        storage = self._storage_of(step, record)
+        return storage, parse_record(record, f"{storage.root}/{step.key.folder}")
+
+    def _storage_of(self, step: FoundStep, record: bytes) -> PeerStorage:
+        meeting = self._place.meeting
+        addresses = {rank: peer.address for rank, peer in enumerate(meeting.peers)}
+        peers = Peers(addresses, meeting.secret, self._place.local.timeout_s, meeting.tls)
+        # Each begins with another holder: all would ask the same one first.
+        turns = [meeting.index % len(ranks) for ranks in step.holders]
+        holders = [
+            [*ranks[turn:], *ranks[:turn]] for turn, ranks in zip(turns, step.holders, strict=True)
+        ]
+        return PeerStorage(
+            self._place.folders.current().storage,
+            step.key.folder,
+            record,
+            holders,
+            own=frozenset({meeting.lister}),
+            peers=peers,
+        )
+
+    def _head(self, step: FoundStep) -> StepHead:
+        """Reads process 0's part, from whoever has it as its inventory said. Raises Corrupt."""
+        name = step.key.part_name(0)
+        failures: list[str] = []
+        for rank in sorted(step.holders[0], key=lambda rank: rank != self._place.meeting.lister):
+            try:
+                part = Part.from_bytes(self._part_text(rank, name), name)
+            except (OSError, CheckpointError) as error:
+                failures.append(f"process {rank}: {error_text(error)}")
+                continue
+            head = _head_of(part, step)
+            if head is not None:
+                return head
+            failures.append(f"process {rank} gave another part")
+        raise Corrupt(
+            f"local step {step.key.step}: the part of process 0 cannot be read:"
+            f" {'; '.join(failures)}",
+            step=step.key.step,
+        )
+
+    def _part_text(self, rank: int, name: str) -> bytes:
+        meeting = self._place.meeting
+        if rank == meeting.lister:
+            return self._place.folders.current().storage.fetch(name, RECORD_LIMIT_BYTES)
+        address = meeting.peers[rank].address
+        with PeerConnection(address, meeting.secret, meeting.tls) as peer:
+            return peer.wait(name, self._place.local.timeout_s)
+
+
+def _head_of(part: Part, step: FoundStep) -> StepHead | None:
+    """Returns the head of the part that the survey found; None for another one."""
+    is_the_same = not step.reports or part.summary().report == step.reports[0]
+    return part.head if part.key == step.key and is_the_same else None

@@ -1,0 +1,312 @@
+"""The processes of a local tier meet: each makes its folder and its part server, and all learn of
+all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from holdfast.multihost import Group, current_spec
+from holdfast.multihost.group.runtime import host_address
+
+from ..agreement.exchange import ask_primary, exchange, to_json_bytes
+from ..errors import CheckpointError, error_text
+from ..options import Local
+from ..storage.local import make_folders, sync_folder
+from .part_server import PartServer
+from .peer_tls import PeerTls
+from .placement import Member, copied_by, place_copies
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+OLD_MARK_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What all processes know of one. `folder` tells its folder from others, `mark` is in it.
+
+    `host` is what fails together, `address` that of its part server.
+    """
+
+    host: str
+    machine: str
+    slice_id: int
+    folder: str
+    mark: str = ""
+    address: str = ""
+    has_tls: bool = False
+    error: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name."""
+        return to_json_bytes(asdict(self))
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """All processes, in rank order."""
+
+    peers: tuple[Peer, ...]
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name, compressed: it goes to as many processes as it names."""
+        return zlib.compress(to_json_bytes(asdict(self)), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(zlib.decompress(data))
+        return cls(tuple(Peer(**peer) for peer in body["peers"]))
+
+    @classmethod
+    def of(cls, reports: Sequence[bytes]) -> Self:
+        """Takes the peers as each said who it is."""
+        return cls(tuple(Peer(**json.loads(report)) for report in reports))
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a process knows of all, and what it has made for them: its part server and its mark.
+
+    `copies[rank]` are the ranks that keep a copy of a rank's part; `copies_from` those whose parts
+    this process copies. `listers[rank]` is the rank that lists and cleans that rank's folder.
+    `why_off` is why the tier cannot be used, alike on all; `own_error` what this process alone saw.
+    """
+
+    index: int
+    peers: tuple[Peer, ...]
+    secret: bytes
+    tls: PeerTls | None
+    copies: Sequence[Sequence[int]]
+    copies_from: Sequence[int]
+    listers: Sequence[int]
+    why_off: str
+    own_error: str
+    server: PartServer | None
+    mark: Path | None
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank."""
+        return [peer.host for peer in self.peers]
+
+    @property
+    def lister(self) -> int:
+        """The rank that lists this process's folder."""
+        return self.listers[self.index]
+
+    @property
+    def is_lister(self) -> bool:
+        """Whether this process lists its folder, and cleans it."""
+        return self.lister == self.index
+
+    def holders(self) -> list[list[int]]:
+        """Returns by rank the ranks, one of each folder, that have its part once it is copied."""
+        return [
+            sorted({self.listers[rank] for rank in [owner, *copies]})
+            for owner, copies in enumerate(self.copies)
+        ]
+
+    def close(self) -> None:
+        """Ends the part server, and removes the mark."""
+        if self.server is not None:
+            self.server.close()
+        if self.mark is not None:
+            with contextlib.suppress(OSError):
+                self.mark.unlink(missing_ok=True)
+
+
+def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None) -> Meeting:
+    """Returns what all processes are; every process calls it. Blocks.
+
+    What a process cannot make is its peer's `error`. Raises BarrierTimeout, ProcessLost.
+    """
+    drawn: str = ask_primary(
+        group, f"{name}/secret", lambda: secrets.token_hex(32), local.timeout_s
+    )
+    secret = bytes.fromhex(drawn)
+    stand = _Stand(local, path, group, tls)
+    try:
+        own = stand.introduce(secret)
+        told = exchange(
+            group,
+            f"{name}/peers",
+            own.to_bytes(),
+            lambda reports: Attendance.of(reports).to_bytes(),
+            local.timeout_s,
+        )
+        peers = Attendance.from_bytes(told).peers
+        listers = _listers_of(peers)
+        is_lister = listers[group.index] == group.index
+        own_error = _why_not_alone(path, peers, own, cleans=is_lister)
+    except BaseException:
+        stand.close()
+        raise
+    members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(peers)]
+    copies = place_copies(members, local.replicas)
+    return Meeting(
+        index=group.index,
+        peers=peers,
+        secret=secret,
+        tls=tls,
+        copies=copies,
+        copies_from=copied_by(copies, group.index),
+        listers=listers,
+        why_off=next(filter(None, (peer.error for peer in peers)), "") or _why_unreachable(peers),
+        own_error=own_error,
+        server=stand.server,
+        mark=stand.mark,
+    )
+
+
+def _listers_of(peers: Sequence[Peer]) -> list[int]:
+    firsts: dict[str, int] = {}
+    return [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(peers)]
+
+
+class _Stand:
+    """What one process makes before the others know of it."""
+
+    def __init__(self, local: Local, path: Path, group: Group, tls: PeerTls | None) -> None:
+        self._local = local
+        self._path = path
+        self._group = group
+        self._tls = tls
+        self.server: PartServer | None = None
+        self.mark: Path | None = None
+
+    def introduce(self, secret: bytes) -> Peer:
+        """Makes the folder and the part server; what cannot be made is the peer's error."""
+        spec = current_spec()
+        machine = boot_id()
+        host = self._local.failure_domain or machine
+        slice_id = 0 if spec is None else spec.slice_id
+        peer = Peer(host, machine, slice_id, folder=f"{host} {self._group.index}")
+        try:
+            peer = replace(peer, folder=f"{host} {self._make_folder(host)}")
+            peer = replace(peer, mark="" if self.mark is None else self.mark.name)
+            if self._group.count > 1:
+                self.server = self._make_server(secret)
+                has_tls = self._tls is not None
+                peer = replace(peer, address=self.server.address, has_tls=has_tls)
+        except (OSError, CheckpointError) as error:
+            return replace(peer, error=f"process {self._group.index}: {error_text(error)}")
+        return peer
+
+    def _make_folder(self, host: str) -> str:
+        """Makes this host's folder and a mark in it; returns which folder it is."""
+        if self._path.is_symlink():
+            raise CheckpointError(
+                f"{self._path} is a link; expected a folder of this host, or none"
+            )
+        try:
+            make_folders(self._path.parent, None)
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            if self._local.sync:
+                sync_folder(self._path.parent)
+            # Hosts that mount one file system see one folder under several device numbers. Each
+            # sees the others' marks there.
+            self.mark = self._path / f"mark-{secrets.token_hex(8)}"
+            self.mark.write_text(host)
+            status = self._path.stat()
+        except OSError as error:
+            why = (
+                f"{error.strerror or error}; expected a folder that this process may write to, or"
+                " none"
+            )
+            raise CheckpointError(f"{self._path} cannot be written: {why}") from error
+        return f"{status.st_dev} {status.st_ino}"
+
+    def _make_server(self, secret: bytes) -> PartServer:
+        if self._tls is not None:
+            self._tls.check()
+        address = self._local.address or _own_address()
+        try:
+            return PartServer(address, secret, self._tls)
+        except OSError as error:
+            why = (
+                f"{error.strerror or error}; expected an address of this host in Local(address=...)"
+            )
+            raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
+
+    def close(self) -> None:
+        """Ends the server and removes the mark."""
+        if self.server is not None:
+            self.server.close()
+        if self.mark is not None:
+            self.mark.unlink(missing_ok=True)
+
+
+def _why_not_alone(path: Path, peers: Sequence[Peer], own: Peer, *, cleans: bool) -> str:
+    """Returns why this folder cannot be used: copies in a folder that two hosts share are none."""
+    marks = {peer.mark: peer for peer in peers if peer.mark}
+    try:
+        there = list(path.glob("mark-*"))
+        if cleans:
+            _remove_old_marks([mark for mark in there if mark.name not in marks])
+    except OSError as error:
+        return f"process {peers.index(own)}: {error_text(error)}"
+    hosts = [marks[mark.name].host for mark in there if mark.name in marks]
+    other = next((host for host in hosts if host != own.host), None)
+    if other is None:
+        return ""
+    return f"{path} is shared by the hosts {own.host} and {other}; expected a folder of one host"
+
+
+def _remove_old_marks(marks: Sequence[Path]) -> None:
+    for mark in marks:
+        # Another process of this host may remove it too.
+        with contextlib.suppress(FileNotFoundError):
+            # A younger mark may be of another job that opens here now.
+            if time.time() - mark.stat().st_mtime > OLD_MARK_S:
+                mark.unlink()
+
+
+def _why_unreachable(peers: Sequence[Peer]) -> str:
+    """Returns why some processes could not reach others, or ""."""
+    others = [rank for rank, peer in enumerate(peers) if peer.has_tls != peers[0].has_tls]
+    if others:
+        first = others[0]
+        with_tls, without = (0, first) if peers[0].has_tls else (first, 0)
+        return (
+            f"process {with_tls} has the files of TLS, and process {without} has none: set them for"
+            " all, or for none"
+        )
+    inside = [rank for rank, peer in enumerate(peers) if peer.address.startswith(("127.", "[::1]"))]
+    if not inside or len({peer.machine for peer in peers}) == 1:
+        return ""
+    return (
+        f"process {inside[0]} has the address {peers[inside[0]].address}, which other hosts cannot"
+        " reach: pass Local(address=...), or give its host's name another address than loopback"
+    )
+
+
+def _own_address() -> str:
+    """Returns the address of this host for its peers. Raises CheckpointError where that is not
+    known.
+    """
+    address = host_address()
+    if address is None:
+        raise CheckpointError(
+            "which address of this host its peers reach is not known, since no coordinator is: pass"
+            " Local(address=...)"
+        )
+    return address
+
+
+def boot_id() -> str:
+    """Returns what tells this machine, since it was started, from others."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # no Linux
+        return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]

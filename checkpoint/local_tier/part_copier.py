@@ -1,0 +1,148 @@
+"""Copies parts of peers into this host's folder: each byte checked, at a bounded rate."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections.abc import Callable
+
+from ..agreement.save_protocol import PartGivenUp
+from ..errors import SaveFailed
+from ..format.item_report import FileReport
+from ..options import Local
+from ..saving.commit import SaveTarget
+from ..storage.local import write_all
+from .host_folder import HostFolder, read_checked
+from .meeting import Meeting
+from .parts import LocalKey, Part
+from .peer_storage import PeerConnection, PeerFailed
+
+
+class Throttle:
+    """Lets at most `rate_bytes_s` go, on the average since it last stood idle. For one thread.
+
+    Copies leave the network and the disks to others.
+    """
+
+    def __init__(
+        self,
+        rate_bytes_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate_bytes_s = rate_bytes_s
+        self._clock = clock
+        self._sleep = sleep
+        self._free_s = clock()  # when what went before is paid for
+
+    def take(self, nbytes: int) -> None:
+        """Waits until so many bytes more may go."""
+        now = self._clock()
+        if self._free_s > now:
+            self._sleep(self._free_s - now)
+        self._free_s = max(self._free_s, now) + nbytes / self._rate_bytes_s
+
+
+class PartCopier:
+    """Pulls the parts of the processes that this one copies from. For one thread."""
+
+    def __init__(self, local: Local, meeting: Meeting) -> None:
+        self._local = local
+        self._meeting = meeting
+        self._throttle = Throttle(local.rate_bytes_s or math.inf)
+
+    def copy(self, owner: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> Part:
+        """Copies a part of a peer and publishes the copy in the folder. Blocks.
+
+        Raises PartGivenUp, PeerFailed, SaveFailed, Corrupt, OSError.
+        """
+        try:
+            return self._copy(owner, key, folder, target)
+        except PeerFailed as error:
+            message = f"process {owner}'s part was not copied: {error.strerror}"
+            raise PeerFailed(errno.EIO, message) from error
+
+    def _copy(self, owner: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> Part:
+        meeting = self._meeting
+
+        def remaining_s() -> float:
+            return target.remaining_s or 0.001
+
+        with PeerConnection(
+            meeting.peers[owner].address, meeting.secret, meeting.tls, timeout_s=remaining_s()
+        ) as peer:
+            name = key.part_name(owner)
+            try:
+                data = peer.wait(name, remaining_s())
+            except FileNotFoundError:
+                message = f"process {owner} has given its part of step {key.step} up"
+                raise PartGivenUp(message) from None
+            part = Part.from_bytes(data, f"{peer.address}: {name}")
+            if (part.run, part.key, part.process) != (folder.run, key, owner):
+                raise PeerFailed(
+                    errno.EIO,
+                    f"process {owner} gave process {part.process}'s part of {part.key}, where its"
+                    f" own of {key} was asked for",
+                )
+            self._check_rate(sum(part.files.values()), target)
+            self._copy_files(peer, part, folder, remaining_s)
+        # Last, and only here: a part without all of its files is none.
+        folder.publish(part, data)
+        return part
+
+    def _copy_files(
+        self, peer: PeerConnection, part: Part, folder: HostFolder, remaining_s: Callable[[], float]
+    ) -> None:
+        take = self._throttle.take
+        try:
+            for item, report in part.items.items():
+                name = f"{part.key.folder}/{item}"
+                for file in report.files:
+                    copy_file(peer, name, file, folder, remaining_s=remaining_s, take=take)
+        except BaseException:
+            folder.storage.spare(part.files)
+            raise
+
+    def _check_rate(self, nbytes: int, target: SaveTarget) -> None:
+        """Refuses to begin what cannot be done in time."""
+        rate = self._local.rate_bytes_s
+        left_s = target.remaining_s
+        if rate is not None and nbytes / rate > left_s:
+            raise SaveFailed(
+                f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at"
+                f" rate_bytes_s={rate:,.0f}, and {left_s:,.0f} s are left of"
+                f" timeout_s={self._local.timeout_s:g}; expected a rate that suffices"
+            )
+
+
+def copy_file(
+    peer: PeerConnection,
+    folder_name: str,
+    report: FileReport,
+    folder: HostFolder,
+    *,
+    remaining_s: Callable[[], float],
+    take: Callable[[int], None] = lambda nbytes: None,
+) -> None:
+    """Copies one file of a part and checks every byte of it against its report.
+
+    Before each piece `take` may wait.
+    """
+    name = f"{folder_name}/{report.name}"
+    file = folder.storage.open_to_write(name, report.size)
+
+    def read(offset: int, buffer: memoryview) -> int:
+        take(buffer.nbytes)
+        return peer.read(name, offset, [buffer], remaining_s())
+
+    def write(offset: int, piece: memoryview) -> None:
+        write_all(file, [piece], offset)
+
+    try:
+        read_checked(read, report, f"{peer.address}: {name}", write)
+        folder.storage.finish(file, report.size)
+    finally:
+        os.close(file)

@@ -1,0 +1,39 @@
+"""What the processes of a local tier tell each other when they meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import EveryNSteps, Local
+from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, boot_id, meet
+from holdfast.multihost import Solo
+
+PEER = Peer("host", "machine", 0, "host 1 2", mark="mark-1", address="10.0.0.1:7")
+
+
+def test_all_hear_of_all() -> None:
+    """Each says who it is, and the list of all survives the wire."""
+    peers = (PEER, replace(PEER, host="other", error="a link"))
+    attendance = Attendance.of([peer.to_bytes() for peer in peers])
+    assert attendance.peers == peers
+    assert Attendance.from_bytes(attendance.to_bytes()) == attendance
+
+
+def test_one_process_meets_itself(tmp_path: Path) -> None:
+    """It needs no part server, lists its own folder, and its mark goes when it leaves."""
+    local = Local(tmp_path, save_policy=EveryNSteps(1))
+    meeting = meet(local, tmp_path, Solo(), "meet", None)
+    assert meeting.is_lister and meeting.holders() == [[0]] and meeting.hosts == [boot_id()]
+    assert (meeting.why_off, meeting.own_error, meeting.server) == ("", "", None)
+    assert [path.name for path in tmp_path.iterdir()] == [meeting.peers[0].mark]
+    meeting.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_has_one_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel says none, the name of the host stands for it."""
+    monkeypatch.setattr("holdfast.checkpoint.local_tier.meeting.BOOT_ID", tmp_path / "none")
+    assert len(boot_id()) == 32 and boot_id() == boot_id()
