@@ -42,7 +42,8 @@ from jaxlib import _jax
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = "127.0.0.1:%d" % probe.getsockname()[1]
-service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]), heartbeat_timeout=600, shutdown_timeout=10)
+timeouts = {"heartbeat_timeout": 600, "shutdown_timeout": 10}
+service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]), **timeouts)
 print(address, flush=True)
 sys.stdin.read()
 """
@@ -249,7 +250,8 @@ class Cluster:
     def _start_workers(
         self, undone: contextlib.ExitStack, peer: Peer, address: str, clients: int
     ) -> None:
-        processes, first = min(clients, MOST_PROCESSES), 0
+        processes = min(clients, MOST_PROCESSES)
+        first = 0
         secrets = str(self._folder) if peer.way == "TLS" else ""
         for index in range(processes):
             count = clients // processes + (index < clients % processes)
@@ -385,7 +387,8 @@ def busy(clients: int, rounds: int, repeats: int) -> None:
         for turn in range(2 * repeats):
             cluster.run(f"busy {turn % 2}")
             times[turn % 2].append(cluster.run(f"others {rounds} {clients}") / rounds * 1e3)
-    idle, full = statistics.median(times[0]), statistics.median(times[1])
+    idle = statistics.median(times[0])
+    full = statistics.median(times[1])
     print(
         f"{clients - 1} clients beside a trainer: idle {idle:.2f} ms, busy {full:.2f} ms, ratio"
         f" {full / idle:.2f}"

@@ -74,7 +74,9 @@ def view(url: str, reading: int, stuck: int) -> None:
     """Opens the streams of viewers, who read or do not, and prints how many snapshots came, at each
     line of input.
     """
-    parts, selector, snapshots = urlsplit(url), selectors.DefaultSelector(), 0
+    parts = urlsplit(url)
+    selector = selectors.DefaultSelector()
+    snapshots = 0
     kept = []
     for number in range(reading + stuck):
         viewer = socket.socket()
@@ -132,7 +134,8 @@ def turn(
 ) -> Row:
     """Counts for a while in which processes do nothing but report, then times barriers."""
     coordinator = Process(cluster.pid)
-    began, before = time.monotonic(), (coordinator.cpu_s(), page_process.cpu_s())
+    began = time.monotonic()
+    before = (coordinator.cpu_s(), page_process.cpu_s())
     cluster.run(f"report {seconds:.0f} {interval_s(processes)}")
     elapsed = time.monotonic() - began
     used = (coordinator.cpu_s() - before[0]) / elapsed, (page_process.cpu_s() - before[1]) / elapsed
@@ -160,10 +163,8 @@ def hour(cluster: Cluster, processes: int, idle: float) -> None:
     """Prints what an hour with ten viewers costs: all its snapshots, one after the other. `idle` is
     the coordinator's share without.
     """
-    wanted, coordinator = (
-        int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S)),
-        Process(cluster.pid),
-    )
+    wanted = int(3600 / max(feed._INTERVAL_S, processes / feed._PROCESSES_PER_S))
+    coordinator = Process(cluster.pid)
     over = threading.Event()
 
     def report() -> None:  # processes that do not report are silent, and would be looked into
@@ -174,7 +175,9 @@ def hour(cluster: Cluster, processes: int, idle: float) -> None:
     reporter.start()
     with page(cluster.address, AT_ONCE) as (process, url), viewers(url, 10) as looking:
         assert looking.stdin is not None and looking.stdout is not None
-        began, before, count = time.monotonic(), coordinator.cpu_s(), 0
+        began = time.monotonic()
+        before = coordinator.cpu_s()
+        count = 0
         memory_mb = coordinator.memory_mb(), process.memory_mb()
         while count < 10 * wanted:
             time.sleep(1)

@@ -96,7 +96,8 @@ def work(address: str, first: int, end: int, total: int) -> None:
                 if error.code != "DEADLINE_EXCEEDED":
                     raise
 
-        over, oldest_s = threading.Event(), [0.0]
+        over = threading.Event()
+        oldest_s = [0.0]
         watcher = threading.Thread(target=watch, args=(clients, over, oldest_s))
         watcher.start()
         each(clients, wait)
@@ -121,7 +122,8 @@ def memory_mb(pid: int | str) -> float:
 
 def waits(options: argparse.Namespace) -> None:
     """Prints the coordinator's CPU while all wait, and the oldest sign of life."""
-    count, share = options.clients, math.ceil(options.clients / options.processes)
+    count = options.clients
+    share = math.ceil(options.clients / options.processes)
     with CoordinationService.spawn(
         count, timeouts=ServiceTimeouts(heartbeat_s=options.heartbeat_timeout_s), recoverable=True
     ) as service:
@@ -148,7 +150,9 @@ def waits(options: argparse.Namespace) -> None:
                 assert worker.stdin
                 print(what, options.seconds, file=worker.stdin, flush=True)
             time.sleep(options.seconds * 0.2)  # all have begun to wait
-            before, begun, oldest_s = cpu_s(service.pid), time.monotonic(), 0.0
+            before = cpu_s(service.pid)
+            begun = time.monotonic()
+            oldest_s = 0.0
             while time.monotonic() - begun < options.seconds * 0.6:
                 time.sleep(options.seconds * 0.1)
             used = (cpu_s(service.pid) - before) / (time.monotonic() - begun)
@@ -187,7 +191,8 @@ def memory(tasks: int, barriers: int) -> None:
     machine = Machine(Config(tasks, 7, heartbeat_timeout_s=math.inf, recoverable=True), 0.0)
     for task_id in range(tasks):
         machine.registration.open_session(task_id, 100 + task_id, f"host{task_id}", 1, 0.0)
-    before, now = memory_mb("self"), 0.0
+    before = memory_mb("self")
+    now = 0.0
     for number in range(barriers):
         for task_id in range(1, tasks):
             life = machine.task_table.tasks[task_id].session_since

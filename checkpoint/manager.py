@@ -280,7 +280,7 @@ class CheckpointManager:
 
     # More than eight parameters, because a caller's restore is one call with these words, which
     # `load` has too; inside they are one RestoreOptions.
-    def restore(
+    def restore(  # noqa: PLR0913
         self,
         step: int | None = None,
         like: Any = None,

@@ -141,7 +141,7 @@ def _open_tier(
         local,
         root.storage,
         root.group,
-        root.options,
+        options=root.options,
         writer_id=root.writer.id,
         lineage=lineage,
     )

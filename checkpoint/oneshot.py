@@ -47,7 +47,8 @@ from .storage.path import StorePath, join, open_storage, split
 from .storage.threads import start_thread
 
 
-def save(
+# More than eight parameters: they are the words of `CheckpointManager`, in one call.
+def save(  # noqa: PLR0913
     path: str | os.PathLike[str],
     state: Any = None,
     *,
@@ -192,7 +193,8 @@ def _refuse_existing(storage: Storage) -> None:
         raise StepExists(message, path=storage.root)
 
 
-def load(
+# More than eight parameters: they are the words of `CheckpointManager`, in one call.
+def load(  # noqa: PLR0913
     path: str | os.PathLike[str],
     like: Any = None,
     *,

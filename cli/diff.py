@@ -42,7 +42,9 @@ Exit codes: 0 equal, 1 different, 3 nothing there, 4 damaged, 5 could not be rea
     "--limit", type=int, default=50, show_default=True, help="Show at most so many leaves (0: all)."
 )
 @json_option
-def diff(a: str, b: str, *, step_a: int | None, step_b: int | None, limit: int, as_json: bool) -> None:
+def diff(
+    a: str, b: str, *, step_a: int | None, step_b: int | None, limit: int, as_json: bool
+) -> None:
     """Compare the checkpoints A and B: structure, shapes, dtypes and values, bit by bit.
 
     For each leaf that differs: how many elements, and the largest absolute and relative difference

@@ -81,7 +81,7 @@ class StorageContract:
     # --- What a store says of itself
 
     def test_it_says_what_it_can_do(self, storage: Storage) -> None:
-        """It has a name for messages, room for some concurrency, and a way to keep writers apart."""
+        """It has a name for messages, some concurrency, and a way to keep writers apart."""
         assert storage.root
         assert storage.max_concurrency >= 1
         assert storage.max_file_bytes is None or storage.max_file_bytes >= 1 << 20

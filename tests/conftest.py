@@ -26,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    share, seed = config.getoption("--slow-share"), config.getoption("--slow-seed")
+    share = config.getoption("--slow-share")
+    seed = config.getoption("--slow-seed")
     if share >= 1:
         return
     chosen = []

@@ -29,7 +29,8 @@ _GIVEN_UP = """
 _MODULES_GIVEN_UP = (
     "keeping explaining bundle spread stores own cleaner become guard call looks coming leaving"
 )
-GIVEN_UP, MODULES_GIVEN_UP = frozenset(_GIVEN_UP.split()), frozenset(_MODULES_GIVEN_UP.split())
+GIVEN_UP = frozenset(_GIVEN_UP.split())
+MODULES_GIVEN_UP = frozenset(_MODULES_GIVEN_UP.split())
 KEPT = {
     ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
     ("multihost/errors.py", "knob"),  # a field of a public error

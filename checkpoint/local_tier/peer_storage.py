@@ -258,6 +258,7 @@ class PeerStorage:
         folder: str,
         record: bytes,
         holders: Sequence[Sequence[int]],
+        *,
         own: frozenset[int],
         peers: Peers,
     ) -> None:

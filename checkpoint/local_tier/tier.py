@@ -75,6 +75,7 @@ class LocalTier:
         local: Local,
         storage: Storage,
         group: Group,
+        *,
         options: Options,
         writer_id: str,
         lineage: Lineage | NoLineage,

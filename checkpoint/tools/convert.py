@@ -76,7 +76,7 @@ class Conversion(NamedTuple):
 
 
 # This is a face, of the command's options too, so that it has more than eight parameters.
-def convert(
+def convert(  # noqa: PLR0913
     checkpoint: CheckpointReader,
     target: StorePath,
     to: str,

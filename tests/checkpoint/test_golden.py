@@ -31,7 +31,8 @@ def _module(name: str, file: str) -> Any:
     return module
 
 
-golden, first_version = _module("golden", "write.py"), _module("golden_read", "read.py")
+golden = _module("golden", "write.py")
+first_version = _module("golden_read", "read.py")
 
 CLASSES = [golden.Net, golden.Pair]
 
@@ -141,7 +142,8 @@ def test_everything_else_of_a_step_comes_back(step: int) -> None:
         )
         assert manager.restore(step, item="config") == golden.CONFIG
         reader = manager.restore(step, like=golden.Reader(), item="data")
-        order, want = reader.state.pop("order"), golden.reader_state(step)
+        order = reader.state.pop("order")
+        want = golden.reader_state(step)
         assert (
             _bits(order) == _bits(want.pop("order"))
             and reader.state == want

@@ -92,7 +92,8 @@ def test_progress_is_passed_on_now_and_then(
     """Whatever is written when: calls are PROGRESS_S apart, ascend, and the last one that is due
     says that all is out.
     """
-    clock, total = Clock(), sum(size for size, _ in written)
+    clock = Clock()
+    total = sum(size for size, _ in written)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(options_module, "time", clock)
         calls: list[tuple[float, int]] = []

@@ -131,7 +131,8 @@ def test_what_every_seconds_keeps_stays_kept(times_s: list[float], seconds: floa
     """Deciding after each save keeps the same steps as deciding once at the end, but for the
     newest.
     """
-    steps, there = _timed(*sorted(times_s)), list[StepFacts]()
+    steps = _timed(*sorted(times_s))
+    there = list[StepFacts]()
     for facts in steps:
         there.append(facts)
         gone = to_delete(KeepEverySeconds(seconds), there)

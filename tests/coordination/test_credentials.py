@@ -14,7 +14,8 @@ from tests.support.secured import secure
 
 def test_nothing_to_show() -> None:
     """Plaintext and no headers; each object draws a key of its own all the same."""
-    one, another = Credentials(), Credentials()
+    one = Credentials()
+    another = Credentials()
     assert one.empty and one.metadata() == () and one.tls() is None
     assert one.key != another.key and one == another
 

@@ -151,10 +151,8 @@ def test_the_example_is_drained_and_resumes(
     assert f"Preempted: step {resumed} is saved" in reports.errors() and resumed < 600
     assert result.return_value["total"] == 600 * 8
     seen = [(ranks[0]["resumed_from"], ranks[0]["step"]) for ranks in reports.all()]
-    first, second = (
-        [step for start, step in seen if start == 0],
-        [step for start, step in seen if start == resumed],
-    )
+    first = [step for start, step in seen if start == 0]
+    second = [step for start, step in seen if start == resumed]
     assert first + second == list(range(20, 601, 20)), (
         "report works, and no step is done twice or left out"
     )

@@ -56,11 +56,14 @@ def show(value: Any) -> Any:
 def one(name: str, call: Callable[[], Any]) -> None:
     """Makes one call and prints its outcome."""
     try:
-        status, value = "OK", show(call())
+        status = "OK"
+        value = show(call())
     except (TypeError, UnicodeDecodeError) as error:
-        status, value = type(error).__name__, None
+        status = type(error).__name__
+        value = None
     except Exception as error:
-        status, value = str(error).split(":")[0], None
+        status = str(error).split(":")[0]
+        value = None
     with OUT:
         print(json.dumps([name, status, value]), flush=True)
 

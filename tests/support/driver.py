@@ -86,10 +86,8 @@ class Driver:
         ids: tuple[int, ...] = (),
         life: int = 1,
     ) -> int:
-        deadline, since = (
-            self.now + timeout_s,
-            self.machine.task_table.life_of(task_id, 100 * life + task_id),
-        )
+        deadline = self.now + timeout_s
+        since = self.machine.task_table.life_of(task_id, 100 * life + task_id)
         return self.make(
             lambda call: self.machine.barrier(
                 Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now

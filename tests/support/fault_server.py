@@ -178,7 +178,8 @@ def allowed(operation: str, trial: dict[str, Any]) -> dict[int, set[int | None]]
     """Returns, for each step, the numbers that may be there after a trial; None stands for a step
     that is not there.
     """
-    done, new = set(trial["done"]), 2 + NEW
+    done = set(trial["done"])
+    new = 2 + NEW
     after: dict[int, set[int | None]] = {1: {1}, 2: {2}}
     if operation in ("save", "convert"):
         after[3] = {3} if "save" in done else {3, None}
@@ -302,7 +303,8 @@ def in_child(work: Callable[[], Any]) -> tuple[Any, str]:
 def run_trial(
     operation: Operation, root: Path, point: int, error: int, times: int, after: bool
 ) -> dict[str, Any]:
-    trial, where = Trial(), os.memfd_create("where")
+    trial = Trial()
+    where = os.memfd_create("where")
     faulthandler.register(signal.SIGUSR1, file=where, all_threads=False)
     LIBRARY.killpoint_signal(signal.SIGUSR1)
     LIBRARY.killpoint_arm_below(os.fsencode(root), point, error, times, after)
@@ -346,7 +348,10 @@ def inject(
 def main() -> None:
     logging.disable(logging.ERROR)
     assert threading.active_count() == 1, "only what has no threads may fork"
-    scratch, name, first, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    scratch = Path(sys.argv[1])
+    name = sys.argv[2]
+    first = int(sys.argv[3])
+    every = int(sys.argv[4])
     operation = OPERATIONS[name]
     template = scratch / "template"
     _, wrong = in_child(lambda: operation.make(template))

@@ -219,7 +219,8 @@ class Program:
         *path, last = name.split(".")
         for each in path:
             owner = getattr(owner, each)
-        held, calls = getattr(owner, last), []
+        held = getattr(owner, last)
+        calls = []
 
         @functools.wraps(held)
         def standing(*arguments: Any, **options: Any) -> Any:
@@ -334,7 +335,8 @@ class HostJob:
         self, hosts: Hosts, root: Path, places: Sequence[int] | None = None, **settings: Any
     ) -> None:
         places = range(len(hosts.folders)) if places is None else places
-        network, count = hosts.network, len(places)
+        network = hosts.network
+        count = len(places)
         self._stacks = root.parent
         self.root = root
         self._events: list[list[str]] = [[] for _ in places]

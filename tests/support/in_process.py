@@ -45,7 +45,8 @@ def serving(
     num_tasks: int, *, aio: bool = False, token: str | None = None, **settings: Any
 ) -> Iterator[Served]:
     """Yields a service at a free port of loopback, over one of the two transports."""
-    stopping, bound = threading.Event(), threading.Event()
+    stopping = threading.Event()
+    bound = threading.Event()
     listening = Listening("127.0.0.1:0", token=token)
     service = Service(
         Machine(Config(num_tasks, INCARNATION, **settings), time.monotonic()),
@@ -130,4 +131,5 @@ class InMemoryWriter:
 
     def fail(self, code: int, message: str, details: bytes) -> None:
         assert self.outcome is None, "answered twice"
-        self.outcome, self.details = (getattr(code, "name", str(code)), message), details
+        self.outcome = (getattr(code, "name", str(code)), message)
+        self.details = details

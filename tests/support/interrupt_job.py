@@ -176,7 +176,9 @@ def one_shots(root: Path, saves: int, rng: random.Random, interrupter: Interrupt
     delay = delays(rng, lambda number: save(root / f"try{number}", state(number), group=Solo()))
     for number in range(saves):
         faulthandler.dump_traceback_later(HANG_S, exit=True)
-        folder, there, overwrite = root / str(number // 4), number - 1, number % 4 > 0
+        folder = root / str(number // 4)
+        there = number - 1
+        overwrite = number % 4 > 0
         end = interrupter.run(
             functools.partial(save, folder, state(number), overwrite=overwrite, group=Solo()),
             delay(),
@@ -230,7 +232,10 @@ WAYS = {
 
 def main() -> None:
     logging.disable(logging.ERROR)
-    way, root, saves, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    way = sys.argv[1]
+    root = Path(sys.argv[2])
+    saves = int(sys.argv[3])
+    seed = sys.argv[4]
     WAYS[way](root, saves, random.Random(f"{way} {seed}"), Interrupter())
     faulthandler.cancel_dump_traceback_later()
     print(json.dumps(ENDS))

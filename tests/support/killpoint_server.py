@@ -120,10 +120,12 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
     """
 
     def member(index: int, address: str) -> Any:
-        group, mesh = Solo(), None
+        group = Solo()
+        mesh = None
         if processes > 1:
             multihost.initialize(address, processes, index, heartbeat_timeout_s=HEARTBEAT_S)
-            group, mesh = multihost.default_group(), Mesh(np.array(jax.devices()), "x")
+            group = multihost.default_group()
+            mesh = Mesh(np.array(jax.devices()), "x")
             group.barrier("armed", timeout_s=60)
         known = root.parent / f"{root.name}.known{index}"
         if index == victim:
@@ -164,7 +166,8 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
 def check_step(manager: CheckpointManager, step: int, processes: int) -> None:
     """Asserts that a step is bit-exact, for each process that saved it."""
     for process in range(processes if step == 3 else 1):
-        got, want = manager.restore(step, process=process), items(step, process)["state"]
+        got = manager.restore(step, process=process)
+        want = items(step, process)["state"]
         for name, found in (
             ("base", got["base"]),
             ("a", got["a"]),

@@ -99,7 +99,8 @@ class Network:
     def wait_until_sent(self, index: int, size: int, within_s: float = 30) -> None:
         """Waits until a peer has sent so many bytes more."""
         counter = Path(f"/sys/class/net/v{self.names[index]}/statistics/rx_bytes")
-        first, end = int(counter.read_text()), time.monotonic() + within_s
+        first = int(counter.read_text())
+        end = time.monotonic() + within_s
         while int(counter.read_text()) < first + size:
             assert time.monotonic() < end, f"{self.names[index]} has not sent {size} bytes"
             time.sleep(0.01)  # the kernel tells nobody

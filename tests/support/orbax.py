@@ -22,9 +22,11 @@ def assert_same(found: Any, expected: Any) -> None:
 def assert_same_leaf(one: Any, two: Any) -> None:
     if hasattr(two, "dtype") and jnp.issubdtype(two.dtype, jax.dtypes.prng_key):
         assert jax.random.key_impl(one) == jax.random.key_impl(two)
-        one, two = jax.random.key_data(one), jax.random.key_data(two)
+        one = jax.random.key_data(one)
+        two = jax.random.key_data(two)
     if hasattr(two, "dtype"):
-        one, two = np.asarray(one), np.asarray(two)
+        one = np.asarray(one)
+        two = np.asarray(two)
         assert (one.dtype, one.shape) == (two.dtype, two.shape)
         assert one.tobytes() == two.tobytes()
     else:

@@ -73,7 +73,8 @@ def assert_equal(found: Any, expected: Any, at: str = "") -> None:
         if isinstance(expected, jax.Array) and jax.numpy.issubdtype(
             expected.dtype, jax.dtypes.prng_key
         ):
-            found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+            found = jax.random.key_data(found)
+            expected = jax.random.key_data(expected)
         assert np.asarray(found).tobytes() == np.asarray(expected).tobytes(), (
             f"{at}: {found!r} for {expected!r}"
         )

@@ -59,7 +59,8 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     """Returns the trial of a seed; six seeds in a row have six moments, and strides alternate."""
-    rng, count = random.Random(seed), 2 + seed % 2
+    rng = random.Random(seed)
+    count = 2 + seed % 2
     when = WHEN[seed % len(WHEN)]
     delays = {"before initialize()": 0.0, "in initialize()": rng.uniform(0.0, 0.8)}
     delays |= {"in a save": rng.uniform(0.0, 0.01), "at the last step": rng.uniform(0.0, 0.01)}

@@ -61,7 +61,8 @@ class Proxy:
         so.
         """
         with self._lock:
-            self.refusing, sockets = refuse, list(self._open)
+            self.refusing = refuse
+            sockets = list(self._open)
         self._close(*sockets)
 
     def __enter__(self) -> Self:

@@ -68,7 +68,8 @@ def truth(facts: dict[str, Any]) -> Any:
             "str": str,
             "bytes": bytes.fromhex,
         }[facts["type"]](facts["value"])
-    dtype, random = jnp.dtype(facts["dtype"]), np.random.default_rng(facts["seed"])
+    dtype = jnp.dtype(facts["dtype"])
+    random = np.random.default_rng(facts["seed"])
     shape = data_shape(facts)
     if facts["dtype"] in ("bool", "int4", "uint4"):
         return random.integers(0, 2 if facts["dtype"] == "bool" else 7, shape).astype(dtype)
@@ -96,7 +97,8 @@ def sharding_of(place: Any) -> Sharding | None:
 
 def put(facts: dict[str, Any]) -> Any:
     """Returns a leaf as it is to be saved."""
-    value, place = truth(facts), facts.get("saved")
+    value = truth(facts)
+    place = facts.get("saved")
     if facts["kind"] == "value":
         return value
     if place == "numpy":
@@ -232,7 +234,8 @@ def main() -> None:
     ):
         print(index, file=stream, flush=True)
         for line in stream:
-            request, trouble = json.loads(line), ""
+            request = json.loads(line)
+            trouble = ""
             try:
                 {"save": do_save, "load": do_load, "read_once": do_read_once, "refuse": do_refuse}[
                     request["do"]

@@ -83,7 +83,8 @@ class _WithoutCertificate(Credentials):
 def secure(folder: Path) -> Security:
     """Makes the files of a secured job."""
     authority = Authority(folder, "ours")
-    server, client = authority.issue("server"), authority.issue("client")
+    server = authority.issue("server")
+    client = authority.issue("client")
     token = folder / "token"
     token.write_text("a token of the job, long enough\n")
     arguments = (

@@ -302,7 +302,8 @@ class Clients:
                 again=False,
             )
         if doing < 0.96:
-            key = f"key/{self._random.randrange(len(self.all))}/1/{self._random.randrange(1, self._steps + 1)}"
+            writer = self._random.randrange(len(self.all))
+            key = f"key/{writer}/1/{self._random.randrange(1, self._steps + 1)}"
             return self._ask(
                 client,
                 "get",
@@ -354,10 +355,8 @@ class Clients:
         self._next_step(client)
 
     def _set_key(self, client: Client) -> None:
-        key, value = (
-            f"key/{client.task_id}/{client.life}/{client.step}",
-            f"{client.incarnation}".encode(),
-        )
+        key = f"key/{client.task_id}/{client.life}/{client.step}"
+        value = f"{client.incarnation}".encode()
         self._ask(
             client,
             "set",
@@ -366,10 +365,8 @@ class Clients:
         )
 
     def _set_first(self, client: Client) -> None:
-        key, value = (
-            f"first/{self._random.randrange(3)}",
-            f"{client.task_id}:{client.incarnation}".encode(),
-        )
+        key = f"first/{self._random.randrange(3)}"
+        value = f"{client.task_id}:{client.incarnation}".encode()
         self._ask(
             client,
             "set",

@@ -114,7 +114,8 @@ class SaveSimulation:
     def __init__(
         self, seed: int, *, parses: bool = True, counts_failures: bool = True, closes: bool = True
     ) -> None:
-        self.seed, self.rng = seed, random.Random(seed)
+        self.seed = seed
+        self.rng = random.Random(seed)
         self.parses = parses
         self.counts_failures = counts_failures
         self.closes = closes
@@ -181,7 +182,8 @@ class SaveSimulation:
     def rival(self) -> None:
         """Another writer, without faults, saves one of our steps if it is free, or over it."""
         self.rivals += 1
-        step, save_id = self.rng.choice(self.steps), f"b{self.rivals}"
+        step = self.rng.choice(self.steps)
+        save_id = f"b{self.rivals}"
         if "b" in self.store.claims and (step not in self.store.records or self.chance(0.5)):
             self.store.put(step, f"0-{save_id}")
             old = self.store.records.get(step)
@@ -315,7 +317,8 @@ class SaveSimulation:
     # --- effects
 
     def perform(self, process: Process, effect: Effect) -> None:
-        key, delay_s = process.key, self.rng.expovariate(1.0)
+        key = process.key
+        delay_s = self.rng.expovariate(1.0)
         assert key is not None
         match effect:
             case p.Prepare():

@@ -86,7 +86,8 @@ class SimulatedService:
     def _fence(self, machine: Machine) -> None:
         """Ends the streams of those that were given up."""
         for task_id in machine.take_fenced():
-            stream, client = self._streams.pop(task_id, 0), self._clients[task_id]
+            stream = self._streams.pop(task_id, 0)
+            client = self._clients[task_id]
             machine.detach(task_id)
             self._drop(task_id, stream)
             self._world.at(

@@ -89,7 +89,8 @@ ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2 State=UNKNOWN
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=60 MaxTime=60 State=UP
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE \\
+  GraceTime=60 MaxTime=60 State=UP
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
 """)
 

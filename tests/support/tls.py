@@ -118,7 +118,8 @@ def _believing_anyone() -> ssl.SSLContext:
 
 def of_another_authority(address: str, folder: Path) -> socket.socket:
     """Shows a certificate of its own authority."""
-    context, pems = _believing_anyone(), Authority(folder, "theirs").issue("stranger")
+    context = _believing_anyone()
+    pems = Authority(folder, "theirs").issue("stranger")
     context.load_cert_chain(pems.cert, pems.key)
     return context.wrap_socket(dial(address))
 

@@ -37,7 +37,8 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     """A process that had reported its share dies while the primary commits: the step is there and
     counts, then all are ended at once.
     """
-    output, folder = CollectedOutput(), tmp_path / "steps"
+    output = CollectedOutput()
+    folder = tmp_path / "steps"
     restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
     command = [sys.executable, "-c", SAVING, str(folder)]
     result = run_local(command, 3, RunSettings(restart=restart), output=output)

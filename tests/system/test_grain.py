@@ -26,7 +26,8 @@ def begin(group: ClusterGroup, root: Path) -> list[int]:
     """Takes three batches, saves, and takes two more, which are lost; returns the elements before
     the save.
     """
-    own, seen = reader(group.index, group.count), list[int]()
+    own = reader(group.index, group.count)
+    seen = list[int]()
     with CheckpointManager(root, group=group) as manager:
         for _ in range(3):
             seen += next(own).tolist()

@@ -68,10 +68,8 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
             manager.restore(2, process=2)
         shared = manager.restore(2, partial=lambda path: not path.startswith("reader."))
         assert shared["name"] == "net" and shared["reader"]["at"] is None
-    wanted, rename = (
-        {"at": 0, "seen": np.zeros(5, np.int64)},
-        {"reader.at": "at", "reader.seen": "seen"},
-    )
+    wanted = {"at": 0, "seen": np.zeros(5, np.int64)}
+    rename = {"reader.at": "at", "reader.seen": "seen"}
     renamed = load(root / "2", wanted, rename=rename, partial=True, process=1)
     assert renamed["at"] == 1021 and (renamed["seen"] == np.arange(5) * 22).all()
     like = {

@@ -92,7 +92,8 @@ def test_whatever_is_lost_what_is_covered_returns(
             job.each(save, 4, 5)
             assert job.statistics("survives") == [min(replicas, count - 1)] * count
             job.kill(*job.ranks)
-        kept, everybody = found.copy(tmp_path / "kept"), range(count)
+        kept = found.copy(tmp_path / "kept")
+        everybody = range(count)
         groups = group_hosts([Member(index, str(index)) for index in everybody], replicas)
         lost_sets = [
             set(lost)
@@ -157,7 +158,8 @@ def test_killed_in_the_middle_of_a_save(rank: int, moment: str, root: Path, tmp_
                 job.answer(each)
                 assert job.call(each, statistics)["local_saves_failed"] == 1
             job.kill(*others)
-        kept, there = found.copy(tmp_path / "kept"), max([4, *whole_steps(found)])
+        kept = found.copy(tmp_path / "kept")
+        there = max([4, *whole_steps(found)])
         assert there == 5 if moment == "writing" else there in (5, 6)
         with HostJob(found, root) as job:
             assert job.restore() == there
@@ -308,7 +310,8 @@ def test_flipped_bits_in_one_copy_and_in_all(
     """
 
     def name(step: int) -> str:
-        return f"{step}-*/{'state/00001-*.safetensors' if kind == 'safetensors' else 'part-00001.json'}"
+        file = "state/00001-*.safetensors" if kind == "safetensors" else "part-00001.json"
+        return f"{step}-*/{file}"
 
     with hosts(3, tmp_path / "hosts") as found:
         with HostJob(found, root, every=4, local={"keep": 2}) as job:

@@ -91,7 +91,9 @@ def test_killed_at_any_moment_nothing_acknowledged_is_lost(seed: int, tmp_path: 
     """Killed again and again while they write and pull, with a host of each group lost in between:
     each life goes on where all were.
     """
-    moment, root, folders = random.Random(seed), tmp_path / "root", tmp_path / "hosts"
+    moment = random.Random(seed)
+    root = tmp_path / "root"
+    folders = tmp_path / "hosts"
     for _ in range(3):
         known = _kill_at(root, folders, 2, moment.randint(1, 6), moment)
         if moment.random() < 0.5:
@@ -173,10 +175,8 @@ def walks(*coarse: tuple[int, int, int, int]) -> pytest.MarkDecorator:
         + [(2, 1, at, 12) for at in range(12)]
         + [(2, 0, at, 12) for at in range(1, 12, 3)]
     )
-    names, marks = (
-        ("processes", "victim", "first", "every"),
-        [pytest.mark.slow, pytest.mark.timeout(300)],
-    )
+    names = ("processes", "victim", "first", "every")
+    marks = [pytest.mark.slow, pytest.mark.timeout(300)]
     return pytest.mark.parametrize(
         names, [*coarse, *(pytest.param(*walk, marks=marks) for walk in fine)]
     )

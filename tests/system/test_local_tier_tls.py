@@ -22,10 +22,8 @@ def _by_tls(script: Path, folder: Path, names: str, *arguments: object) -> Itera
     """Runs a job; process i is the host that is named at i, by a certificate of its own."""
     count = len(names.split(","))
     authority = Authority(folder, "ours")
-    server, pems = (
-        authority.issue("server"),
-        [authority.issue(f"process{index}") for index in range(count)],
-    )
+    server = authority.issue("server")
+    pems = [authority.issue(f"process{index}") for index in range(count)]
     secured = (f"--tls-cert={server.cert}", f"--tls-key={server.key}", f"--tls-ca={server.ca}")
     with CoordinationService.spawn(count, job=JobIdentity(name="j"), arguments=secured) as service:
 

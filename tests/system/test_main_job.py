@@ -33,11 +33,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.FOLDER, module.STEPS, module.SAVE_EVERY = (
-        tmp_path_factory.mktemp("demo"),
-        STEPS,
-        SAVE_EVERY,
-    )  # type: ignore[attr-defined]
+    module.FOLDER = tmp_path_factory.mktemp("demo")
+    module.STEPS = STEPS
+    module.SAVE_EVERY = SAVE_EVERY  # type: ignore[attr-defined]
     return module
 
 
@@ -79,10 +77,8 @@ def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
     """On the same number of processes, parameters and optimizer state are the uninterrupted run's,
     bit for bit.
     """
-    whole, four = (
-        load(runs["folder"] / "whole" / str(STEPS)),
-        load(runs["folder"] / "four" / str(STEPS)),
-    )
+    whole = load(runs["folder"] / "whole" / str(STEPS))
+    four = load(runs["folder"] / "four" / str(STEPS))
     assert jax.tree.structure(whole) == jax.tree.structure(four)
     for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(four), strict=True):
         assert np.asarray(expected).tobytes() == np.asarray(found).tobytes()
@@ -93,7 +89,8 @@ def test_a_resumed_run_follows_the_same_curve(runs: dict[str, Any]) -> None:
     """With another sharding, every later loss is within 1e-5 relative and 1e-6 absolute of the
     uninterrupted run's.
     """
-    whole, two = _losses(runs["folder"] / "whole.jsonl"), _losses(runs["folder"] / "two.jsonl")
+    whole = _losses(runs["folder"] / "whole.jsonl")
+    two = _losses(runs["folder"] / "two.jsonl")
     steps = sorted(whole)
     assert steps == sorted(two) == list(range(1, STEPS + 1))
     np.testing.assert_allclose(

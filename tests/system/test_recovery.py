@@ -58,7 +58,9 @@ class Killer(CollectedOutput):
             self.resumed.append(int(found[1]))
 
     def _kill_one(self, address: str) -> None:
-        first, after, in_a_save = None, self._chance.randrange(5, 80), self._chance.random() < 0.4
+        first = None
+        after = self._chance.randrange(5, 80)
+        in_a_save = self._chance.random() < 0.4
         with StatusClient(address, timeout_s=5) as client:
             while (
                 progress := self._look(client)

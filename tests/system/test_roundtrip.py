@@ -131,8 +131,10 @@ def meshes(
     sizes = draw(st.sampled_from(factors))
     order = draw(st.permutations(range(devices)))[: math.prod(sizes)]
     if processes > 1 and len({index * processes // devices for index in order}) == 1:
-        sizes, order = (devices,), draw(st.permutations(range(devices)))
-    spec, free = [], list(zip("xyz", sizes, strict=False))
+        sizes = (devices,)
+        order = draw(st.permutations(range(devices)))
+    spec = []
+    free = list(zip("xyz", sizes, strict=False))
     for size in shape:
         axes = []
         parts = 1

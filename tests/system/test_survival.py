@@ -157,7 +157,8 @@ def test_ten_kills_and_the_same_end(tmp_path: Path) -> None:
         f"\ngoodput: {STEPS} useful of {run} steps run = {STEPS / run:.3f}; struck at"
         f" {watcher.struck}; {result.elapsed_s:.0f} s"
     )
-    expected, found = arrays(tmp_path / "whole"), arrays(tmp_path / "struck")
+    expected = arrays(tmp_path / "whole")
+    found = arrays(tmp_path / "struck")
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)

@@ -12,19 +12,14 @@ import pytest
 
 from holdfast.web import write_report
 from tests.support.pages import HOLDFAST
+from tests.support.paths import program
 
 
 def test_holdfast_run_leaves_a_report(tmp_path: Path) -> None:
     """It holds all attempts with their steps, how the job ended and its processes; it needs no
     other file, and its path is printed.
     """
-    script = """import os, sys
-from holdfast.coordination import CoordinationClient
-with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
-    attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-    client.report(step=7 * attempt)
-    sys.exit(3 * (attempt == 1))
-"""
+    script = program("report_holdfast_run_leaves_report")
     command = [
         *HOLDFAST,
         "run",
@@ -36,8 +31,7 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLD
         str(tmp_path),
         "--",
         sys.executable,
-        "-c",
-        script,
+        str(script),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert ended.returncode == 0, ended.stderr

@@ -71,7 +71,8 @@ def test_a_mistake_comes_before_damage_whoever_made_it() -> None:
     """Of several errors a mistaken caller's is the verdict, else that of the lowest process;
     whoever has one of that kind raises it.
     """
-    damaged, mismatch = Corrupt("damaged"), TreeMismatch("not so", leaf="w")
+    damaged = Corrupt("damaged")
+    mismatch = TreeMismatch("not so", leaf="w")
     verdicts = agreed([damaged, None, mismatch])
     assert [type(verdict.error) for verdict in verdicts] == [TreeMismatch] * 3 and all(
         verdict.is_mistake for verdict in verdicts

@@ -141,11 +141,9 @@ GATHERED = [p.Prepared(ITEMS), p.Gathered([report(0), report(1)])]
 READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
 FAILED = p.Failed(OSError(5, "no"))
 UNCLEAR = p.Unclear(OSError(110, "timed out"))
-OURS, HALF, OTHERS = (
-    p.RecordFound(KEY.save_id),
-    p.RecordFound(KEY.save_id, durable=False),
-    p.RecordFound("ffffffff00000001"),
-)
+OURS = p.RecordFound(KEY.save_id)
+HALF = p.RecordFound(KEY.save_id, durable=False)
+OTHERS = p.RecordFound("ffffffff00000001")
 BLIND = [p.RecordUnreadable()] * p.READ_TRIES
 
 
@@ -153,7 +151,8 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
     """Answers each effect with the next event, and a result that is told or a question for steps
     with None.
     """
-    answers, effects = iter(events), list[str]()
+    answers = iter(events)
+    effects = list[str]()
 
     def perform(effect: p.Effect) -> Event:
         effects.append(type(effect).__name__)

@@ -19,7 +19,8 @@ def grids(draw: st.DrawFn) -> Grid:
     shard = []
     chunk = []
     for _ in range(draw(st.integers(0, 3))):
-        part, count = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+        part = draw(st.integers(1, 6))
+        count = draw(st.integers(1, 3))
         shape.append(part * count)
         shard.append(part)
         chunk.append(draw(st.integers(1, part)))

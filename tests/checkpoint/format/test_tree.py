@@ -71,7 +71,8 @@ def same(left: Any, right: Any) -> None:
     for a, b in zip(jax.tree_util.tree_leaves(left), jax.tree_util.tree_leaves(right), strict=True):
         assert type(a) is type(b)
         if isinstance(a, jax.Array) and jax.numpy.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
+            a = jax.random.key_data(a)
+            b = jax.random.key_data(b)
         if hasattr(a, "dtype"):
             assert (
                 a.dtype == b.dtype

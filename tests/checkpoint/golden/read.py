@@ -39,7 +39,8 @@ def parse_header(data: bytes, size: int) -> dict[str, tuple[str, tuple[int, ...]
 def read_chunks(folder: Path, item: str) -> dict[str, bytes]:
     """Returns the bytes of every chunk of an item, each checked as far as the format goes."""
     data = (folder / "checkpoint.json").read_bytes()
-    body, crc = data[: data.rindex(b',"crc32c":"')], json.loads(data)["crc32c"]
+    body = data[: data.rindex(b',"crc32c":"')]
+    crc = json.loads(data)["crc32c"]
     assert data == body + b',"crc32c":"%08x"}\n' % crc32c(body) and int(crc, 16) == crc32c(body)
     chunks = {}
     for name, size, head, crc in json.loads(data)["items"][item]["files"]:

@@ -83,7 +83,8 @@ class Put:
 
 def numbers(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Returns an array of any bits, NaNs among them, that depends on the name alone."""
-    kind, count = np.dtype(getattr(ml_dtypes, dtype, dtype)), math.prod(shape)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    count = math.prod(shape)
     data = hashlib.shake_128(name.encode()).digest(count * kind.itemsize)
     if dtype == "bool":
         return (np.frombuffer(data, np.uint8) % 2).astype(kind).reshape(shape)

@@ -107,7 +107,8 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_a
 
         class Replacing(LocalStorage):
             def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-                found, step = super().list(folder, recursive=recursive), writer.latest_step()
+                found = super().list(folder, recursive=recursive)
+                step = writer.latest_step()
                 if step < 20 and (folder == "") == (looked_at == "root"):
                     writer.save(step + 1, {"n": step + 1})
                     writer.wait_until_finished()
@@ -231,7 +232,8 @@ def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
     def reader() -> Any:
         return iter(grain.MapDataset.range(20).shuffle(seed=7).to_iter_dataset())
 
-    own, other = reader(), reader()
+    own = reader()
+    other = reader()
     first = [next(own) for _ in range(3)]
     with ocp.CheckpointManager(tmp_path / "orbax") as manager:
         manager.save(

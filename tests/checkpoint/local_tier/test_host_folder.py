@@ -107,7 +107,8 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
     for key in (KEY, _next(1)):
         calls.clear()
         _saved(folder, key)
-        at, part = calls.index("replace"), key.part_name(1)
+        at = calls.index("replace")
+        part = key.part_name(1)
         files = [
             str(_pack(folder, key).relative_to(folder.path)),
             f"{key.folder}/state",
@@ -201,7 +202,8 @@ def test_a_file_without_a_header_is_checked_in_pieces() -> None:
     beyond all bounds are noticed.
     """
     data = bytes(range(256)) * (5 << 12)
-    report, pieces = FileReport("f", len(data), 0, crc32c(data)), list[int]()
+    report = FileReport("f", len(data), 0, crc32c(data))
+    pieces = list[int]()
 
     def reads(held: bytes) -> Callable[[int, memoryview], int]:
         def read(offset: int, buffer: memoryview) -> int:

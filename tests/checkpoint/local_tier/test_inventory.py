@@ -140,7 +140,8 @@ def test_json_that_is_one_for_all_has_to_be_equal(tmp_path: Path) -> None:
 
 def test_a_missing_part_makes_no_step(tmp_path: Path) -> None:
     """Parts of two saves never add up to one, whatever is missing of each."""
-    one, two = saved_parts(tmp_path), saved_parts(tmp_path, save_id="0000000100000002")
+    one = saved_parts(tmp_path)
+    two = saved_parts(tmp_path, save_id="0000000100000002")
     assert find_whole([_inventory(one[0]), _inventory(two[1])]) == []
     assert [
         found.key.save_id for found in find_whole([_inventory(one[0], two[0]), _inventory(two[1])])
@@ -194,7 +195,9 @@ class Job:
             self.state = self.history[found.key]
             self.step = found.key.step
         else:
-            found, self.state, self.step = None, self.durable.get(newest, ()), max(newest, 0)
+            found = None
+            self.state = self.durable.get(newest, ())
+            self.step = max(newest, 0)
         self.base = found.key.step if found else newest
         self.fresh = True
         self.of_this_life = []
@@ -285,7 +288,8 @@ def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
     job = Job(
         data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2)), data.draw(st.integers(1, 2))
     )
-    everybody, gaps = list(range(job.hosts)), st.integers(1, 3)
+    everybody = list(range(job.hosts))
+    gaps = st.integers(1, 3)
     for life in range(data.draw(st.integers(2, 6))):
         present = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
         trunk = job.trunk

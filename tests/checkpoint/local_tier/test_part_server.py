@@ -80,7 +80,8 @@ def test_a_peer_gets_parts_and_ranges_of_files(server: PartServer, tmp_path: Pat
     """WAIT brings a part's text, GET any range, short at the file's end, over one connection."""
     with PeerConnection(server.address, SECRET) as peer:
         assert peer.wait(KEY.part_name(1), 5) == make_part(tmp_path).to_bytes()
-        first, second = bytearray(10), bytearray(300)
+        first = bytearray(10)
+        second = bytearray(300)
         assert peer.read(FILE, 100, [memoryview(first), memoryview(second)], 5) == 310
         assert first + second == BYTES[100:410]
         assert peer.read(FILE, len(BYTES) - 4, [memoryview(first)], 5) == 4

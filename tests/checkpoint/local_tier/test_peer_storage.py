@@ -136,8 +136,8 @@ def _storage(hosts: list[PartServer], tmp_path: Path, own: int = 0) -> Iterator[
             KEY.folder,
             b"{}",
             [[0], [0, 1, 2]],
-            frozenset({own}),
-            peers,
+            own=frozenset({own}),
+            peers=peers,
         )
 
 

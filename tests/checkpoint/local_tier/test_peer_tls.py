@@ -73,7 +73,8 @@ def test_parts_and_ranges_come_over_tls(server: PartServer, own: PeerTls, tmp_pa
     """Over one connection, in pieces larger than a record; names in certificates need not fit."""
     with PeerConnection(server.address, SECRET, own) as peer:
         assert peer.wait(KEY.part_name(1), 5) == make_part(tmp_path, BYTES).to_bytes()
-        first, second = bytearray(10), bytearray(len(BYTES))
+        first = bytearray(10)
+        second = bytearray(len(BYTES))
         assert peer.read(FILE, 100, [memoryview(first), memoryview(second)], 5) == len(BYTES) - 100
         assert (first + second)[: len(BYTES) - 100] == BYTES[100:]
     assert server.statistics()["served_bytes"] == len(BYTES) - 100

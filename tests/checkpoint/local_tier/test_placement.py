@@ -42,7 +42,8 @@ def test_any_replicas_hosts_of_each_group_may_die(shape: tuple[int, int, int, in
     """
     *job, replicas = shape
     members = _members(*job)
-    copies, groups = place_copies(members, replicas), group_hosts(members, replicas)
+    copies = place_copies(members, replicas)
+    groups = group_hosts(members, replicas)
     assert sorted(host for group in groups for host in group) == sorted(
         {member.host for member in members}
     )

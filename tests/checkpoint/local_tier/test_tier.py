@@ -371,7 +371,8 @@ def test_local_saves_go_on_while_a_durable_one_takes_its_time(
     """Two lanes: a durable save that stands still holds no local one up, nor its own end the other
     way round.
     """
-    begun, goes_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    goes_on = threading.Event()
 
     def stand_still(_: object) -> None:
         begun.set()

@@ -78,7 +78,9 @@ def flip_many(folder: Path, count: int, seed: int) -> tuple[int, int]:
     """Flips one byte at each of `count` random positions, small files as likely as large ones;
     returns (errors, unaffected).
     """
-    rng, errors, unaffected = random.Random(seed), 0, 0
+    rng = random.Random(seed)
+    errors = 0
+    unaffected = 0
     for _ in range(count):
         path = rng.choice(files_of(folder))
         size = path.stat().st_size

@@ -104,7 +104,8 @@ def test_paths_agree_or_the_error_lists_both_sides(
     item = ItemRecord(
         "state", "tree", (), None, tuple(LeafRecord(path, "int", value=1) for path in sorted(saved))
     )
-    missing, unexpected = wanted - saved, saved - wanted if strict else set()
+    missing = wanted - saved
+    unexpected = saved - wanted if strict else set()
     if not missing and not unexpected:
         check_paths(item, sorted(wanted), strict=strict)
         return

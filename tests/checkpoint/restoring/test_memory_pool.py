@@ -40,7 +40,8 @@ def test_restored_memory_is_not_shared(tmp_path: Path) -> None:
     """
     save(tmp_path, {"w": jnp.arange(1 << 20, dtype=jnp.float32)})
     like = {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)}
-    first, second = load(tmp_path, like)["w"], load(tmp_path, like)["w"]
+    first = load(tmp_path, like)["w"]
+    second = load(tmp_path, like)["w"]
     kept = np.asarray(second)
     double = jax.jit(lambda x: x * 2, donate_argnums=0)
     for _ in range(3):
@@ -72,7 +73,8 @@ def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
 def test_a_closed_pool_keeps_nothing() -> None:
     """After `close` what dies goes back to the system, and memory is still handed out."""
     pool = MemoryPool()
-    first, second = pool.take(2 << 20), pool.take(2 << 20)
+    first = pool.take(2 << 20)
+    second = pool.take(2 << 20)
     del first
     assert pool.idle_bytes() == 2 << 20
     pool.close()

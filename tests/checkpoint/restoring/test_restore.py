@@ -214,7 +214,8 @@ def test_waves_count_what_this_process_reads() -> None:
     value = LeafRequest(LeafRecord("n", "int", value=3), "value")
     share: Any = SimpleNamespace(regions=[((7, 8), (0, 1 << 19))])
     whole: Any = SimpleNamespace(regions=[((0, 4096), (0, 1 << 19))])
-    divided, replicated = (LeafRequest(leaf, "jax"), share), (LeafRequest(leaf, "jax"), whole)
+    divided = (LeafRequest(leaf, "jax"), share)
+    replicated = (LeafRequest(leaf, "jax"), whole)
     waves = list(_waves([divided, (value, None)] * 1000, 1 << 30))
     assert [len(wave) for wave in waves] == [2000]
     waves = list(_waves([divided] * 1025 + [replicated, divided], 1 << 30))

@@ -31,7 +31,8 @@ class Gate:
     """Holds a save at its first bytes until it is opened."""
 
     def __init__(self) -> None:
-        self.entered, self.opened = threading.Event(), threading.Event()
+        self.entered = threading.Event()
+        self.opened = threading.Event()
 
     def __call__(self, seen: Progress) -> None:
         self.entered.set()
@@ -166,7 +167,8 @@ def test_a_handle_waits_for_its_step(tmp_path: Path) -> None:
     nothing to wait for or to cancel.
     """
     with CheckpointManager(tmp_path, save_policy=EveryNSteps(2)) as manager:
-        handle, skipped = manager.save(2, tree(2)), manager.save(3, tree(3))
+        handle = manager.save(2, tree(2))
+        skipped = manager.save(3, tree(3))
         handle.wait()
         assert (
             handle
@@ -304,7 +306,9 @@ def _cancels(
     gather = group.gather
     group.gather = lambda *given, **more: (reported.set(), gather(*given, **more))[1]  # type: ignore[assignment,func-returns-value]
     with CheckpointManager(tmp_path, group=group, options=options) as manager:
-        handle, in_time, error = manager.save(1, {"w": np.zeros(100)}), False, None
+        handle = manager.save(1, {"w": np.zeros(100)})
+        in_time = False
+        error = None
         assert gate.entered.wait(60)
         if group.index:
             if late:

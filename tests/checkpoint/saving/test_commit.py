@@ -30,7 +30,8 @@ from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
 
-OLD, NEW = {"x": np.arange(3.0)}, {"x": np.arange(3.0) + 10}
+OLD = {"x": np.arange(3.0)}
+NEW = {"x": np.arange(3.0) + 10}
 
 
 @contextmanager
@@ -173,7 +174,8 @@ def test_the_first_of_cancel_and_close_decides() -> None:
     """A cancel before the close is in time, however often it is called, and the close raises; one
     after it is not.
     """
-    early, late = Cancellation(), Cancellation()
+    early = Cancellation()
+    late = Cancellation()
     early.check(3, 1)
     assert early.cancel() and early.cancel()
     for raises in (early.check, early.close):

@@ -93,7 +93,9 @@ def test_a_failure_or_another_plan_begins_anew() -> None:
     class Plan:
         hash = "a"
 
-    known, plan, packs = SaveHistory(), Plan(), {0: history([1], [0])}
+    known = SaveHistory()
+    plan = Plan()
+    packs = {0: history([1], [0])}
     known.begin("state", plan, packs, {}, linked=False)  # type: ignore[arg-type]
     assert known.of("state", plan) == {}  # type: ignore[arg-type]
     known.end(committed=True)
@@ -158,7 +160,8 @@ def test_a_change_anywhere_in_a_chunk_is_seen(size: int, changed: int, tmp_path:
     """A byte at either end of a chunk is written anew; the digests made while writing are those
     that the next save compares.
     """
-    values, written = np.random.default_rng(0).integers(0, 255, size, np.uint8), list[int]()
+    values = np.random.default_rng(0).integers(0, 255, size, np.uint8)
+    written = list[int]()
     with CheckpointManager(tmp_path, options=FAST) as manager:
         for step in range(4):
             values[changed] += step == 2
@@ -310,7 +313,8 @@ def test_any_pattern_of_changes_and_deletions(
     what came last.
     """
     root = tmp_path_factory.mktemp("root")
-    values, states = {f"l{leaf}": np.arange(100.0 * (leaf + 1)) for leaf in range(LEAVES)}, {}
+    values = {f"l{leaf}": np.arange(100.0 * (leaf + 1)) for leaf in range(LEAVES)}
+    states = {}
     with CheckpointManager(
         root, keep_policy=keep, options=Options(incremental=True, full_every=full_every)
     ) as manager:

@@ -28,7 +28,8 @@ def packs(path: Path) -> list[Path]:
 
 def random_array(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Returns an array of every bit pattern that its dtype allows."""
-    dtype, rng = np.dtype(dtype), np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     if dtype == np.bool_:
         return (raw[..., 0] & 1).astype(np.bool_)

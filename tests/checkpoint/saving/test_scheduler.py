@@ -120,7 +120,8 @@ def test_on_busy_skip_never_blocks(tmp_path: Path) -> None:
     """With on_busy="skip" a save that meets another in flight returns False; `force` waits for
     it.
     """
-    gate, entered = threading.Event(), threading.Event()
+    gate = threading.Event()
+    entered = threading.Event()
 
     def progress(seen: Progress) -> None:
         entered.set()

@@ -14,7 +14,9 @@ def test_jobs_run_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
     """In the order they were put, off the caller's thread; `wait` says whether all are done; a new
     job starts a new thread.
     """
-    worker, gate, done = BackgroundWorker(), threading.Event(), list[int]()
+    worker = BackgroundWorker()
+    gate = threading.Event()
+    done = list[int]()
     assert worker.wait(0)
     worker.put("first", lambda: gate.wait(60))
     for number in range(3):
@@ -30,7 +32,8 @@ def test_a_failed_job_is_tried_with_the_next(caplog: pytest.LogCaptureFixture) -
     """A failure is logged by the job's name and does not stop the others; the job comes again
     before the next one, once.
     """
-    worker, ran = BackgroundWorker(), list[str]()
+    worker = BackgroundWorker()
+    ran = list[str]()
 
     def fail() -> None:
         ran.append("failing")
@@ -48,7 +51,9 @@ def test_a_failed_job_is_tried_with_the_next(caplog: pytest.LogCaptureFixture) -
 
 def test_failures_are_bounded_and_jobs_can_be_dropped() -> None:
     """No more than KEPT_FAILURES jobs are tried again; `drop` forgets those that have not begun."""
-    worker, ran, gate = BackgroundWorker(), list[int](), threading.Event()
+    worker = BackgroundWorker()
+    ran = list[int]()
+    gate = threading.Event()
 
     def fail(number: int) -> None:
         ran.append(number)

@@ -54,7 +54,8 @@ def test_what_is_not_found_once_costs_no_step(
                 root, f"2/state/00000-00000-{manager._root.writer.id}00000002.safetensors"
             )  # of a save in flight
         before = names_in(root)
-        real, missing = {name: getattr(os, name) for name in ("open", "listdir")}, [missed]
+        real = {name: getattr(os, name) for name in ("open", "listdir")}
+        missing = [missed]
 
         def finds(name: str, path: Any, *more: Any) -> Any:
             if str(path).endswith(tuple(missing)):
@@ -83,7 +84,8 @@ def test_a_sweep_spares_writers_that_stand(tmp_path: Path) -> None:
     """Packs of a writer with a claim stay; those without one go, unless the step's record names
     them; empty folders go too.
     """
-    storage, writer = LocalStorage(tmp_path), this_writer()
+    storage = LocalStorage(tmp_path)
+    writer = this_writer()
     claims = LocalClaims(storage)
     claims.take(writer)
     stays = f"5/state/00000-00000-{writer.id}.safetensors"
@@ -172,7 +174,9 @@ def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
     """A living writer of no job stays, unless by force; each one that is fenced is named with the
     reason.
     """
-    storage, living, me = LocalStorage(tmp_path), this_writer(), this_writer()
+    storage = LocalStorage(tmp_path)
+    living = this_writer()
+    me = this_writer()
     claims = LocalClaims(storage)
     claims.take(living)
     assert fence_others(claims, me) == [] and claims.standing() == {living.id}

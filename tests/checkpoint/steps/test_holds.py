@@ -30,11 +30,9 @@ def test_each_of_its_holds_holds_a_step(storage: Storage) -> None:
     twice is no error.
     """
     assert held_steps(storage) == set()
-    first, second, other = (
-        add_hold(storage, 7, 60),
-        add_hold(storage, 7, 60),
-        add_hold(storage, 10**17, 60),
-    )
+    first = add_hold(storage, 7, 60)
+    second = add_hold(storage, 7, 60)
+    other = add_hold(storage, 10**17, 60)
     assert held_steps(storage) == {7, 10**17}
     drop_hold(storage, first)
     drop_hold(storage, first)

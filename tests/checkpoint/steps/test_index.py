@@ -116,7 +116,8 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
         and other.steps() == [3, 4]
         and list_steps(storage) == [1, 2, 3, 4]
     )
-    worker, statistics = BackgroundWorker(), Statistics()
+    worker = BackgroundWorker()
+    statistics = Statistics()
     primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
     assert primary.remove([1, 2]) == {} and not has_record(storage, "1")
     assert (

@@ -117,7 +117,8 @@ def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
     """Damage to claim.json is no error: the lock still says who lives."""
     assert parse_writer(b"{", "0a0b0c0d") == parse_writer(b"[]", "0a0b0c0d") == Writer("0a0b0c0d")
     assert parse_writer(json.dumps({"job": "j"}).encode(), "0a0b0c0d") == Writer("0a0b0c0d")
-    claims, writer = LocalClaims(LocalStorage(tmp_path)), this_writer()
+    claims = LocalClaims(LocalStorage(tmp_path))
+    writer = this_writer()
     claims.take(writer)
     (tmp_path / ".holdfast" / writer.id / "claim.json").write_text("{")
     assert claims.others("") == [(Writer(writer.id), False)]

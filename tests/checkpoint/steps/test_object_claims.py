@@ -48,7 +48,9 @@ def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
     """Taken, listed, read by others, and gone: to fence one that is gone is done. The probe of the
     store's conditions leaves nothing.
     """
-    claims, mine, other = ObjectClaims(storage), this_writer("j", 1), this_writer()
+    claims = ObjectClaims(storage)
+    mine = this_writer("j", 1)
+    other = this_writer()
     claims.take(mine)
     claims.take(other)
     assert claims.standing() == {mine.id, other.id} and claims.others(other.id) == [(mine, False)]
@@ -64,10 +66,8 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
     """A claim older than its age is a dead writer's; one that is taken again in time is not, and a
     fenced one does not come back.
     """
-    claims, mine = (
-        ObjectClaims(storage, claim_age_s=100),
-        replace(this_writer(), renewed_s=time.time() - 200),
-    )
+    claims = ObjectClaims(storage, claim_age_s=100)
+    mine = replace(this_writer(), renewed_s=time.time() - 200)
     claims.take(mine)
     assert [dead for _, dead in claims.others("")] == [True]
     claims.take(mine)
@@ -158,7 +158,8 @@ def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
 
 def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage) -> None:
     """It is swept like an old one, or replaced by the next save of its step."""
-    claims, living = ObjectClaims(storage), this_writer()
+    claims = ObjectClaims(storage)
+    living = this_writer()
     claims.take(living)
     for step in "34":
         storage.put(f"{step}/checkpoint.json", TOMBSTONE)
@@ -175,7 +176,8 @@ def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
     """Where the step has a record it is written anew, so that an overwrite under way fails; what it
     names is not deleted.
     """
-    claims, living = ObjectClaims(storage), this_writer()
+    claims = ObjectClaims(storage)
+    living = this_writer()
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     before, generation = storage.get("3/checkpoint.json")

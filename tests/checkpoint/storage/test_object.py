@@ -71,7 +71,8 @@ def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
 def test_a_claim_is_renewed_while_it_stands(url: str) -> None:
     """Taking it again shows that the writer lives; one that was taken away stays so."""
     storage = ObjectStorage(url)
-    claims, writer = ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    claims = ObjectClaims(storage, claim_age_s=1e-6)
+    writer = this_writer()
     claims.take(writer)
     first = parse_writer(storage.get(f".holdfast/{writer.id}/claim.json")[0] or b"", writer.id)
     claims.take(writer)
@@ -87,7 +88,9 @@ def test_a_commit_under_way_is_stopped_by_the_tombstone(url: str) -> None:
     of the step replaces it.
     """
     storage = ObjectStorage(url)
-    claims, old, new = ObjectClaims(storage), this_writer(), this_writer()
+    claims = ObjectClaims(storage)
+    old = this_writer()
+    new = this_writer()
     claims.take(old)
     claims.take(new)
     pack = f"5/state/00000-00000-{old.id}.safetensors"
@@ -138,7 +141,8 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
     gets Fenced, and leaves no step.
     """
     url = f"memory://object/{next(_numbers)}"
-    storage, still = ObjectStorage(url), []
+    storage = ObjectStorage(url)
+    still = []
 
     class StandingStill(ObjectStorage):
         def put(self, name: str, data: bytes, generation: bytes | None = None) -> bool:
@@ -146,7 +150,9 @@ def test_a_commit_that_comes_after_its_tombstone_has_gone_is_taken_back() -> Non
                 still.pop()()
             return super().put(name, data, generation)
 
-    paused, claims, old = StandingStill(url), ObjectClaims(storage, claim_age_s=1e-6), this_writer()
+    paused = StandingStill(url)
+    claims = ObjectClaims(storage, claim_age_s=1e-6)
+    old = this_writer()
     claims.take(old)
     storage.put(f"5/state/00000-00000-{old.id}00000001.safetensors", b"pack")
     sweeps: list[list[str]] = []

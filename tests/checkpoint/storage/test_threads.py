@@ -14,7 +14,9 @@ def test_side_by_side_keeps_order_and_raises_first_error() -> None:
     """Results in the order of the items, on so many threads at most; an error waits for what runs
     beside it.
     """
-    ended, together, most = list[int](), list[int](), list[int]()
+    ended = list[int]()
+    together = list[int]()
+    most = list[int]()
 
     def work(item: int) -> int:
         together.append(item)
@@ -36,7 +38,9 @@ def test_an_interrupt_waits_for_what_has_begun() -> None:
     """Ctrl-C while threads work: what has begun ends, what has not never begins, and it comes out
     as itself.
     """
-    begun, ended, interrupted = list[int](), list[int](), threading.Event()
+    begun = list[int]()
+    ended = list[int]()
+    interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
         interrupted.set()
@@ -60,7 +64,8 @@ def test_an_interrupt_waits_for_what_has_begun() -> None:
 
 def test_a_latch_lets_all_go_and_stays_open() -> None:
     """Several wait, each for its own time; who comes later does not wait at all."""
-    latch, passed = Latch(), list[bool]()
+    latch = Latch()
+    passed = list[bool]()
     assert not latch.wait(0.01) and not latch.is_set()
     threads = [threading.Thread(target=lambda: passed.append(latch.wait(30))) for _ in range(3)]
     for thread in threads:

@@ -43,43 +43,20 @@ from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import PackTarget, convert, write_item
 from holdfast.checkpoint.tools.diff import compare
 from tests.support.checkpointing import at_once, groups
+from tests.support.paths import program
 
 Pair = collections.namedtuple("Pair", "mu nu")
-MAKE = """
-import sys, jax, jax.numpy as jnp, numpy as np
-from holdfast.checkpoint import save
-mesh = jax.make_mesh((4,), ("d",))
-rng = np.random.default_rng(0)
-rows = jax.NamedSharding(mesh, jax.P(None, "d"))
-tree = {f"w{i}": jax.device_put(rng.random((2048, 4096 - i % 3 * 4), np.float32), rows) for i in range(30)}
-tree |= {"long": jnp.asarray(rng.random((8191, 2049), np.float32)), "small": [jnp.full((3, i % 7 + 1), i) for i in range(500)]}
-assert sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) > 1000 << 20
-save(sys.argv[1], tree, step=5)
-"""
-CONVERT = """
-import pathlib, re, sys
-import jax, tensorstore
-from holdfast.checkpoint.tools.convert import convert
-from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.layouts.detect import open_checkpoint
-from holdfast.checkpoint.storage.path import open_storage
-jax.numpy.zeros(1).block_until_ready()
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins here; without, that of the process that forked this one counts
-before = peak()
-convert(open_checkpoint(sys.argv[1]), StorePath(open_storage(sys.argv[2])), sys.argv[3])
-print(peak() - before >> 10)
-"""
+MAKE = program("convert_make")
+CONVERT = program("convert_convert")
 
 
-def run(script: str, *arguments: object) -> str:
+def run(script: Path, *arguments: object) -> str:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "MALLOC_ARENA_MAX": "2",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
     }
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [sys.executable, script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -230,10 +207,8 @@ def test_files_are_not_left_out_in_silence(layout: Any, tmp_path: Path) -> None:
     """A folder of files that the other layout cannot hold is refused by name, unless the items to
     take are named.
     """
-    model, tokenizer = (
-        {"w": np.ones(3)},
-        Files(lambda folder: (folder / "vocabulary").write_text("a b")),
-    )
+    model = {"w": np.ones(3)}
+    tokenizer = Files(lambda folder: (folder / "vocabulary").write_text("a b"))
     save(tmp_path / "c", items={"model": model, "tokenizer": tokenizer})
     with pytest.raises(
         UnsupportedLeaf,
@@ -258,10 +233,8 @@ def save_of_each(path: Path, say: str = "I am") -> None:
         (folder / "deep" / "vocabulary").write_text(f"{say} {index}")
 
     def own(index: int) -> dict[str, Any]:
-        data, files = (
-            Json({say: index}, per_process=True),
-            Files(lambda folder: write(folder, index), per_process=True),
-        )
+        data = Json({say: index}, per_process=True)
+        files = Files(lambda folder: write(folder, index), per_process=True)
         return {"state": {"w": np.ones(3)}, "data": data, "files": files, "config": Json({"lr": 1})}
 
     with groups(3) as members:
@@ -298,7 +271,8 @@ def test_what_each_process_keeps_is_converted(tmp_path: Path) -> None:
 def test_what_each_process_keeps_is_not_left_out_in_silence(tmp_path: Path) -> None:
     """Orbax's layout holds one value of a JSON item: whose is to be said."""
     save_of_each(tmp_path / "a")
-    source, target = open_checkpoint(tmp_path / "a"), StorePath(LocalStorage(tmp_path / "b"))
+    source = open_checkpoint(tmp_path / "a")
+    target = StorePath(LocalStorage(tmp_path / "b"))
     with pytest.raises(
         UnsupportedLeaf, match=r"'data' has a value of each of 3 processes.*--process N"
     ):

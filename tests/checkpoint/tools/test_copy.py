@@ -47,7 +47,8 @@ def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
     any other name it is a checkpoint.
     """
     save(tmp_path / "a" / "5", {"n": 5}, step=5)
-    source, target = StorePath(LocalStorage(tmp_path / "a"), "5"), LocalStorage(tmp_path / "b")
+    source = StorePath(LocalStorage(tmp_path / "a"), "5")
+    target = LocalStorage(tmp_path / "b")
     with pytest.raises(
         CheckpointError,
         match=r"b/6 is called as another step than .*a/5, which is step 5; choose another name",
@@ -90,7 +91,8 @@ def test_a_copy_is_the_same_and_goes_on(layout: str, tmp_path: Path) -> None:
     """
     source = StorePath.of(write(layout, str(tmp_path / "a")))
     storage = open_storage(tmp_path / "b")
-    target, claims = StorePath(storage, "7"), open_claims(storage)
+    target = StorePath(storage, "7")
+    claims = open_claims(storage)
     done = copy_checkpoint(source, target, claims)
     assert sorted(done.written) == sorted(file_sizes(source)) and done.skipped == []
     assert file_sizes(target) == file_sizes(source) and done.bytes <= sum(

@@ -75,7 +75,8 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     }
     save(tmp_path / "a", tree)
     save(tmp_path / "b", other)
-    a, b = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
+    a = open_checkpoint(tmp_path / "a")
+    b = open_checkpoint(tmp_path / "b")
     assert {row.path: row.what for row in compare(a, b)} == {
         "shape": "shape",
         "dtype": "dtype",

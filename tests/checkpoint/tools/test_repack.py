@@ -56,7 +56,8 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     done = copy_checkpoint(source, target, claims, reported.append)
     assert len(done.written) > len(packs) + 1 and sum(reported) >= 80 << 20
     assert verify(tmp_path / "b").leaves == len(tree) + 2
-    one, two = load(tmp_path / "a"), load(tmp_path / "b")
+    one = load(tmp_path / "a")
+    two = load(tmp_path / "b")
     assert (
         jax.tree.structure(one) == jax.tree.structure(two)
         and two["n"] == 7
@@ -87,8 +88,10 @@ def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
         {f"w{i}": rng.integers(0, 255, (2 << 20) + i, dtype=np.uint8) for i in range(40)}
         | {"n": 3},
     )
-    storage, limit = LocalStorage(tmp_path), HEADER_BYTES + (3 << 20)
-    record, data = read_record(storage, ""), storage.fetch("checkpoint.json", 1 << 30)
+    storage = LocalStorage(tmp_path)
+    limit = HEADER_BYTES + (3 << 20)
+    record = read_record(storage, "")
+    data = storage.fetch("checkpoint.json", 1 << 30)
     jobs, new = repack(storage, "", record, data, limit)
     assert (
         max(job.size for job in jobs) <= limit
@@ -114,7 +117,8 @@ def test_what_fits_stays_as_it_is(limit: int | None, tmp_path: Path) -> None:
     """Without a limit, or under it, files and record are the old ones, byte for byte."""
     save(tmp_path, {"w": np.arange(9)})
     storage = LocalStorage(tmp_path)
-    record, data = read_record(storage, ""), storage.fetch("checkpoint.json", 1 << 30)
+    record = read_record(storage, "")
+    data = storage.fetch("checkpoint.json", 1 << 30)
     jobs, new = repack(storage, "", record, data, limit)
     assert new == data and [(job.name, job.source, job.offset, job.head) for job in jobs] == [
         (name, name, 0, b"") for name in record.file_names()

@@ -108,10 +108,8 @@ def test_several_items(tmp_path: Path) -> None:
                 ),
             )
             assert some.meta == some["meta"] and "state" in some
-            named, array = (
-                manager.restore(0, args=ocp.args.Composite(array=ocp.args.ArrayRestore())),
-                manager.restore(0)["array"],
-            )
+            named = manager.restore(0, args=ocp.args.Composite(array=ocp.args.ArrayRestore()))
+            array = manager.restore(0)["array"]
             np_key = [keys["np_key"][0], keys["np_key"][1].tolist(), *keys["np_key"][2:]]
             return (
                 dict(some.items()),
@@ -459,7 +457,8 @@ def test_a_step_committed_during_the_listing_counts(
     """A save that is in flight when the folder is looked at, and is not a moment later, is in none
     of two gaps.
     """
-    committing, commit = threading.Event(), LocalStorage.commit
+    committing = threading.Event()
+    commit = LocalStorage.commit
 
     def held(storage: LocalStorage, *given: Any, **more: Any) -> None:
         assert committing.wait(60)

@@ -34,7 +34,9 @@ def test_listeners_see_complete_lists() -> None:
     """A full delta, then one of a single task: each listener gets all processes, sorted; a late one
     gets the present list at once.
     """
-    watch, seen, late = ProcessWatch(), list[Sequence[ProcessInfo]](), list[Sequence[ProcessInfo]]()
+    watch = ProcessWatch()
+    seen = list[Sequence[ProcessInfo]]()
+    late = list[Sequence[ProcessInfo]]()
     assert not watch.wanted
     watch.add(seen.append)
     assert watch.wanted and seen == []  # nothing is known yet
@@ -50,7 +52,8 @@ def test_listeners_see_complete_lists() -> None:
 
 def test_no_change_is_no_event() -> None:
     """The same list again, over either profile, notifies nobody."""
-    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+    watch = ProcessWatch()
+    seen = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)
     for _ in range(3):
         watch.replace([task(0).info])
@@ -59,7 +62,8 @@ def test_no_change_is_no_event() -> None:
 
 def test_a_listener_that_is_removed_hears_no_more() -> None:
     """To remove it again does nothing."""
-    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+    watch = ProcessWatch()
+    seen = list[Sequence[ProcessInfo]]()
     remove = watch.add(seen.append)
     remove()
     remove()
@@ -69,7 +73,8 @@ def test_a_listener_that_is_removed_hears_no_more() -> None:
 
 def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the next one is notified."""
-    watch, seen = ProcessWatch(), list[Sequence[ProcessInfo]]()
+    watch = ProcessWatch()
+    seen = list[Sequence[ProcessInfo]]()
 
     def fail(processes: Sequence[ProcessInfo]) -> None:
         raise RuntimeError("on purpose")
@@ -102,7 +107,9 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     """After any deltas the last list is what a dictionary holds; listeners are notified of changes
     only.
     """
-    watch, seen, table = ProcessWatch(), list[Sequence[ProcessInfo]](), dict[int, str]()
+    watch = ProcessWatch()
+    seen = list[Sequence[ProcessInfo]]()
+    table = dict[int, str]()
     watch.add(seen.append)
     for full, states in deltas:
         before = dict(table)

@@ -290,7 +290,8 @@ def test_a_session_that_breaks_early_is_not_joined(
     """The connection ends after the service's first frame, before anybody holds the session:
     whoever joined learns of it at once.
     """
-    accept, ended = SessionTransport._accept, threading.Event()
+    accept = SessionTransport._accept
+    ended = threading.Event()
 
     class Watched(SessionTransport):
         def ended(self, stream: Any, code: str, details: str) -> None:

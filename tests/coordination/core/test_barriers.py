@@ -53,10 +53,8 @@ def test_a_lost_task_fails_its_barriers_at_once() -> None:
     barriers stay.
     """
     driver = Driver()
-    waiting, apart = (
-        driver.barrier(0, timeout_s=100),
-        driver.barrier(0, "pair", timeout_s=100, ids=(0, 1)),
-    )
+    waiting = driver.barrier(0, timeout_s=100)
+    apart = driver.barrier(0, "pair", timeout_s=100, ids=(0, 1))
     driver.wait(12, beating=(0, 1, 2))
     assert driver.code(waiting) is Code.INTERNAL
     assert (
@@ -113,14 +111,16 @@ def test_a_bad_request_harms_only_its_sender() -> None:
 def test_a_newer_call_takes_the_olders_place() -> None:
     """A task waits at one instance with one call."""
     driver = Driver(2)
-    older, newer = driver.barrier(0), driver.barrier(0)
+    older = driver.barrier(0)
+    newer = driver.barrier(0)
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
 
 
 def test_a_cancelled_barrier_fails_for_late_comers() -> None:
     """CancelBarrier ends the instance for all its participants."""
     driver = Driver()
-    waiting, call = driver.barrier(0), driver.call()
+    waiting = driver.barrier(0)
+    call = driver.call()
     driver.machine.barriers.cancel(call, 1, "save/100", 0, driver.now)
     driver.settle()
     assert driver.code(call) is Code.OK and driver.code(waiting) is Code.CANCELLED
@@ -272,10 +272,8 @@ def test_a_counter_for_callers_that_count_nothing() -> None:
 def test_a_lost_task_fails_its_own_instances() -> None:
     """The error names it, whether it had arrived or not; a barrier opened later fails at once."""
     driver = Driver(4, recoverable=True)
-    arrived, missing = (
-        driver.barrier(3, "arrived", timeout_s=100, ids=(0, 3)),
-        driver.barrier(0, "missing", timeout_s=100, ids=(0, 3)),
-    )
+    arrived = driver.barrier(3, "arrived", timeout_s=100, ids=(0, 3))
+    missing = driver.barrier(0, "missing", timeout_s=100, ids=(0, 3))
     others = driver.barrier(1, "others", timeout_s=100, ids=(1, 2))
     driver.wait(12, beating=(0, 1, 2))
     for call in (arrived, missing):

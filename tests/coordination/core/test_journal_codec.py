@@ -113,7 +113,8 @@ def test_whatever_happens_the_rows_hold_the_state(
     """After each crash in a run of random events, the loaded machine has the same tasks, keys,
     barriers and errors.
     """
-    driver, rows = Driver(3, recoverable=recoverable), dict[tuple[str, str], bytes]()
+    driver = Driver(3, recoverable=recoverable)
+    rows = dict[tuple[str, str], bytes]()
     for what, who, number in [*events, ("crash", 0, 0)]:
         if what == "barrier":
             driver.barrier(who, f"b{number % 2}", counter=number)
@@ -145,7 +146,8 @@ def test_deadlines_go_on_while_no_service_runs() -> None:
     driver = Driver(2, recoverable=True)
     driver.barrier(0, "b", timeout_s=5)
     rows = journal_codec.drain(driver.machine, 1_000.0)
-    driver.machine, driver.now = Machine(driver.config, 50.0), 50.0
+    driver.machine = Machine(driver.config, 50.0)
+    driver.now = 50.0
     journal_codec.load(driver.machine, rows, 50.0, 953.0)  # 3 s of wall time have passed
     driver.wait(1.5, beating=(0, 1))
     assert "b" in driver.machine.barriers.open
@@ -170,7 +172,8 @@ def test_an_arrival_costs_the_journal_one_arrival() -> None:
     """Each of 200 arrivals at one barrier writes its own row alone; when the barrier is over, one
     row is left, and all survive a crash.
     """
-    driver, rows = Driver(200, recoverable=True), dict[tuple[str, str], bytes]()
+    driver = Driver(200, recoverable=True)
+    rows = dict[tuple[str, str], bytes]()
     rows |= {
         (row.table, row.key): row.value
         for row in journal_codec.drain(driver.machine, 0.0)

@@ -26,10 +26,8 @@ def test_keys_are_normalised_as_jaxlib_does(given: str, expected: str) -> None:
 def test_a_get_waits_for_its_key() -> None:
     """All who wait get the value as soon as it is set; a time limit names the key."""
     driver = Driver()
-    waiting, late = (
-        [driver.get("a/b", task_id) for task_id in range(3)],
-        driver.get("never", timeout_s=2),
-    )
+    waiting = [driver.get("a/b", task_id) for task_id in range(3)]
+    late = driver.get("never", timeout_s=2)
     driver.set("/a//b", b"1")
     assert [driver.answers[call] for call in waiting] == [(("a/b", b"1"), None)] * 3
     driver.wait(3, beating=(0, 1, 2, 3))
@@ -39,7 +37,8 @@ def test_a_get_waits_for_its_key() -> None:
 def test_a_get_that_needs_the_lost_fails() -> None:
     """`needs` names who would have to set the key."""
     driver = Driver(2)
-    waiting, other = driver.get("from/1", depends_on=(1,)), driver.get("from/0", depends_on=(0,))
+    waiting = driver.get("from/1", depends_on=(1,))
+    other = driver.get("from/0", depends_on=(0,))
     driver.wait(12, beating=(0,))
     assert driver.code(waiting) is Code.UNAVAILABLE and driver.code(other) is None
     assert (
@@ -112,7 +111,8 @@ def test_a_try_get_never_waits() -> None:
 def test_a_get_without_a_client_is_never_answered() -> None:
     """A dropped wait leaves nothing behind, also where the key is set later."""
     driver = Driver(1)
-    dropped, kept = driver.get("a"), driver.get("a")
+    dropped = driver.get("a")
+    kept = driver.get("a")
     assert driver.machine.keys.drop(dropped) and not driver.machine.keys.drop(dropped)
     driver.set("a", b"1")
     assert driver.code(dropped) is None and driver.value(kept) == ("a", b"1")
@@ -158,7 +158,8 @@ def test_keys_are_a_dictionary_of_paths(
     """Sets, deletes and listings agree with a dictionary of normalised names; the bytes held are
     those of its items.
     """
-    driver, model = Driver(1), dict[str, bytes]()
+    driver = Driver(1)
+    model = dict[str, bytes]()
     for what, key, value in events:
         name = normalise(key)
         if what == "delete":

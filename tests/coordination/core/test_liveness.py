@@ -39,7 +39,8 @@ def test_alive_answers_when_every_living_member_has_asked() -> None:
 def test_sets_are_apart() -> None:
     """Calls with another set of members do not count; the order of the numbers does not matter."""
     driver = Driver(3)
-    pair, all_three = ask(driver, 0, [0, 1]), ask(driver, 2, [0, 1, 2])
+    pair = ask(driver, 0, [0, 1])
+    all_three = ask(driver, 2, [0, 1, 2])
     assert driver.code(pair) is None
     other = ask(driver, 1, [1, 0])
     assert alive(driver, pair) == alive(driver, other) == [0, 1]
@@ -49,7 +50,8 @@ def test_sets_are_apart() -> None:
 def test_a_timeout_names_who_has_not_asked() -> None:
     """Each caller has its own time; those who are left still get an answer."""
     driver = Driver(3)
-    late, patient = ask(driver, 0, [0, 1, 2], 2), ask(driver, 1, [0, 1, 2])
+    late = ask(driver, 0, [0, 1, 2], 2)
+    patient = ask(driver, 1, [0, 1, 2])
     driver.wait(3, beating=(0, 1, 2))
     assert driver.code(late) is Code.DEADLINE_EXCEEDED and driver.code(patient) is None
     assert (
@@ -64,7 +66,8 @@ def test_a_timeout_names_who_has_not_asked() -> None:
 def test_a_newer_call_takes_the_olders_place() -> None:
     """The older one is CANCELLED."""
     driver = Driver(2)
-    older, newer = ask(driver, 0, [0, 1]), ask(driver, 0, [0, 1])
+    older = ask(driver, 0, [0, 1])
+    newer = ask(driver, 0, [0, 1])
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
 
 

@@ -263,7 +263,8 @@ def test_a_reported_exit_loses_the_process_at_once() -> None:
     next one does.
     """
     driver = Driver(3, recoverable=True)
-    met, got = driver.barrier(0), driver.get("k", 1, depends_on=(2,))
+    met = driver.barrier(0)
+    got = driver.get("k", 1, depends_on=(2,))
     unnamed = driver.get("of nobody", 1)
     driver.make(
         lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)

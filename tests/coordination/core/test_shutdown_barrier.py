@@ -55,7 +55,8 @@ def test_a_task_in_error_fails_the_shutdown() -> None:
 def test_a_newer_call_takes_the_olders_place() -> None:
     """The older one is CANCELLED; the newer one ends with the others."""
     driver = Driver(2)
-    older, newer = leave(driver, 0), leave(driver, 0)
+    older = leave(driver, 0)
+    newer = leave(driver, 0)
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
     leave(driver, 1)
     assert driver.code(newer) is Code.OK

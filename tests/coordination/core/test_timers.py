@@ -34,7 +34,8 @@ def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int])
     """What is due by then, is not done and is not early has expired, in order of time; `next_due`
     is the earliest of the rest.
     """
-    timers, expired = Timers(), list[Recorded]()
+    timers = Timers()
+    expired = list[Recorded]()
     recorded = [Recorded(float(when), expired) for when, _ in added]
     for timer, (when, done) in zip(recorded, added, strict=True):
         timers.add(float(when), timer)
@@ -52,7 +53,8 @@ def test_timers_expire_in_order(added: list[tuple[int, bool]], times: list[int])
 
 def test_a_timer_added_late_waits_its_time() -> None:
     """An expiry may add timers; one that is due already expires in the same pass."""
-    timers, expired = Timers(), list[Recorded]()
+    timers = Timers()
+    expired = list[Recorded]()
 
     class Adding(Recorded):
         def expire(self, now: float) -> None:

@@ -9,7 +9,9 @@ from tests.support.driver import Driver
 def test_a_watch_waits_for_a_newer_version() -> None:
     """-1 answers now, the current version waits, one from the future is INVALID_ARGUMENT."""
     driver = Driver(2)
-    now, later, never = driver.call(), driver.call(), driver.call()
+    now = driver.call()
+    later = driver.call()
+    never = driver.call()
     version = driver.machine.task_table.version
     driver.machine.watches.watch(now, -1)
     driver.machine.watches.watch(later, version)

@@ -25,7 +25,8 @@ def test_a_sample_is_of_the_furthest_process() -> None:
 @given(waits=st.lists(st.floats(0.1, 1000), max_size=400), most=st.integers(2, 20))
 def test_it_stays_bounded_and_shows_the_whole_job(waits: list[float], most: int) -> None:
     """At most so many points and the last one, in order, from the first to the last."""
-    curve, at = StepCurve(most), 0.0
+    curve = StepCurve(most)
+    at = 0.0
     added = []
     for number, wait in enumerate(waits):
         at += wait

@@ -48,7 +48,8 @@ def test_the_folders_of_the_dead_go(base: Path) -> None:
     assert not RunningJob("train", 1, dead.socket, ended.pid).runs
     half = JobFolder.create()
     os.utime(half.path, (0, 0))
-    living, making = JobFolder.create(), JobFolder.create()
+    living = JobFolder.create()
+    making = JobFolder.create()
     assert {folder.path for folder in job_folders()} == {living.path, making.path}
 
 

@@ -79,7 +79,8 @@ def test_a_relay_passes_on_its_processes_ends(security: Security) -> None:
     with; for another's it does not.
     """
     with CoordinationService.spawn(2, recoverable=True, arguments=security.arguments) as service:
-        first, second = security.member(), security.member()
+        first = security.member()
+        second = security.member()
         with (
             Relay.spawn(service.address, second, [1]) as relay,
             StatusClient(relay.address) as launcher,
@@ -104,7 +105,8 @@ def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
     """
     arguments = (*security.arguments, "--reconnect-grace-s=0.2")
     with CoordinationService.spawn(2, recoverable=True, arguments=arguments) as service:
-        first, second = security.member(), security.member()
+        first = security.member()
+        second = security.member()
         with Relay.spawn(service.address, second, [1]) as relay:
             clients = [
                 CoordinationClient(service.address, 0, credentials=first),

@@ -108,9 +108,11 @@ def test_fuzzed_requests_harm_nobody(guarded: Guarded, seed: int) -> None:
     """2,500 requests of random bytes and of mutated messages from an admitted peer, on every rpc:
     barriers of the others go on.
     """
-    chance, codes = random.Random(seed), Counter[str]()
+    chance = random.Random(seed)
+    codes = Counter[str]()
     paths = [path for path in UNARY if not path.endswith(("ShutdownTask", "Shutdown"))]
-    own, metadata = in_the_name_of(LIAR, guarded.secured), guarded.hostile.metadata()
+    own = in_the_name_of(LIAR, guarded.secured)
+    metadata = guarded.hostile.metadata()
     with guarded.secured.channel(guarded.hostile) as channel:
         pending = []
         for number in range(2_500):
@@ -152,7 +154,8 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
     """300 Sessions of an admitted peer, each of an Open and ten frames of random or mutated bytes:
     barriers of the others go on.
     """
-    chance, metadata = random.Random(seed), guarded.hostile.metadata()
+    chance = random.Random(seed)
+    metadata = guarded.hostile.metadata()
     methods = [
         "Barrier",
         "InsertKeyValue",
@@ -258,7 +261,8 @@ def test_a_client_that_does_not_read_is_dropped(
         )
         for number in range(1, 201)
     ]
-    before, most = _resident_bytes(service.pid), 0
+    before = _resident_bytes(service.pid)
+    most = 0
     with grpc.insecure_channel(
         service.address, (("grpc.max_receive_message_length", -1),)
     ) as channel:
@@ -285,8 +289,10 @@ def test_a_flood_of_values_stops_at_the_quota(guarded: Guarded) -> None:
     """1.5 GB of values: RESOURCE_EXHAUSTED past 512 MiB, and resident memory stays under the quota
     and 100 MB.
     """
-    before, refused = _resident_bytes(guarded.service.pid), 0
-    value, most = os.urandom(8 * 2**20), 0
+    before = _resident_bytes(guarded.service.pid)
+    refused = 0
+    value = os.urandom(8 * 2**20)
+    most = 0
     for number in range(180):
         try:
             guarded.clients[0].key_value_set_bytes(f"flood/{number}", value)

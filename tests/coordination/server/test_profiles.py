@@ -151,7 +151,8 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
 )
 def test_profile_b_must_have_registered(method: str) -> None:
     """Its calls prove nothing else: without an agent they are INVALID_ARGUMENT."""
-    driver, rpc = Driver(2), RPCS[PROFILE_B + method]
+    driver = Driver(2)
+    rpc = RPCS[PROFILE_B + method]
     call = driver.make(
         lambda call: rpc.run(
             Call(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now)
@@ -164,7 +165,9 @@ def test_each_channel_knows_tasks_by_its_own_incarnations() -> None:
     """A task with both channels has the agent's to agents and the Session's to Sessions; with one,
     that one to all.
     """
-    both, agent, session = Task(0, agent=5, session=6), Task(1, agent=5), Task(2, session=6)
+    both = Task(0, agent=5, session=6)
+    agent = Task(1, agent=5)
+    session = Task(2, session=6)
     assert [task.incarnation(session=True) for task in (both, agent, session)] == [6, 5, 6]
     assert [task.incarnation(session=False) for task in (both, agent, session)] == [5, 5, 6]
 

@@ -331,7 +331,8 @@ def test_a_certificate_gives_a_number(
     and a next life need not wait.
     """
     authority = Authority(tmp_path, "naming")
-    server, token = authority.issue("server"), security.own.token_file
+    server = authority.issue("server")
+    token = security.own.token_file
     arguments = (
         f"--tls-cert={server.cert}",
         f"--tls-key={server.key}",
@@ -344,7 +345,8 @@ def test_a_certificate_gives_a_number(
         files = authority.issue(name, uris=[f"holdfast:process/{process}" for process in processes])
         return Credentials(token, files.cert, files.key, files.ca)
 
-    liar, host = holder("liar", 2), holder("host", 0, 1)
+    liar = holder("liar", 2)
+    host = holder("host", 0, 1)
     with CoordinationService.spawn(3, recoverable=True, arguments=arguments) as service:
         with liar.channel(service.address, OWN_POOL) as channel:  # before anybody has come
             for path in SECOND_CHANNELS:
@@ -442,7 +444,8 @@ def test_a_liar_on_another_host(security: Security, tmp_path: Path) -> None:
     """
     with namespaces() as network:
         server = Authority(tmp_path, "crossing")
-        files, mine = server.issue("server", network.host), server.issue("client")
+        files = server.issue("server", network.host)
+        mine = server.issue("client")
         token = security.own.token_file
         arguments = (
             f"--tls-cert={files.cert}",

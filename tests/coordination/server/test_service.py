@@ -251,7 +251,8 @@ def test_a_lost_agent_learns_so_and_ends() -> None:
 
 def test_the_end_reaches_every_session() -> None:
     """Each stream ends with CANCELLED and the reason."""
-    served, stream = Served(), InMemoryStream()
+    served = Served()
+    stream = InMemoryStream()
     frame = session_pb2.ClientFrame(open=session_pb2.Open(process_id=0, incarnation=5))
     served.service.stream_frame(stream, frame.SerializeToString())
     served.service.close()

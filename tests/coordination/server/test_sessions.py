@@ -88,7 +88,8 @@ def test_an_opening_may_be_refused(fields: dict[str, Any], end: str) -> None:
     """Another job, attempt, size, number, no incarnation, a long name: the stream ends and no task
     has come.
     """
-    sessions, stream = Sessions(opened=0), InMemoryStream()
+    sessions = Sessions(opened=0)
+    stream = InMemoryStream()
     sessions.open(stream, **({"process_id": 0, "incarnation": 5} | fields))
     assert stream.end is not None and stream.end[0] == end and not stream.frames
     assert (
@@ -98,7 +99,8 @@ def test_an_opening_may_be_refused(fields: dict[str, Any], end: str) -> None:
 
 def test_frames_out_of_order_end_the_stream() -> None:
     """A request before Open, a second Open, and bytes that are no frame."""
-    sessions, stream = Sessions(), InMemoryStream()
+    sessions = Sessions()
+    stream = InMemoryStream()
     sessions.send(stream, request=session_pb2.Request(id=1, method="Heartbeat"))
     assert stream.end == ("FAILED_PRECONDITION", "a Session's first frame is Open")
     sessions.open(sessions.streams[0], process_id=0, incarnation=5)
@@ -110,7 +112,8 @@ def test_frames_out_of_order_end_the_stream() -> None:
 
 def test_a_second_stream_takes_the_firsts_place() -> None:
     """The first one is ABORTED, its waiting calls are forgotten, and the task goes on."""
-    sessions, stream = Sessions(), InMemoryStream()
+    sessions = Sessions()
+    stream = InMemoryStream()
     sessions.request(0, 1, "GetKeyValue", coordination_pb2.GetKeyValueRequest(key="k"))
     sessions.open(stream, process_id=0, incarnation=5)
     assert sessions.streams[0].end == ("ABORTED", "process 0 has opened another Session")
@@ -249,7 +252,8 @@ def test_a_process_without_an_answer_is_passed_over() -> None:
         sessions.flush()
         return writer
 
-    silent, absent = ask(1), ask(2)
+    silent = ask(1)
+    absent = ask(2)
     assert silent.outcome is None and absent.outcome == (
         "UNAVAILABLE",
         "process 2 has no Session now, so it cannot be asked",
@@ -312,7 +316,8 @@ def test_who_has_no_stream_may_be_silent() -> None:
     """A stream keeps its process there while it waits for the others; taken over by another stream
     of it, too; closed, no longer.
     """
-    sessions, second = Sessions(3, heartbeat_timeout_s=5.0), InMemoryStream()
+    sessions = Sessions(3, heartbeat_timeout_s=5.0)
+    second = InMemoryStream()
     sessions.open(second, process_id=1, incarnation=6)
     sessions.sessions.closed(sessions.streams[0])
     for _ in range(8):
@@ -324,10 +329,8 @@ def test_only_its_own_end_makes_one_suspect() -> None:
     """A stream that another took over from, and one that was dropped because nobody read it, are no
     suspicion; a closed one is.
     """
-    sessions, second = (
-        Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100)),
-        InMemoryStream(),
-    )
+    sessions = Sessions(3, 3, recoverable=True, limits=Limits(backlog_bytes=100))
+    second = InMemoryStream()
     tasks = sessions.machine.task_table.tasks
     first = sessions.streams[0]
     sessions.open(second, process_id=0, incarnation=tasks[0].session)

@@ -435,7 +435,9 @@ def test_metrics_go_on_through_all_attempts(tmp_path: Path) -> None:
     with holdfast_run(*command) as popen:
         assert popen.stderr is not None
         line = next(line for line in popen.stderr if "metrics at " in line)
-        url, deadline, text = line.split("metrics at ")[1].strip(), time.monotonic() + 60, ""
+        url = line.split("metrics at ")[1].strip()
+        deadline = time.monotonic() + 60
+        text = ""
         while not {"holdfast_attempt 2.0", 'holdfast_step{process="0"} 14.0'} <= set(
             text.splitlines()
         ):

@@ -131,12 +131,13 @@ def test_four_tasks_over_two_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
 LOOK = """
 import os
 from holdfast.coordination import CoordinationClient
-with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], int(os.environ["HOLDFAST_PROCESS_ID"])) as client:
+process_id = int(os.environ["HOLDFAST_PROCESS_ID"])
+with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], process_id) as client:
     client.wait_at_barrier("all", 60_000)
     client.shutdown()
 secret = any("BEGIN" in value or key == "HOLDFAST_JOB_SECRETS" for key, value in os.environ.items())
-print("LOOK", os.environ["SLURMD_NODENAME"], os.environ["HOLDFAST_COORDINATOR"], os.environ["HOLDFAST_LOCAL_RANK"], secret,
-      os.environ.get("HOLDFAST_HOST_ADDRESS"))
+names = ("SLURMD_NODENAME", "HOLDFAST_COORDINATOR", "HOLDFAST_LOCAL_RANK")
+print("LOOK", *map(os.environ.get, names), secret, os.environ.get("HOLDFAST_HOST_ADDRESS"))
 """
 
 

@@ -377,7 +377,8 @@ def test_a_gang_too_large_times_out_once() -> None:
 
 def test_a_failed_start_is_tried_again_later() -> None:
     """ERR-3: rescheduling waits twice as long each time, and ends with the budget."""
-    run, waits = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start()), []
+    run = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start())
+    waits = []
     for attempt in (1, 2, 3):
         run.handle(StartFailed(attempt, "port taken"))
         assert run.job.state is State.RESCHEDULING
@@ -558,7 +559,8 @@ def _find_exit(job: Job, now: float) -> None:
             event = Reserved(job.attempt, job.max_processes)
         else:
             assert job.wake_at is not None, f"{job.state} waits for nothing"
-            now, event = max(now, job.wake_at), Tick()
+            now = max(now, job.wake_at)
+            event = Tick()
         job = decide(job, event, now).job
     raise AssertionError(f"no way out of {job.state}")
 
@@ -576,7 +578,9 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
             max_startup_timeouts=lots.randint(0, 2),
             grow_after_s=1,
         )
-        job, now, since_progress = Job(f"job {seed}", lots.randint(1, 4), 4, policy), 0.0, 0
+        job = Job(f"job {seed}", lots.randint(1, 4), 4, policy)
+        now = 0.0
+        since_progress = 0
         for _ in range(lots.randint(5, 60)):
             event = _random_event(lots, job, now)
             decision = decide(job, event, now)
@@ -593,5 +597,6 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
                 + policy.max_startup_timeouts
             )
             assert since_progress <= 1 + budget
-            job, now = decision.job, now + lots.choice([0.0, 0.1, 1.0, 20.0, 700.0])
+            job = decision.job
+            now = now + lots.choice([0.0, 0.1, 1.0, 20.0, 700.0])
         _find_exit(job, now)

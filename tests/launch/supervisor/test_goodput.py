@@ -65,7 +65,8 @@ def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
     """Whatever happens, and whatever processes say of themselves, no part is below zero and none is
     counted twice.
     """
-    lots, account = random.Random(seed), Account()
+    lots = random.Random(seed)
+    account = Account()
     account.at(0, Start())
     for _ in range(200):
         attempt = account.job.attempt

@@ -132,7 +132,8 @@ def test_without_a_folder_there_is_no_cache(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name, put in {"file": Path.touch, "link": lambda path: path.symlink_to(elsewhere)}.items():
-        log_dir, lines = tmp_path / name, list[str]()
+        log_dir = tmp_path / name
+        lines = list[str]()
         log_dir.mkdir()
         put(log_dir / "compile-cache")
         with compile_cache({}, log_dir, lines.append) as variables:

@@ -13,6 +13,7 @@ from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.multihost import StartupFailed
 from tests.support.cluster import Processes
+from tests.support.paths import program
 from tests.support.processes import runs, wait_until_ended
 
 
@@ -34,12 +35,7 @@ def test_a_coordinator_ends_with_who_started_it() -> None:
     """SIGKILL, at any moment after its start, leaves none behind; one that shall outlive its
     starter does.
     """
-    script = """
-    import time
-    from holdfast.launch.workers.coordinator import Coordinator
-    print("pids", Coordinator("j", 1, 1).pid, (other := Coordinator("j", 1, 1, outlives_us=True)).pid, flush=True)
-    time.sleep(600)
-    """
+    script = program("coordinator_coordinator_ends_with_who")
     with Processes(script, 1) as processes:
         processes.wait_for(0, "pids")
         pid, outlives = map(int, processes.output(0).split()[1:])

@@ -17,7 +17,8 @@ class Terminal(io.StringIO):
 
 def test_lines_carry_their_process_in_a_column() -> None:
     """Numbers are aligned for the largest one; the launcher's own lines go to stderr."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout = io.StringIO()
+    stderr = io.StringIO()
     output = ConsoleOutput(stdout, stderr, 11)
     output.line(2, "two")
     output.line(10, "ten")
@@ -30,7 +31,8 @@ def test_a_terminal_gets_colours() -> None:
     """Each process has a colour, colours of the line itself stay, and the launcher's lines stand
     between the others.
     """
-    stdout, stderr = Terminal(), io.StringIO()
+    stdout = Terminal()
+    stderr = io.StringIO()
     output = ConsoleOutput(stdout, stderr, 2)
     output.line(0, "\x1b[31mred\x1b[0m")
     output.say("restarting")
@@ -40,7 +42,8 @@ def test_a_terminal_gets_colours() -> None:
 
 def test_a_closed_stream_is_no_error() -> None:
     """Whoever reads the output may go: the job goes on."""
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout = io.StringIO()
+    stderr = io.StringIO()
     output = ConsoleOutput(stdout, stderr, 1)
     stdout.close()
     stderr.close()

@@ -75,7 +75,8 @@ def test_a_late_signal_loses_no_exit_code() -> None:
 def test_what_it_started_is_killed_with_it() -> None:
     """A background process of its group is gone when the exit code is reported."""
     started = Started(f"import subprocess; print({SLEEPER}.pid)")
-    pid, code = int(started.next()), started.next()
+    pid = int(started.next())
+    code = started.next()
     assert code == 0
     assert wait_until_ended([pid])
 

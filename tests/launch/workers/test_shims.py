@@ -36,10 +36,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
     ) as popen:
         assert popen.stdout is not None and popen.stderr is not None
-        said, errors = (
-            popen.stdout.read(),
-            popen.stderr.read(),
-        )  # not communicate(), which would close its input
+        said = popen.stdout.read()
+        errors = popen.stderr.read()  # not communicate(), which would close its input
         return subprocess.CompletedProcess(popen.args, popen.wait(30), said, errors)
 
 
@@ -95,7 +93,8 @@ LEAVES_THREE = """
 import os, subprocess, sys, time
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 own_session = subprocess.Popen(sleeper, start_new_session=True)
-daemon = [sys.executable, "-S", "-c", f"import subprocess; print(subprocess.Popen({sleeper}, start_new_session=True, stdout=2).pid)"]
+start = f"subprocess.Popen({sleeper}, start_new_session=True, stdout=2)"
+daemon = [sys.executable, "-S", "-c", f"import subprocess; print({start}.pid)"]
 orphan = subprocess.run(daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 print(os.getpid(), own_session.pid, orphan, flush=True)
 """
@@ -142,7 +141,8 @@ def test_another_holder_of_the_pipe_keeps_nothing() -> None:
     code = f"""
 import os, subprocess, sys, time
 subreaper, command = {str(SHIMS / "subreaper.py")!r}, {LEAVES_THREE + "time.sleep(600)"!r}
-command = [sys.executable, "-I", "-S", subreaper, str(os.getpid()), sys.executable, "-S", "-c", command]
+program = [sys.executable, "-S", "-c", command]
+command = [sys.executable, "-I", "-S", subreaper, str(os.getpid()), *program]
 child = subprocess.Popen(command, stdin=subprocess.PIPE)
 if not (fork := os.fork()):
     time.sleep(600)

@@ -62,7 +62,8 @@ def test_blocks_may_nest() -> None:
 
 def test_outside_the_main_thread_it_does_nothing() -> None:
     """Python allows handlers in the main thread only; the block runs all the same."""
-    before, ran = signal.getsignal(signal.SIGTERM), threading.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    ran = threading.Event()
 
     def work() -> None:
         with passing_on(lambda number: None):

@@ -97,11 +97,22 @@ FACTS = """
 import json, os, sys
 main = sys.modules["__main__"]
 print(json.dumps({
-    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags), "executable": sys.executable,
+    "argv": sys.argv,
+    "orig_argv": sys.orig_argv,
+    "path": sys.path,
+    "flags": repr(sys.flags),
+    "executable": sys.executable,
     "cwd": os.getcwd(),
-    "environment": dict(os.environ), "is main": vars(main) is globals(), "stdin": os.fstat(0).st_rdev,
-    "spec": __spec__ and [__spec__.name, __spec__.origin, type(__spec__.loader).__name__], "loader": type(__loader__).__name__,
-    "main": {key: repr(value) for key, value in globals().items() if key.startswith("__") and key not in ("__spec__", "__loader__")},
+    "environment": dict(os.environ),
+    "is main": vars(main) is globals(),
+    "stdin": os.fstat(0).st_rdev,
+    "spec": __spec__ and [__spec__.name, __spec__.origin, type(__spec__.loader).__name__],
+    "loader": type(__loader__).__name__,
+    "main": {
+        key: repr(value)
+        for key, value in globals().items()
+        if key.startswith("__") and key not in ("__spec__", "__loader__")
+    },
 }, sort_keys=True, indent=1))
 """
 FORMS = {

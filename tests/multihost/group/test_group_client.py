@@ -107,7 +107,8 @@ def test_a_call_that_gets_no_name_counts() -> None:
     new barrier id.
     """
     group_client = GroupClient(threading)  # type: ignore[arg-type]
-    held, free = threading.Event(), threading.Event()
+    held = threading.Event()
+    free = threading.Event()
 
     def hold() -> None:
         with group_client.call("barrier", "n", Deadline(30.0)):
@@ -265,7 +266,8 @@ def test_a_death_is_pushed_to_who_waits(clients: Clients) -> None:
     """A listener is called when a process fails, and what is known then names it, by runtime
     number.
     """
-    group_client, changed = GroupClient(clients[0], [1, 2, 0]), threading.Event()
+    group_client = GroupClient(clients[0], [1, 2, 0])
+    changed = threading.Event()
     with group_client.on_change(changed.set):
         changed.clear()
         clients[2].report_error("bad batch")

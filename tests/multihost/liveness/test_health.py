@@ -83,7 +83,9 @@ def test_listeners_get_complete_lists_in_order() -> None:
     """A listener gets the list at once and at each change, until it is removed; one that raises
     does not stop the others.
     """
-    client, first, second = PushedClient(), Listener(), Listener()
+    client = PushedClient()
+    first = Listener()
+    second = Listener()
     health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
     remove = health.add_listener(first)

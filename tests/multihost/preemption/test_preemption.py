@@ -15,7 +15,9 @@ def test_without_jax_distributed_it_speaks_of_this_process() -> None:
 
 def test_notices_merge_to_the_earliest_deadline() -> None:
     """The earliest deadline wins over later ones and over none."""
-    early, late, open_ended = Notice("a", 10.0), Notice("b", 20.0), Notice("c")
+    early = Notice("a", 10.0)
+    late = Notice("b", 20.0)
+    open_ended = Notice("c")
     assert merge([open_ended, late, early]) == early
     assert merge([open_ended]) == open_ended
     assert merge([]) is None

@@ -7,7 +7,8 @@ from accelerator_start import root, same, tree
 
 from holdfast.checkpoint import CheckpointManager
 
-state, want = tree(256), tree(256)
+state = tree(256)
+want = tree(256)
 step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
 with CheckpointManager(root) as manager:
     manager.save(1, state)

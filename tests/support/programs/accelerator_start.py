@@ -7,7 +7,8 @@ import sys
 import jax
 import jax.numpy as jnp
 
-root, device = sys.argv[1], jax.devices()[0]
+root = sys.argv[1]
+device = jax.devices()[0]
 
 
 def tree(mib, seed=0):

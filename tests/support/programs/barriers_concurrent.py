@@ -12,7 +12,8 @@ from barriers_start import count, index
 import holdfast.multihost as multihost
 from holdfast.multihost import sync_global_processes
 
-rounds, path = int(sys.argv[5]), sys.argv[6]
+rounds = int(sys.argv[5])
+path = sys.argv[6]
 NAMES = 50
 THREADS = 10
 with open(path, "r+b") as file:

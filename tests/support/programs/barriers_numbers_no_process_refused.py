@@ -7,7 +7,9 @@ import time
 
 import holdfast.multihost as multihost
 
-index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+port = sys.argv[3]
 multihost.initialize(f"127.0.0.1:{port}", count, index, timeout_s=60)
 
 

@@ -10,7 +10,8 @@ from jax._src.lib import _jax
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{probe.getsockname()[1]}"
-recoverable, heartbeat_s = sys.argv[1] == "recoverable", int(sys.argv[2])
+recoverable = sys.argv[1] == "recoverable"
+heartbeat_s = int(sys.argv[2])
 service = _jax.get_distributed_runtime_service(
     address, 3, heartbeat_timeout=heartbeat_s, shutdown_timeout=10, recoverable=recoverable
 )

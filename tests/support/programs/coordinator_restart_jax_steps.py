@@ -7,7 +7,9 @@ import time
 
 import jax
 
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+address = sys.argv[3]
 jax.config.update("jax_enable_recoverability", True)
 jax.distributed.initialize(address, count, index, heartbeat_timeout_seconds=1000)
 from jax._src import distributed

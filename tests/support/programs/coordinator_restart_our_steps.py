@@ -6,7 +6,9 @@ import sys
 
 from holdfast.coordination import CoordinationClient
 
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+address = sys.argv[3]
 client = CoordinationClient(address, index)
 client.connect()
 for step in range(200):

@@ -9,7 +9,10 @@ import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, Options, StepExists
 
-index, root, first, last = int(sys.argv[1]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+index = int(sys.argv[1])
+root = sys.argv[3]
+first = int(sys.argv[4])
+last = int(sys.argv[5])
 won = []
 with CheckpointManager(root, options=Options(incremental=bool(int(sys.argv[6])))) as manager:
     for step in range(first, last):

@@ -11,7 +11,8 @@ import numpy as np
 from holdfast.checkpoint import CheckpointManager
 from holdfast.coordination import Fenced
 
-root, steps = sys.argv[1], int(sys.argv[2])
+root = sys.argv[1]
+steps = int(sys.argv[2])
 where = ["write", "commit"]
 for step in range(steps):
     manager = CheckpointManager(root)

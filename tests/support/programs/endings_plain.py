@@ -10,7 +10,8 @@ import jax
 
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.config.update("jax_enable_preemption_service", False)
-me, count = int(os.environ["HOLDFAST_PROCESS_ID"]), int(os.environ["HOLDFAST_NUM_PROCESSES"])
+me = int(os.environ["HOLDFAST_PROCESS_ID"])
+count = int(os.environ["HOLDFAST_NUM_PROCESSES"])
 jax.distributed.initialize(num_processes=count, process_id=me)
 from holdfast import multihost
 

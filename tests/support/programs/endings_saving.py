@@ -15,7 +15,8 @@ multihost.initialize()
 from holdfast.checkpoint import CheckpointManager
 from holdfast.checkpoint.storage.local import LocalStorage
 
-folder, me = sys.argv[1], int(os.environ["HOLDFAST_PROCESS_ID"])
+folder = sys.argv[1]
+me = int(os.environ["HOLDFAST_PROCESS_ID"])
 commit = LocalStorage.commit
 
 

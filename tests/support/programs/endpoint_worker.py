@@ -8,11 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-folder, attempt, me = (
-    Path(sys.argv[1]),
-    os.environ["HOLDFAST_ATTEMPT"],
-    os.environ["HOLDFAST_PROCESS_ID"],
-)
+folder = Path(sys.argv[1])
+attempt = os.environ["HOLDFAST_ATTEMPT"]
+me = os.environ["HOLDFAST_PROCESS_ID"]
 mine = {key: value for key, value in os.environ.items() if key.startswith(("HOLDFAST_", "JAX_"))}
 whole = folder / f".{attempt}.{me}"
 whole.write_text(json.dumps(mine))

@@ -6,12 +6,10 @@ import sys
 
 from holdfast.coordination import CoordinationClient, Timeouts
 
-index, count, address, session = (
-    int(sys.argv[1]),
-    int(sys.argv[2]),
-    sys.argv[3],
-    sys.argv[4] == "session",
-)
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+address = sys.argv[3]
+session = sys.argv[4] == "session"
 client = CoordinationClient(
     address,
     index,

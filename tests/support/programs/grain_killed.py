@@ -12,7 +12,8 @@ from sharded_state import state
 
 from holdfast.checkpoint import CheckpointManager
 
-own, seen = reader(index, count), []
+own = reader(index, count)
+seen = []
 with CheckpointManager(root) as manager:
     for _ in range(3):
         seen += next(own).tolist()

@@ -10,7 +10,8 @@ from sharded_state import state
 
 from holdfast.checkpoint import CheckpointManager, Options
 
-gate, entered = threading.Event(), threading.Event()
+gate = threading.Event()
+entered = threading.Event()
 
 
 def progress(seen):

@@ -6,12 +6,10 @@ import sys
 
 from holdfast import multihost
 
-index, count, address, heartbeat_s = (
-    int(sys.argv[1]),
-    int(sys.argv[2]),
-    sys.argv[3],
-    float(sys.argv[4]),
-)
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+address = sys.argv[3]
+heartbeat_s = float(sys.argv[4])
 multihost.initialize(address, count, index, heartbeat_timeout_s=heartbeat_s)
 import jax
 import jax.numpy as jnp

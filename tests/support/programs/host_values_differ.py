@@ -24,7 +24,8 @@ def refused(tree, leaf, says):
     assert manager.all_steps() == []
 
 
-both, LOCAL = state(1), "(numpy, a value of each host)"
+both = state(1)
+LOCAL = "(numpy, a value of each host)"
 with CheckpointManager(f"{root}/many") as manager:
     refused(
         both | {"n": np.zeros(3 + index)},
@@ -46,7 +47,8 @@ with CheckpointManager(f"{root}/many") as manager:
         " x=2) on process 1"
     )
     refused(both | {"r": both["r"] if index else both["w"]}, "r", says)
-    zero, first = np.zeros(4, np.float32), NamedSharding(Mesh(jax.devices()[:1], "x"), P())
+    zero = np.zeros(4, np.float32)
+    first = NamedSharding(Mesh(jax.devices()[:1], "x"), P())
     one = jax.make_array_from_callback((4,), first, lambda i: zero, dtype=zero.dtype)
     refused(
         both | {"n": one},

@@ -7,7 +7,9 @@ import sys
 import jax
 from jax._src import distributed
 
-index, count, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+port = sys.argv[3]
 jax.distributed.initialize(
     f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}"
 )

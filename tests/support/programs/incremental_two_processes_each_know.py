@@ -10,7 +10,8 @@ from holdfast.checkpoint import CheckpointManager, KeepLast, Options
 
 with CheckpointManager(root, keep_policy=KeepLast(2), options=Options(incremental=True)) as manager:
     for step in range(5):
-        base, moving = state(1, 1 << 16), state(step)
+        base = state(1, 1 << 16)
+        moving = state(step)
         if step == 3 and index == 1:
             manager._state.history.forget()
         manager.save(step, {"base": base["w"], "moving": moving["w"], "n": step})

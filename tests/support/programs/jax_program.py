@@ -12,7 +12,8 @@ count = int(sys.argv[2])
 # A launcher that has its own address for jax puts it into the environment.
 address = os.environ.get("JAX_COORDINATOR_ADDRESS") or sys.argv[3]
 if len(sys.argv) > 4:  # a part of a cluster: the first index here, and how many there are in all
-    index, count = index + int(sys.argv[4]), int(sys.argv[5])
+    index = index + int(sys.argv[4])
+    count = int(sys.argv[5])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, count, index)
 from jax.experimental import multihost_utils as multihost

@@ -6,5 +6,7 @@ import sys
 
 import jax
 
-index, count, address = int(sys.argv[1]) + int(sys.argv[4]), int(sys.argv[5]), sys.argv[3]
+index = int(sys.argv[1]) + int(sys.argv[4])
+count = int(sys.argv[5])
+address = sys.argv[3]
 jax.distributed.initialize(address, count, index, initialization_timeout=5)

@@ -7,7 +7,9 @@ import sys
 import jax
 from jax._src import distributed
 
-index, count, address = int(sys.argv[1]) + int(sys.argv[4]), int(sys.argv[5]), sys.argv[3]
+index = int(sys.argv[1]) + int(sys.argv[4])
+count = int(sys.argv[5])
+address = sys.argv[3]
 jax.distributed.initialize(address, count, index)
 client = distributed.global_state.client
 client.key_value_set(f"from/{index}", jax.__version__)

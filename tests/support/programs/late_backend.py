@@ -16,7 +16,9 @@ from holdfast.multihost.start import start
 from holdfast.multihost.start.jax_agent import start_jax
 
 index, count = map(int, sys.argv[1:3])
-address, timeout_s, what = sys.argv[3], float(sys.argv[4]), sys.argv[5]
+address = sys.argv[3]
+timeout_s = float(sys.argv[4])
+what = sys.argv[5]
 logging.basicConfig(format="%(levelname)s %(message)s")
 
 

@@ -8,7 +8,8 @@ import time
 
 from holdfast.coordination import CoordinationClient, JobIdentity
 
-index, go = int(sys.argv[1]), sys.argv[4]
+index = int(sys.argv[1])
+go = sys.argv[4]
 with CoordinationClient(
     sys.argv[3], index, job=JobIdentity(num_processes=int(sys.argv[2]))
 ) as client:

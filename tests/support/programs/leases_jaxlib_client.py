@@ -8,7 +8,9 @@ import time
 
 from jax._src.lib import _jax
 
-index, address, heartbeat_s = int(sys.argv[1]), sys.argv[3], [2, 86400][int(sys.argv[1])]
+index = int(sys.argv[1])
+address = sys.argv[3]
+heartbeat_s = [2, 86400][int(sys.argv[1])]
 client = _jax.get_distributed_runtime_client(
     address, index, init_timeout=60, shutdown_timeout=5, heartbeat_timeout=heartbeat_s
 )

@@ -8,7 +8,9 @@ import sys
 from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 
-index, address, folder = int(sys.argv[1]), sys.argv[3], sys.argv[4]
+index = int(sys.argv[1])
+address = sys.argv[3]
+folder = sys.argv[4]
 multihost.initialize(address, 2, index)
 local = Local(
     os.path.join(folder, f"h{index}"),

@@ -14,7 +14,9 @@ from sharded_state import same, state
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local
 
-folder, wanted, early = os.path.join(sys.argv[5], f"h{index}"), int(sys.argv[6]), int(sys.argv[7])
+folder = os.path.join(sys.argv[5], f"h{index}")
+wanted = int(sys.argv[6])
+early = int(sys.argv[7])
 coordinator = distributed.global_state.client
 
 

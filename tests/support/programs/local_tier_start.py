@@ -10,7 +10,8 @@ from sharded_state import same, state
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 
-folders, names = sys.argv[5], sys.argv[6].split(",")
+folders = sys.argv[5]
+names = sys.argv[6].split(",")
 local = Local(
     os.path.join(folders, names[index]),
     save_policy=EveryNSteps(2),

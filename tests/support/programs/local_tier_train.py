@@ -14,7 +14,8 @@ count_known = 0
 for step in range(begin, begin + int(sys.argv[7])):
     manager.save(step, state(step))
     if manager.local_steps() != known:
-        known, count_known = manager.local_steps(), count_known + 1
+        known = manager.local_steps()
+        count_known = count_known + 1
         print(f"acknowledged {count_known}:", *known, flush=True)
     time.sleep(0.01)
 manager.wait_until_finished()

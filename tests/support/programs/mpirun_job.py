@@ -12,7 +12,8 @@ from holdfast import multihost
 
 multihost.initialize()
 largest = multihost.global_max([jax.process_index()])[0]
-index, count = jax.process_index(), jax.process_count()
+index = jax.process_index()
+count = jax.process_count()
 text = f"{index} {count} {largest} {os.environ['HOLDFAST_COORDINATOR']}\n"
 (Path(sys.argv[1]) / os.environ["OMPI_COMM_WORLD_RANK"]).write_text(text)
 multihost.shutdown()

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-index, count, port, order = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+port = sys.argv[3]
+order = sys.argv[4]
 jax.distributed.initialize(
     f"127.0.0.1:{port}", count, index, coordinator_bind_address=f"127.0.0.1:{port}"
 )

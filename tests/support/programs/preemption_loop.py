@@ -14,13 +14,11 @@ from preemption_start import address, count, index
 from holdfast import multihost
 from holdfast.multihost.preemption import preemption as notices
 
-service, source, path, seeds, strides = (
-    sys.argv[4],
-    sys.argv[5],
-    sys.argv[6],
-    range(*eval(sys.argv[7])),
-    eval(sys.argv[8]),
-)
+service = sys.argv[4]
+source = sys.argv[5]
+path = sys.argv[6]
+seeds = range(*eval(sys.argv[7]))
+strides = eval(sys.argv[8])
 signal.signal(signal.SIGTERM, lambda number, frame: print("the user's handler ran", flush=True))
 if service == "ours":
     multihost.initialize(address, count, index, preemption_sources=[])
@@ -47,7 +45,8 @@ for seed in seeds:
             rng.random() * 0.5, multihost.notify_preemption, [multihost.Notice("drained")]
         ).start()
     stride = strides[seed % len(strides)]
-    step, longest_s = 0, rng.choice([0.002, 0.005, 0.02])
+    step = 0
+    longest_s = rng.choice([0.002, 0.005, 0.02])
     while not multihost.reached_preemption(step):
         time.sleep(rng.random() * longest_s)
         step += stride

@@ -8,7 +8,9 @@ import jax
 
 from holdfast.multihost.preemption import preemption as notices
 
-index, count, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+address = sys.argv[3]
 
 
 def begin(sources=None, service=False, **options):

@@ -28,7 +28,8 @@ got = restore_item(storage, "", record, "state", like=like)
 needed = sum(shard.data.nbytes for array in got.values() for shard in array.addressable_shards)
 for path, array in got.items():
     mine = array.addressable_shards[0].index[0]
-    found, values = np.asarray(array.addressable_shards[0].data), np.arange(mine.start, mine.stop)
+    found = np.asarray(array.addressable_shards[0].data)
+    values = np.arange(mine.start, mine.stop)
     assert (found == (values % 251)[:, None].astype(found.dtype)).all(), path
 ratio = sum(counted) / needed
 print(f"{ratio:.4f} of {needed:,} bytes", flush=True)

@@ -14,7 +14,10 @@ from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
 
-root, which, number, times = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+root = sys.argv[1]
+which = sys.argv[2]
+number = int(sys.argv[3])
+times = int(sys.argv[4])
 logging.disable()
 preloaded = ctypes.CDLL(None)
 
@@ -59,11 +62,9 @@ for at in range(1000):
         kind = ""
         text = ""
     except Exception as error:
-        how, kind, text = (
-            "typed" if isinstance(error, CheckpointError) else "raw",
-            type(error).__name__,
-            str(error),
-        )
+        how = "typed" if isinstance(error, CheckpointError) else "raw"
+        kind = type(error).__name__
+        text = str(error)
     reached = preloaded.readfault_count() > at
     preloaded.readfault_arm(b"", ctypes.c_long(0), ctypes.c_long(0), 0)
     print(json.dumps([how, kind, text, reached]), flush=True)

@@ -23,7 +23,8 @@ from holdfast.checkpoint.storage.local import LocalStorage
 
 class Counting(LocalStorage):
     # Counts the bytes of chunks that are read: what lies behind the header of a pack.
-    bytes, lock = 0, threading.Lock()
+    bytes = 0
+    lock = threading.Lock()
 
     def read(self, name, offset, buffers):
         found = super().read(name, offset, buffers)
@@ -71,7 +72,9 @@ if sys.argv[5] == "exact":
 gaps = 0 if sys.argv[5] == "exact" else 1 << 16
 storage = Counting(folder)
 record = read_record(storage, "")
-got = restore_item(storage, "", record, "state", like=dist(tree), options=RestoreOptions(read_once=True))
+got = restore_item(
+    storage, "", record, "state", like=dist(tree), options=RestoreOptions(read_once=True)
+)
 for (path, a), b in zip(
     jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree), strict=True
 ):

@@ -10,7 +10,8 @@ from jax.experimental import multihost_utils
 
 from holdfast import multihost
 
-index, count = int(sys.argv[1]), int(sys.argv[2])
+index = int(sys.argv[1])
+count = int(sys.argv[2])
 multihost.initialize(timeout_s=60)
 assert jax.process_count() == count and jax.device_count() == count
 multihost_utils.sync_global_devices("device collective")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-index, count, coordinator = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+coordinator = sys.argv[3]
 from holdfast.coordination import CoordinationClient, Credentials, JobIdentity, Relay, Timeouts
 
 credentials = Credentials(*sys.argv[4:])

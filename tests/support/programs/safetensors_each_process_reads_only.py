@@ -9,7 +9,10 @@ import numpy as np
 
 from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
 
-index, count, path, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+index = int(sys.argv[1])
+count = int(sys.argv[2])
+path = sys.argv[3]
+port = sys.argv[4]
 jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
 mesh = jax.make_mesh((4,), ("d",))
 checkpoint = open_checkpoint(path)

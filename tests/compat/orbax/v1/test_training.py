@@ -74,10 +74,8 @@ def test_several_trees_in_a_step(tmp_path: Path) -> None:
         with ocp.training.Checkpointer(root) as checkpointer:
             checkpointer.save_checkpointables(0, {"model": {"w": jnp.ones(2)}, "opt": {"n": 1}})
             checkpointer.save_checkpointables(1, {"model": {"w": jnp.ones(2)}, "opt": {"n": 2}})
-            every, one = (
-                checkpointer.load_checkpointables(),
-                checkpointer.load_checkpointables(0, {"opt": {"n": 0}}),
-            )
+            every = checkpointer.load_checkpointables()
+            one = checkpointer.load_checkpointables(0, {"opt": {"n": 0}})
             replaced = checkpointer.save_checkpointables(
                 1, {"model": {"w": jnp.zeros(2)}}, overwrite=True
             )

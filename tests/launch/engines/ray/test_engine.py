@@ -73,7 +73,8 @@ def train(folder: str, steps: int, polite: bool = True) -> dict[str, Any]:
     rows = NamedSharding(mesh, PartitionSpec("d"))
     state = jax.jit(lambda: jnp.zeros(12), out_shardings=rows)()
     advance = jax.jit(lambda x: x + jnp.max(x) * 0 + 1, out_shardings=rows)
-    attempt, me = os.environ["HOLDFAST_ATTEMPT"], jax.process_index()
+    attempt = os.environ["HOLDFAST_ATTEMPT"]
+    me = jax.process_index()
     with open(f"/proc/{os.getppid()}/stat") as file:  # the subreaper's
         actor = file.read().rpartition(")")[2].split()[1]
     policy = checkpoint.AnyOf(checkpoint.EveryNSteps(20), checkpoint.OnPreemption())

@@ -1,0 +1,15 @@
+"""Runs in the processes of tests/launch/workers/test_coordinator.py."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.launch.workers.coordinator import Coordinator
+
+print(
+    "pids",
+    Coordinator("j", 1, 1).pid,
+    (other := Coordinator("j", 1, 1, outlives_us=True)).pid,
+    flush=True,
+)
+time.sleep(600)
