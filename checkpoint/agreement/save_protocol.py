@@ -411,6 +411,7 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
     if isinstance(answer, Refused):
         return _not_committed(key, answer.error)
     assert isinstance(answer, Unclear)
+    # The store may have done it although its answer was lost: only a look can tell.
     return settle(key, answer, (yield from _read()))
 
 
@@ -452,6 +453,7 @@ def check_save_reports(
     """Raises the save's error when a process that writes failed, or is at another save, step or set
     of items than the primary (rank 0).
     """
+    # First of all: a report of another save says nothing about this one.
     for report in reports:
         if not fits(report.key, key):
             raise _out_of_step(report, key)
@@ -515,6 +517,7 @@ def follow(key: SaveKey, process: int, writers: Collection[int]) -> Saving:
     report = yield from _report(key, process)
     sent = yield Gather(report)
     heard = yield Hear()
+    # A message may be left over from a save that was given up: its key tells it apart.
     if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
     if knows_failure(report, writers):
@@ -551,6 +554,7 @@ def save_locally(
     heard = yield Hear()
     if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
+    # A local step has no record that could be read instead: it stays unknown.
     why = heard.error if isinstance(heard, Failed) else "what came was of another save"
     return unheard_locally(key, f"process {process} was not told how it ended: {why}")
 
@@ -578,6 +582,7 @@ def _outcome(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[in
     record = yield from _checked_record(key, reports, writers)
     if isinstance(record, Exception):
         return _not_committed(key, record)
+    # No cancel comes between the outcome and its telling: it would be believed by some alone.
     closed = yield EndCancelling()
     return SaveResult(key) if isinstance(closed, Closed) else _not_committed(key, _error(closed))
 
@@ -635,6 +640,7 @@ def is_ours(found: Found, key: SaveKey) -> TypeGuard[RecordFound]:
 
 
 def _report(key: SaveKey, process: int) -> Generator[Effect, Event, SaveReport]:
+    # A process that failed reports too: without its report the others would wait for it.
     prepared = yield Prepare()
     if isinstance(prepared, Prepared):
         return SaveReport(process, key, prepared.items, prepared.steps)

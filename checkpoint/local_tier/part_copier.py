@@ -81,6 +81,7 @@ class PartCopier:
                 message = f"process {owner} has given its part of step {key.step} up"
                 raise PartGivenUp(message) from None
             part = Part.from_bytes(data, f"{peer.address}: {name}")
+            # The peer may serve the folder of another run, or an earlier life of this step.
             if (part.run, part.key, part.process) != (folder.run, key, owner):
                 raise PeerFailed(
                     errno.EIO,
@@ -103,6 +104,7 @@ class PartCopier:
                 for file in report.files:
                     copy_file(peer, name, file, folder, remaining_s=remaining_s, take=take)
         except BaseException:
+            # The next copy writes over these files: making files anew costs more than writing.
             folder.storage.spare(part.files)
             raise
 

@@ -65,6 +65,7 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
     """
     if dead:
         return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
+    # Outside of a launched job nothing says which of two living writers is the newer one.
     if not me.job or other.job != me.job or other.attempt == me.attempt:
         return ""
     if other.attempt > me.attempt:
@@ -122,4 +123,5 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
             renewed_s=float(claim["renewed_s"]),
         )
     except (ValueError, TypeError, KeyError):
+        # Cut off by a crash, perhaps: the claim stands all the same, and its lock says who lives.
         return Writer(writer_id)
