@@ -82,9 +82,11 @@ class ProcessSpec:
                 f" {per_slice} a slice"
             )
 
-    @property
-    def credentials(self) -> Credentials:
-        """What the process shows to its coordinator."""
+    def new_credentials(self) -> Credentials:
+        """Returns what the process shows to its coordinator, with a key of its own.
+
+        Its client and its relay share one: see Credentials.
+        """
         return Credentials(self.token_file, self.tls_cert, self.tls_key, self.tls_ca)
 
     def to_env(self) -> dict[str, str]:

@@ -35,6 +35,7 @@ KEPT = {
     ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
     ("multihost/errors.py", "knob"),  # a field of a public error
     ("checkpoint/manager_parts.py", "lanes"),  # each is a SaveLane
+    ("checkpoint/local_tier/local_save.py", "part"),  # a Part: what a host has of a local step
 }
 
 PUBLIC = {

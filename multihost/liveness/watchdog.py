@@ -199,7 +199,7 @@ def _why(client: Any, spec: ProcessSpec) -> str:
         if error.code != "ALREADY_EXISTS":
             raise
         return str(client.blocking_key_value_get(f"{folder}/why", _WHY_MS))
-    with StatusClient(spec.coordinator, spec.credentials) as status:
+    with StatusClient(spec.coordinator, spec.new_credentials()) as status:
         why = "; ".join(
             finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS]
         )

@@ -211,10 +211,12 @@ def _join(
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
+    # One object, with one key, for the client and the relay: both are this process.
+    credentials = spec.new_credentials()
     with preemption.gathering():
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
-        client = _connect(spec, spec.credentials, deadline, timeouts)
+        client = _connect(spec, credentials, deadline, timeouts)
     member = Membership(client, timeouts.shutdown_s)
     job = current_job()
     job.put(member)
@@ -223,8 +225,8 @@ def _join(
     group_client = group_client_of(client)
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
-    with ended_by_loss(group_client, spec, spec.credentials, deadline):
-        route = _route_for_jax(member, spec, spec.credentials)
+    with ended_by_loss(group_client, spec, credentials, deadline):
+        route = _route_for_jax(member, spec, credentials)
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too

@@ -30,7 +30,7 @@ def serving(service: str, mode: str) -> Iterator[str]:
         ) as spawned:
             yield spawned.address
         return
-    command = [sys.executable, "-c", JAXLIB_SERVICE, mode, str(heartbeat_s)]
+    command = [sys.executable, str(JAXLIB_SERVICE), mode, str(heartbeat_s)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,7 +70,7 @@ SLEEPER = program("duels_sleeper")
 
 @contextlib.contextmanager
 def _sleeper(root: Path, steps: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", textwrap.dedent(SLEEPER), str(root), str(steps)]
+    command = [sys.executable, str(SLEEPER), str(root), str(steps)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:

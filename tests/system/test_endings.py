@@ -25,7 +25,7 @@ def test_who_is_settled_is_ended_at_once() -> None:
     """
     output = CollectedOutput()
     settings = RunSettings(restart=RestartPolicy(grace_s=GRACE_S))
-    result = run_local([sys.executable, "-c", STUBBORN], 3, settings, output=output)
+    result = run_local([sys.executable, str(STUBBORN)], 3, settings, output=output)
     assert (result.outcome, result.exit_code) == ("failed", 137)
     assert result.elapsed_s < GRACE_S, output.text
 
@@ -40,7 +40,7 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     output = CollectedOutput()
     folder = tmp_path / "steps"
     restart = RestartPolicy(grace_s=GRACE_S, commit_grace_s=GRACE_S)
-    command = [sys.executable, "-c", SAVING, str(folder)]
+    command = [sys.executable, str(SAVING), str(folder)]
     result = run_local(command, 3, RunSettings(restart=restart), output=output)
     assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 137, 1), output.text
     assert result.elapsed_s < GRACE_S / 2, output.text
@@ -64,7 +64,7 @@ def test_a_signal_at_the_end_is_no_notice() -> None:
     output = CollectedOutput()
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     settings = RunSettings(env=env, restart=RestartPolicy(grace_s=3))
-    result = run_local([sys.executable, "-c", PLAIN], 2, settings, output=output)
+    result = run_local([sys.executable, str(PLAIN)], 2, settings, output=output)
     assert (result.outcome, result.exit_code) == ("failed", 137), output.text
     said = [text for process, text in output.lines if process == 0]
     assert any(

@@ -25,7 +25,7 @@ def late_worker(env: dict[str, str]) -> str:
         key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "JAX_"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", LATE],
+        [sys.executable, str(LATE)],
         env=base | {"JAX_PLATFORMS": "cpu"} | env,
         capture_output=True,
         text=True,
@@ -43,7 +43,7 @@ def test_a_worker_never_joins_the_next_attempt(tmp_path: Path) -> None:
     output = CollectedOutput()
     policy = RestartPolicy(max_failures=1, backoff_s=0.05, grace_s=1)
     settings = RunSettings(restart=policy, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    command = [sys.executable, str(WORKER), str(tmp_path)]
     job = threading.Thread(
         target=lambda: results.append(run_local(command, 2, settings, output=output))
     )

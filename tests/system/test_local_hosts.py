@@ -130,9 +130,9 @@ def test_a_whole_slice_may_be_lost(lost: tuple[int, int], root: Path, tmp_path: 
 
 MOMENTS = {
     "writing": (FOLDER, "HostFolder.publish", 1),
-    "pulling": (TIER, "copy_file", 1),
+    "pulling": (COPIER, "copy_file", 1),
     "a copy is there but for its name": (FOLDER, "HostFolder.publish", 2),
-    "reporting": (TIER, "LocalTier._settle", 1),
+    "reporting": (COMMIT, "EffectPerformer._gather", 1),
 }
 
 
@@ -176,10 +176,10 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
     with hosts(2, tmp_path / "hosts") as found:
         with HostJob(found, root) as job:
             job.each(save, 5)
-            job.hold(0, TIER, "LocalTier._judge")
+            job.hold(0, COMMIT, "EffectPerformer._tell")
             for rank in job.ranks:
                 job.begin(rank, save, 6)
-            job.wait_for(0, "at LocalTier._judge")
+            job.wait_for(0, "at EffectPerformer._tell")
             job.kill(0)
             job.answer(1)
             assert job.call(1, steps) == ([5], [5])
@@ -574,7 +574,7 @@ def test_a_host_without_space_fails_a_save_only(kind: str, root: Path, tmp_path:
     ):
         job.each(save, 4, 5)
         if kind == "bytes while it pulls":
-            job.hold(1, TIER, "copy_file")
+            job.hold(1, COPIER, "copy_file")
             for rank in job.ranks:
                 job.begin(rank, save, 6)
             job.wait_for(1, "at copy_file")

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,8 +82,7 @@ def test_an_acknowledged_step_survives_a_power_cut(
     """
     command = [
         sys.executable,
-        "-c",
-        textwrap.dedent(SAVER),
+        str(SAVER),
         str(tmp_path / "disk" / "run"),
         str(cuts),
         kind,

@@ -66,8 +66,7 @@ def test_an_error_at_each_call_of_a_restore(
     """
     command = [
         sys.executable,
-        "-c",
-        SCRIPT,
+        str(SCRIPT),
         str(tmp_path),
         call,
         str(getattr(errno, error)),

@@ -128,7 +128,7 @@ def test_leaving_with_zero_after_a_notice_is_unfinished() -> None:
 
     output = Striker()
     policy = RestartPolicy(max_preemptions=1, backoff_s=0.05)
-    command = [sys.executable, "-c", POLITE]
+    command = [sys.executable, str(POLITE)]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
     result = run_local(command, 2, RunSettings(restart=policy, env=env), output=output)
     assert (result.outcome, result.attempts) == ("done", 2), output.text

@@ -44,9 +44,11 @@ def test_every_log_says_why_the_job_hangs() -> None:
     assert len(said) <= 2, said  # of two, where a minute ended in between
     for line in said:
         assert line.startswith(
-            f"process 2 (host {socket.gethostname()}) is in load_batch, script.py:8"
+            f"process 2 (host {socket.gethostname()}) is in load_batch, {script.name}:16"
         ), line
-        assert "; the other 2 wait in sync_global_processes at <module>, script.py:11" in line, line
+        assert (
+            f"; the other 2 wait in sync_global_processes at <module>, {script.name}:21" in line
+        ), line
 
 
 def test_status_shows_stacks_of_living_and_dead() -> None:

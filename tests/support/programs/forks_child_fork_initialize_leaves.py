@@ -10,8 +10,7 @@ from forks_start import fork, reap, unharmed
 import holdfast.multihost as multihost
 
 count = 2
-if len(sys.argv) > 4:
-    index = 1
+index = 1 if len(sys.argv) > 4 else 0
 if index == 0:
     children = []
     signal.signal(signal.SIGUSR1, lambda number, frame: children.append(fork(lambda: None)))
