@@ -35,7 +35,10 @@ KEPT = {
     ("multihost/preemption/sources.py", "Source"),  # public: a source of notices
     ("multihost/errors.py", "knob"),  # a field of a public error
     ("checkpoint/manager_parts.py", "lanes"),  # each is a SaveLane
-    ("checkpoint/local_tier/local_save.py", "part"),  # a Part: what a host has of a local step
+    # A Part: what a host has of a local step.
+    ("checkpoint/local_tier/local_save.py", "part"),
+    ("checkpoint/local_tier/local_steps.py", "part"),
+    ("checkpoint/local_tier/part_copier.py", "part"),
 }
 
 PUBLIC = {

@@ -47,9 +47,10 @@ from tests.support.host_jobs import (
 )
 
 slow = pytest.mark.slow
-TIER, FOLDER, SERVER = (
-    f"checkpoint.local_tier.{name}" for name in ("tier", "host_folder", "part_server")
-)
+COMMIT = "checkpoint.saving.commit"
+COPIER = "checkpoint.local_tier.part_copier"
+FOLDER = "checkpoint.local_tier.host_folder"
+SERVER = "checkpoint.local_tier.part_server"
 LARGE = 70_000  # columns: a process of two has 8 MB to send
 
 

@@ -26,6 +26,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.saving.commit import Cancellation
+from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -161,7 +162,7 @@ def test_eexist_for_anothers_link_is_step_exists(
     with CheckpointManager(tmp_path / "root") as manager:
         manager.save(7, NEW)  # its existence was looked for before
         with monkeypatch.context() as patch:
-            patch.setattr(manager, "_refuse_existing", lambda *_: None)
+            patch.setattr(StepCatalog, "refuse_existing", lambda *_, **__: None)
             manager.wait_until_finished()
             manager.save(7, OLD)
             with pytest.raises(StepExists, match="meanwhile"):

@@ -17,5 +17,5 @@ if index == 0:
 multihost.initialize(sys.argv[3], count, index, timeout_s=60)
 if index == 0:
     reap(children[0])
-unharmed()
+unharmed(count)
 multihost.shutdown()

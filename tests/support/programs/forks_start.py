@@ -32,10 +32,10 @@ def reap(child, within_s=30):
         time.sleep(0.01)
 
 
-def unharmed():
+def unharmed(processes=count):
     statistics = multihost.current_client().statistics()
     assert (statistics["breaks"], statistics["reconnects"]) == (0, 0), statistics
     assert [info.state for info in multihost.current_client().process_info()] == [
         "CONNECTED"
-    ] * count
+    ] * processes
     multihost.sync_global_processes("unharmed", timeout=60)
