@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.libraries import need
+from tests.support.libraries import need_installed
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,7 +37,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     not).
     """
     for library in _OTHERS.findall(page.read_text()):
-        need(library, "make slow-libraries")
+        need_installed(library, "make slow-libraries")
     program = tmp_path / "page.py"
     program.write_text("\n".join(_BLOCK.findall(page.read_text())))
     environment = os.environ | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from typing import Any
 
@@ -17,7 +18,16 @@ def need(module: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        missing = f"{module} is not installed ({error}): {install}"
-        if os.environ.get("CI"):
-            pytest.fail(missing, pytrace=False)
-        pytest.skip(missing, allow_module_level=True)
+        _miss(f"{module} is not installed ({error}): {install}")
+
+
+def need_installed(module: str, install: str) -> None:
+    """Does the same for a library that a program of the test imports, and the test does not."""
+    if importlib.util.find_spec(module) is None:
+        _miss(f"{module} is not installed: {install}")
+
+
+def _miss(why: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(why, pytrace=False)
+    pytest.skip(why, allow_module_level=True)

@@ -20,7 +20,7 @@ import pytest
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
-from tests.support.libraries import need
+from tests.support.libraries import need_installed
 from tests.support.paths import program
 
 ON_HOLDFAST = ("-m", "holdfast.compat.orbax")
@@ -55,9 +55,9 @@ def test_keras(tmp_path: Path) -> None:
     """The callback, `model.save`, `load_model` and `load_weights`; losses after a restart too, and
     each reads the other's checkpoints.
     """
-    need("keras", "make slow-libraries")
+    need_installed("keras", "make slow-libraries")
     program = tmp_path / "program.py"
-    program.write_text(KERAS)
+    program.write_text(KERAS.read_text())
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
     assert (tmp_path / "ours/3/checkpoint.json").exists()
     convert(open_checkpoint(tmp_path / "ours"), StorePath.of(tmp_path / "ours as Orbax's"), "orbax")
@@ -73,9 +73,9 @@ def test_brax(tmp_path: Path) -> None:
     """PPO's checkpoint: the policy acts as the one that was saved, its parameters are the same, and
     each reads the other's.
     """
-    need("brax", "make slow-libraries")
+    need_installed("brax", "make slow-libraries")
     program = tmp_path / "program.py"
-    program.write_text(BRAX)
+    program.write_text(BRAX.read_text())
     run(program, tmp_path / "ours", on=ON_HOLDFAST)
     saved = tmp_path / "ours/000000000020"
     convert(open_checkpoint(saved), StorePath.of(tmp_path / "ours as Orbax's"), "orbax")
@@ -97,9 +97,9 @@ def test_grain(tmp_path: Path) -> None:
     """Its own handler of Orbax's saves the state of a data iterator, and gives it back; that of
     Orbax's checkpoint too.
     """
-    need("grain", "make slow-libraries")
+    need_installed("grain", "make slow-libraries")
     program = tmp_path / "program.py"
-    program.write_text(GRAIN)
+    program.write_text(GRAIN.read_text())
     theirs = run(program, tmp_path / "theirs")
     ours = run(program, tmp_path / "ours", tmp_path / "theirs", on=ON_HOLDFAST)
     assert ours == [theirs[0]] * 3 and theirs == [theirs[0]] * 2 and len(theirs[0]) == 22

@@ -212,7 +212,7 @@ def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
     for.
     """
     script = tmp_path / "train.py"
-    script.write_text(HANGING)
+    script.write_text(HANGING.read_text())
     command = [*HOLDFAST, "run", "-n", "3", "--", sys.executable, str(script)]
     ended = subprocess.run(
         command,
@@ -225,4 +225,4 @@ def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
     assert ended.returncode == 124, ended.stderr
     said = next(line for line in ended.stderr.splitlines() if line.startswith("holdfast: hang: "))
     assert re.match(rf"holdfast: hang: {WHO} is in load_batch, train\.py:6", said), said
-    assert "sync_global_processes at <module>, train.py:9" in said, said
+    assert "sync_global_processes at <module>, train.py:20" in said, said

@@ -77,14 +77,14 @@ HANGS_ONCE = program("stalls_hangs_once")
 @pytest.mark.slow
 def test_an_attempt_that_hangs_is_followed_by_another(tmp_path: Path) -> None:
     """Its processes are gone, their place is said, and the next attempt does what is left."""
-    (script := tmp_path / "train.py").write_text(HANGS_ONCE)
+    (script := tmp_path / "train.py").write_text(HANGS_ONCE.read_text())
     output = CollectedOutput()
     restart = RestartPolicy(max_failures=1, stall_timeout_s=4, backoff_s=0)
     settings = RunSettings(restart=restart, standby=StandbySettings(wanted=False))
     result = run_local([sys.executable, str(script)], 2, settings, output=output)
     assert (result.outcome, result.attempts) == ("done", 2), output.text
     assert any(
-        "process 1 " in line and "<module>, train.py:9" in line
+        "process 1 " in line and "<module>, train.py:16" in line
         for line in output.said
         if line.startswith("hang: ")
     ), output.text

@@ -56,7 +56,12 @@ class Joined:
             incarnation,
         )
         self.transport = kind(
-            address, who, Credentials(), self.deltas.put, self.broken.set, self.fenced.put
+            address,
+            who,
+            Credentials(),
+            on_delta=self.deltas.put,
+            on_broken=self.broken.set,
+            on_fenced=self.fenced.put,
         )
 
     def get(self, key: str) -> bytes:
