@@ -224,5 +224,5 @@ def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
     )
     assert ended.returncode == 124, ended.stderr
     said = next(line for line in ended.stderr.splitlines() if line.startswith("holdfast: hang: "))
-    assert re.match(rf"holdfast: hang: {WHO} is in load_batch, train\.py:6", said), said
+    assert re.match(rf"holdfast: hang: {WHO} is in load_batch, train\.py:15", said), said
     assert "sync_global_processes at <module>, train.py:20" in said, said
