@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,16 +10,9 @@ from typing import TypeVar
 
 from holdfast.coordination import CoordinationClient, CoordinationService, Timeouts
 from holdfast.multihost import ClusterGroup
-from tests.support.cluster import Processes
+from tests.support.cluster import Processes, free_port
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """Returns a port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def together(
