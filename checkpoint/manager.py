@@ -27,10 +27,18 @@ from .lanes import SaveLane
 from .layouts.inspection import Structure
 from .manager_parts import open_manager
 from .options import Local, Options
-from .policy import KeepAll, KeepBest, KeepPolicy, SavePolicy, StepFacts, best_rule
+from .policy import (
+    KeepAll,
+    KeepBest,
+    KeepPolicy,
+    SavePolicy,
+    StepFacts,
+    best_rule,
+    check_policies,
+)
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
-from .saving.async_saver import SaveHandle
+from .saving.async_saver import SaveHandle, refuse_in_callback
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
 
@@ -67,6 +75,7 @@ class CheckpointManager:
         # Until it is open: what was not opened needs no closing.
         self._closed = True
         self._forked = False
+        check_policies(save_policy=save_policy, keep_policy=keep_policy)
         if local is not None and save_policy is None:
             raise ValueError(
                 "CheckpointManager: local= expects a save_policy besides: without one every call"
@@ -133,23 +142,29 @@ class CheckpointManager:
         earlier save that failed in the background is raised here too, after this save has begun:
         every process then begins the same saves, whenever it learns of a failure.
         """
+        self._refuse_in_callback("save")
         self._parts.watchdog.progress()
         self._check_writable()
+        order = SaveOrder(
+            step,
+            state=state,
+            items=items,
+            metrics=metrics,
+            metadata=metadata,
+            dtype=dtype,
+            overwrite=overwrite,
+        )
         lane = self._choose_lane(step, force=force)
         if lane is None:
             self._state.statistics.add(saves_skipped=1)
-            return SaveHandle(step)
-        return lane.save(
-            SaveOrder(
-                step,
-                state=state,
-                items=items,
-                metrics=metrics,
-                metadata=metadata,
-                dtype=dtype,
-                overwrite=overwrite,
-            )
-        )
+            handle = SaveHandle(step)
+        else:
+            handle = lane.save(order)
+        for other in self._parts.lanes[1:]:
+            # Only now: who has heard of a failure, and who has not, begin the same saves.
+            if other is not lane:
+                other.raise_error()
+        return handle
 
     def _choose_lane(self, step: int, *, force: bool) -> SaveLane | None:
         """Returns the lane that saves a step, the durable one where it is forced."""
@@ -158,8 +173,6 @@ class CheckpointManager:
         durable, *others = self._parts.lanes
         is_durable = force or durable.wants(step)
         for lane in others:
-            # Before the lane is asked: an error raised later would lose the step that it agreed on.
-            lane.raise_error()
             if is_durable:
                 lane.started(step)
             elif lane.wants(step):
@@ -173,6 +186,7 @@ class CheckpointManager:
         When it returns, every save that was begun is durable, and steps that the keep policy let go
         are no longer listed.
         """
+        self._refuse_in_callback("wait_until_finished")
         for lane in self._parts.lanes:
             lane.join(timeout_s)
         self.check_for_errors()
@@ -191,6 +205,9 @@ class CheckpointManager:
         for lane in self._parts.lanes:
             lane.raise_error()
 
+    def _refuse_in_callback(self, call: str) -> None:
+        refuse_in_callback(self._root.writer.id, call)
+
     def _check_writable(self) -> None:
         where = self._root.where
         if self._closed:
@@ -205,8 +222,9 @@ class CheckpointManager:
 
     def delete(self, step: int) -> None:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises
-        StepNotFound.
+        StepNotFound, and CheckpointError where the step is still there; on every process alike.
         """
+        self._refuse_in_callback("delete")
         self._check_writable()
         step = check_step(step)
         self._durable.join()
@@ -223,6 +241,9 @@ class CheckpointManager:
     def local_steps(self) -> list[int]:
         """Returns the steps that the hosts have, whole, ascending, as all processes know alike;
         none without a local tier.
+
+        A process that did not hear how a local save ended knows of that step with the next local
+        save, restore or `reload`.
         """
         return self._catalog.tier.steps()
 
@@ -239,6 +260,7 @@ class CheckpointManager:
         Every process calls it; the primary lists. Blocks, first for the save in flight. Alone it is
         not needed: each call lists then.
         """
+        self._refuse_in_callback("reload")
         self._durable.join()
         self._catalog.reload()
 
@@ -271,10 +293,13 @@ class CheckpointManager:
         """Returns what a step holds, without reading an array: each item's tree is what `like`
         accepts. Raises StepNotFound, Corrupt.
 
-        Of a local step every process of a group calls it, as `restore`, and it blocks until all
-        have: its record is in the parts of all.
+        Of a step that the store has not every process of a group with a local tier calls it, as
+        `restore`, and it blocks until all have: its record is in the parts of all.
         """
-        return self._catalog.structure(check_step(step))
+        step = check_step(step)
+        if self._catalog.is_local(step):
+            self._refuse_in_callback("structure")
+        return self._catalog.structure(step)
 
     # --- Restoring
 
@@ -306,7 +331,7 @@ class CheckpointManager:
         back, all of one step. Without a `like`, a class that is not among `types` comes back as
         `Node`, with `plain=True` as dict or list. `rename` turns the paths of stored leaves into
         those of `like`: a mapping, rules of (pattern, replacement), or a function. `fallback=True`
-        goes to the newest whole step, on all processes alike, when a newer one cannot be read.
+        goes to the newest whole step, on all processes alike, when a newer one is damaged or gone.
         `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of
         leaves that were kept per process, each process gets its own back, on as many processes as
         saved; `process` is the one whose to take instead.
@@ -317,7 +342,8 @@ class CheckpointManager:
         `error.process` says which. Raises BarrierTimeout or ProcessLost naming the process that did
         not come to the end.
         """
-        chosen = None if step is None else check_step(step)
+        self._refuse_in_callback("restore")
+        chosen = None if step is None else _step_to_restore(step)
         wanted = wanted_items(item, like, items)
         group = self._root.group
         selection = (
@@ -359,6 +385,7 @@ class CheckpointManager:
         """
         if self._closed:
             return
+        self._refuse_in_callback("close")
         self._closed = True
         try:
             self._durable.join()
@@ -421,6 +448,19 @@ class CheckpointManager:
 
 
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
+
+
+def _step_to_restore(step: Any) -> int:
+    """Returns the step as an int. TypeError: it is none, for instance a tree."""
+    try:
+        return check_step(step)
+    except TypeError as error:
+        if isinstance(step, bool | float | str):
+            raise
+        raise TypeError(
+            f"restore: expected a step first, found a {type(step).__name__}; to restore what is"
+            " like a tree, write restore(like=tree)"
+        ) from error
 
 
 def _finish_all_at_exit() -> None:

@@ -200,6 +200,7 @@ def _state_of(
         worker=worker,
         lineage=lineage,
         reporter=reporter,
+        leave=tier.leave,
         history=history,
     )
 

@@ -175,10 +175,11 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> int:
     would take it.
     """
     step = check_step(step)
-    name = split(os.fspath(path))[1]
-    if other_step(step, name) is not None:
+    named = other_step(step, open_storage(path), "")
+    if named is not None:
+        name = split(os.fspath(path))[1]
         raise ValueError(
-            f"save: the folder {name} is called as step {name} is, and step={step}; call it"
+            f"save: the folder {name} is called as step {named} is, and step={step}; call it"
             " otherwise, or leave `step` out"
         )
     return step

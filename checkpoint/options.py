@@ -233,8 +233,8 @@ class Local:
     rate_bytes_s: bounds what one process pulls of others in a second (None: as fast as it goes).
     timeout_s: bounds a local save.
     sync: what is saved survives a power cut, on hosts whose disks come back with them.
-    strict: the next call raises the error of a local save that failed. Without it the error is
-        logged and counted alone.
+    strict: the next call raises the error of a local save that failed; a call of `save` does so
+        once its own save has begun. Without it the error is logged and counted alone.
     address: this host's address for its peers (None: the one that reaches the coordinator).
     failure_domain: names what fails together (None: the machine, by its boot id).
     """

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
+
 
 @dataclass(frozen=True)
 class PolicyContext:
@@ -32,12 +34,14 @@ class PolicyContext:
 @dataclass(frozen=True)
 class StepFacts:
     """What a keep policy decides by: a committed step with its metrics, and when its save began, in
-    Unix seconds (None: not known).
+    Unix seconds (None: not known). Times of one `writer`, a manager, are of one clock that never
+    jumps; those of two may contradict each other.
     """
 
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     started_s: float | None = None
+    writer: str = ""
 
 
 class SavePolicy(Protocol):
@@ -56,6 +60,22 @@ class KeepPolicy(Protocol):
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that must stay."""
         ...
+
+
+def check_policies(*, save_policy: object, keep_policy: object) -> None:
+    """Raises TypeError unless each is None or a policy."""
+    for name, policy, verb, example in (
+        ("save_policy", save_policy, "wants", "EveryNSteps"),
+        ("keep_policy", keep_policy, "keeps", "KeepLast"),
+    ):
+        # A class has the verb too, and is no policy yet.
+        has_verb = callable(getattr(policy, verb, None)) and not isinstance(policy, type)
+        if policy is not None and not has_verb:
+            number = policy if isinstance(policy, int) else 3
+            raise TypeError(
+                f"{name}={policy!r} is no policy: write {name}={example}({number}), or pass an"
+                f" object with a method `{verb}`"
+            )
 
 
 @dataclass(frozen=True)
@@ -194,10 +214,37 @@ class KeepClosestTo:
         return set(closest.values())
 
 
+def contradicted_steps(steps: Sequence[StepFacts]) -> set[int]:
+    """Returns those of ascending steps whose time says nothing: one of another manager, of a higher
+    step, is earlier, or one of a lower step later.
+
+    A clock was wrong then, or the job went back to an older step. Which one, nothing says.
+    """
+    return _overtaken(steps, 1) | _overtaken(steps[::-1], -1)
+
+
+def _overtaken(steps: Sequence[StepFacts], sign: int) -> set[int]:
+    """Returns the steps that come after one of another manager, and not by their times."""
+    overtaken = set[int]()
+    latest: dict[str, float] = {}  # of the two managers with the latest times so far
+    for facts in steps:
+        if facts.started_s is None:
+            continue
+        time_s = sign * facts.started_s
+        others = [latest_s for writer, latest_s in latest.items() if writer != facts.writer]
+        if max(others, default=-math.inf) > time_s + CLOCK_SLACK_S:
+            overtaken.add(facts.step)
+        latest[facts.writer] = max(time_s, latest.get(facts.writer, -math.inf))
+        if len(latest) > 2:
+            del latest[min(latest, key=latest.__getitem__)]
+    return overtaken
+
+
 @dataclass(frozen=True)
 class KeepLatestFor:
     """Keeps the steps whose saves began at most `seconds` before that of the newest in time, and
-    those whose time is not known.
+    those whose time is not known, or contradicts that of another manager (the clock jumped, or the
+    job went back to an older step).
     """
 
     seconds: float
@@ -207,14 +254,15 @@ class KeepLatestFor:
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps of the last `seconds`."""
-        newest = max(
-            (facts.started_s for facts in steps if facts.started_s is not None), default=0.0
-        )
-        return {
-            facts.step
+        kept = contradicted_steps(steps)
+        times_s = {
+            facts.step: facts.started_s
             for facts in steps
-            if facts.started_s is None or facts.started_s >= newest - self.seconds
+            if facts.started_s is not None and facts.step not in kept
         }
+        newest_s = max(times_s.values(), default=0.0)
+        kept |= {facts.step for facts in steps if facts.started_s is None}
+        return kept | {step for step, at_s in times_s.items() if at_s >= newest_s - self.seconds}
 
 
 @dataclass(frozen=True)
@@ -222,8 +270,8 @@ class KeepEverySeconds:
     """Keeps the oldest step, and each whose save began at least `seconds` after that of the one
     kept before it.
 
-    A step whose time is not known stays. What it keeps once it keeps for good: of the steps in
-    between none is needed.
+    A step stays whose time is not known, or contradicts that of another manager. What it keeps once
+    it keeps for good: of the steps in between none is needed.
     """
 
     seconds: float
@@ -233,9 +281,11 @@ class KeepEverySeconds:
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns steps that far apart."""
-        kept = set[int]()
+        kept = contradicted_steps(steps)
         last_s = -math.inf
         for facts in steps:
+            if facts.step in kept:
+                continue
             if facts.started_s is None:
                 kept.add(facts.step)
             elif facts.started_s >= last_s + self.seconds:

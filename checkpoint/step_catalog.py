@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
 from .format.record import Record, read_record
-from .format.step_folders import list_steps
+from .format.step_folders import has_record, list_steps
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps
 from .layouts.holdfast import HoldfastCheckpoint
@@ -17,6 +20,9 @@ from .local_tier.tier import LocalTier
 from .saving.save import RootState
 from .steps.opening import OpenRoot, list_root
 from .storage.path import StorePath, join
+from .storage.tombstone import RECORD_NAME
+
+MOST_NAMED = 16  # steps, in a message
 
 
 @dataclass(frozen=True)
@@ -87,27 +93,60 @@ class StepCatalog:
         """Says whether the hosts have a step, and the store has not."""
         return step in self.tier.steps() and not self.state.index.exists(step)
 
+    @contextlib.contextmanager
+    def looking_for(self, step: int) -> Iterator[None]:
+        """Raises errors of the store as CheckpointErrors, and tells of a step that is not there
+        which are.
+        """
+        path = self.path_of(step)
+        try:
+            with naming_path(path):
+                yield
+        except StepNotFound as error:
+            if error.path != join(path, RECORD_NAME):  # the step is there, an item is not
+                raise
+            raise self.not_found(step) from error
+
+    def not_found(self, step: int) -> StepNotFound:
+        """Returns the error of a step that is not there, with those that are, or the nearest."""
+        steps = self.all_steps()
+        shown = str(steps)
+        if len(steps) > MOST_NAMED:
+            nearest = sorted(steps, key=lambda found: abs(found - step))[:MOST_NAMED]
+            shown = f"{len(steps):,} steps, the nearest {sorted(nearest)}"
+        message = f"there is no step {step} in {self.root.where}, which has {shown}"
+        return StepNotFound(message, step=step, path=self.path_of(step))
+
     def facts(self, step: int) -> Record | CheckpointInfo | StepHead:
         """Returns what holds metrics and metadata of a step. Raises StepNotFound, Corrupt."""
         if self.is_local(step):
             return self.tier.head(step)
-        with naming_path(self.path_of(step)):
+        with self.looking_for(step):
             if step in self.foreign:
                 return self.foreign.open(step).info
             return read_record(self.root.storage, self.state.index.folder(step))
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds. Raises StepNotFound, Corrupt."""
-        if self.is_local(step):
+        # A look at the store, not at what is listed here: a process that did not hear how a local
+        # save ended goes to the hosts with all others.
+        has_hosts = isinstance(self.tier, LocalTier)
+        if has_hosts and not self.has(step) and not self._is_stored(step):
             return self.tier.structure(step)
-        with naming_path(self.path_of(step)):
+        with self.looking_for(step):
             if step in self.foreign:
                 return structure_of(self.foreign.open(step))
             folder = StorePath(self.root.storage, self.state.index.folder(step))
             return structure_of(HoldfastCheckpoint(folder))
 
+    def _is_stored(self, step: int) -> bool:
+        with naming_path(self.path_of(step)):
+            return has_record(self.root.storage, self.state.index.folder(step))
+
     def delete(self, step: int) -> None:
-        """Deletes a step from store and hosts. Blocks. Raises StepNotFound, CheckpointError."""
+        """Deletes a step from store and hosts. Blocks. Raises StepNotFound, CheckpointError, on
+        every process.
+        """
         where = self.root.where
         index = self.state.index
         if step in self.foreign:
@@ -120,21 +159,35 @@ class StepCatalog:
             self.state.history.forget()
         is_durable = index.exists(step)
         if not is_durable and step not in self.tier.steps():
-            raise StepNotFound(
-                f"there is no step {step} in {where}, which has {self.all_steps()}", step=step
-            )
-        # Local steps from this one on must not come back: nothing in the store is newer than them.
-        if not is_durable or step == max(index.steps(), default=step):
+            raise self.not_found(step)
+        # What is deleted must not come back from a host, nor what was saved after it there. Newer
+        # local steps of a durable one stay: the newest of all is not deleted.
+        local = self.tier.steps()
+        if step in local or step == max([*index.steps(), *local], default=step):
             self.tier.roll_back(step, lambda: self.state.lineage.deleting_newest(step))
         if not is_durable:
             return
-        error = index.remove([step]).get(step)
+        timeout_s = self.root.options.save_timeout_s
+        # Where it stays, it stays on all: their lists are alike.
+        ask_primary(
+            self.root.group,
+            f"{self.root.messages}/delete",
+            lambda: self._remove(step),
+            timeout_s,
+        )
+        if self.root.group.index:
+            index.remove([step])
+        self.state.reporter.report()
+        self.state.worker.wait(timeout_s)
+
+    def _remove(self, step: int) -> None:
+        """Deletes a step of the store, at the primary. Raises CheckpointError where it stays."""
+        error = self.state.index.remove([step]).get(step)
         if error is not None:
+            where = self.root.where
             raise CheckpointError(
                 f"step {step} of {where} could not be deleted and is still there: {error}; look at"
                 " the disk or the mount, then delete it again",
                 step=step,
                 path=where,
             ) from error
-        self.state.reporter.report()
-        self.state.worker.wait(self.root.options.save_timeout_s)

@@ -4,6 +4,7 @@ group.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +13,18 @@ from typing import Any
 from .agreement.exchange import ask_primary
 from .agreement.group_record import read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
-from .errors import StepGone, StepNotFound, error_text
-from .format.record import Record
+from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text
 from .layouts.detect import restore_checkpoint
 from .local_tier.parts import LocalKey
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
 from .steps.holds import add_hold
-from .storage.base import Storage
 
 _log = logging.getLogger(__name__)
 # steps that one restore with `fallback` sees deleted while it reads them, before it gives up
 MOST_GONE = 64
+# what says of a step in the store that it is not whole, or gone, and does not pass
+_DAMAGE = (Corrupt, HostileCheckpoint, StepGone, StepNotFound)
 
 
 class StepRestorer:
@@ -53,9 +54,10 @@ class StepRestorer:
         first that restores on every process.
 
         A local step that was not asked for by its number gives way to the next also without. Only
-        damage and deletion are passed over. A `like` or an item that does not fit is an error on
-        every process: an older step would come back in silence. The steps are listed again before
-        each try, since a writer may delete old ones and add new ones meanwhile.
+        damage and deletion are passed over. A `like` or an item that does not fit, and what passes
+        (no descriptor, no memory, a store that does not answer), is an error on every process: an
+        older step would come back in silence. The steps are listed again before each try, since a
+        writer may delete old ones and add new ones meanwhile.
         """
         failures: dict[int, str] = {}
         gone = 0
@@ -67,7 +69,9 @@ class StepRestorer:
             if error is None:
                 assert values is not None
                 return values
-            gives_way = fallback or (key is not None and chosen is None)
+            gives_way = fallback and isinstance(error, _DAMAGE)
+            # Hosts may be lost: what cannot be read of a local step is in the store, or older.
+            gives_way |= key is not None and (fallback or chosen is None)
             if verdict.is_mistake or not gives_way:
                 raise error
             what = "step" if key is None else "local step"
@@ -190,16 +194,20 @@ class StepRestorer:
     ) -> dict[str, Any]:
         storage = self._root.storage
         folder = self._state.index.folder(step)
-        record = read_record_together(
-            storage,
-            folder,
-            self._root.group,
-            f"{self._root.messages}/record",
-            timeout_s=self._timeout_s,
-        )
+        with self._catalog.looking_for(step):
+            record = read_record_together(
+                storage,
+                folder,
+                self._root.group,
+                f"{self._root.messages}/record",
+                timeout_s=self._timeout_s,
+            )
         self._hold(step, hold_s)
         agreement.opened(record.writer_id)
-        return _restore_items(storage, folder, record, wanted, options=options)
+        return {
+            item: restore_any(storage, folder, record, item, like=like, options=options)
+            for item, like in wanted.items()
+        }
 
     def _restore_local(
         self,
@@ -210,20 +218,10 @@ class StepRestorer:
     ) -> dict[str, Any]:
         storage, record = self._tier.open_step(key)
         agreement.opened(record.writer_id)
-        return self._tier.restore(
-            storage, lambda: _restore_items(storage, key.folder, record, wanted, options=options)
-        )
-
-
-def _restore_items(
-    storage: Storage,
-    folder: str,
-    record: Record,
-    wanted: Mapping[str, Any],
-    *,
-    options: RestoreOptions,
-) -> dict[str, Any]:
-    return {
-        item: restore_any(storage, folder, record, item, like=like, options=options)
-        for item, like in wanted.items()
-    }
+        restores = {
+            item: functools.partial(
+                restore_any, storage, key.folder, record, item, like=like, options=options
+            )
+            for item, like in wanted.items()
+        }
+        return self._tier.restore(storage, restores, lambda: agreement.is_decided)

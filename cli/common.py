@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -24,6 +24,8 @@ from rich.progress import (
 
 from holdfast.coordination import HoldfastError
 
+from .interrupts import EXIT_INTERRUPTED
+
 if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
 
@@ -31,8 +33,8 @@ EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
-EXIT_INTERRUPTED = 130
 SHOW_AFTER_S = 1.0
+SECONDS = click.FloatRange(0)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 local_option = click.option(
@@ -58,11 +60,41 @@ straggler_steps_option = click.option(
     metavar="STEPS",
     help="Say who is so many steps behind the median, and where.  [default: never]",
 )
+_GRACE_OPTIONS = (
+    click.option(
+        "--grace-s",
+        type=SECONDS,
+        default=5.0,
+        show_default=True,
+        help="From SIGTERM to SIGKILL for what is left after a failure.",
+    ),
+    click.option(
+        "--commit-grace-s",
+        type=SECONDS,
+        default=600.0,
+        show_default=True,
+        help="To end a save that a failure did not spoil.",
+    ),
+    click.option(
+        "--preemption-grace-s",
+        type=SECONDS,
+        default=120.0,
+        show_default=True,
+        help="To save and leave after a notice.",
+    ),
+)
 single_writer_option = click.option(
     "--single-writer",
     is_flag=True,
     help="Promise that nobody else writes there: for stores that cannot make a commit safe.",
 )
+
+
+def grace_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say how long processes have to end."""
+    for option in reversed(_GRACE_OPTIONS):
+        command = option(command)
+    return command
 
 
 class Failure(click.ClickException):
@@ -116,8 +148,13 @@ def sentences() -> Iterator[None]:
     except KeyboardInterrupt:
         raise Failure("interrupted", EXIT_INTERRUPTED) from None
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise Failure(f"{where}{error.strerror or error}") from error
+        raise failure_of(error) from error
+
+
+def failure_of(error: OSError) -> Failure:
+    """Returns what the system refused, and where, as a sentence."""
+    where = f"{error.filename}: " if error.filename else ""
+    return Failure(f"{where}{error.strerror or error}")
 
 
 def print_json(value: Any) -> None:

@@ -46,7 +46,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
-    from holdfast.checkpoint.tools.copy import copy_checkpoint
+    from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_step_names
 
     copies = _Copies()
     with sentences(), progress_bar("copying") as meter:
@@ -54,6 +54,8 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         folders = _folders(src, storage, step)
         target = open_storage(dst, single_writer=single_writer)
         claims = open_claims(target, single_writer=single_writer)
+        if folders != [""]:
+            copy_step_names(storage, target, claims, folders)
         meter.expect(_size(storage, folders))
         for name in folders:
             source = StorePath(storage, name)

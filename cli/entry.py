@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
+
 # command: (module, attribute). A command is imported when it is used, so that `holdfast
 # coordinator` never imports jax.
 _COMMANDS = {
@@ -28,6 +30,10 @@ _COMMANDS = {
 }
 
 
+# They import for a second longer, and mind interrupts after that.
+_IMPORTING = ("run", "slurm")
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -38,7 +44,15 @@ class _Lazy(click.Group):
         module, attribute = _COMMANDS[cmd_name]
         command: Any = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        if cmd_name not in _IMPORTING:
+            raise_at_interrupts()
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 @click.group(

@@ -16,7 +16,7 @@ def _pairs(
     return dict(value.split("=", 1) for value in values)
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", required=True, help="Of the job.")
 @click.option("--image", required=True, help="Holds Python, holdfast and the program.")
 @click.option(

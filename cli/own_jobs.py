@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from holdfast.coordination import Credentials
-from holdfast.coordination.process.job_folder import RunningJob, job_folders, user_folder
+from holdfast.coordination.process.job_folder import (
+    EndedJob,
+    RunningJob,
+    ended_jobs,
+    job_folders,
+    user_folder,
+)
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -40,9 +49,10 @@ def only_job() -> tuple[RunningJob, Credentials]:
     """Returns this user's job on this machine; ClickException where there is none, or several."""
     running = running_jobs()
     if not running:
+        ended = ended_jobs()
         raise click.ClickException(
             f"no job of this user runs on this machine ({user_folder()} has none): give the address"
-            " that the launcher printed"
+            f" that the launcher printed{''.join(f'; the last {job}' for job in ended[-1:])}"
         )
     if len(running) > 1:
         lines = [f"{len(running)} jobs of this user run on this machine: choose one"]
@@ -51,6 +61,16 @@ def only_job() -> tuple[RunningJob, Credentials]:
             lines.append(f"  holdfast status {job.address}    # {name}")
         raise click.ClickException("\n".join(lines))
     return running[0]
+
+
+def how_it_ended(address: str) -> EndedJob | None:
+    """Returns how the job ended whose last coordinator was at `address`, or whose `--log-dir` that
+    is; None where that is not known.
+    """
+    file = Path(address) / "status.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return EndedJob(**json.loads(file.read_text())["ended"])
+    return next((job for job in reversed(ended_jobs()) if job.address == address), None)
 
 
 def credentials_of(address: str, files: Mapping[str, Any]) -> Credentials:

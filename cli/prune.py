@@ -72,9 +72,10 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
 
     Damaged steps must not count for the last or the best.
     """
-    from holdfast.checkpoint import CheckpointError, StepFacts
+    from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+    from holdfast.checkpoint.steps.index import facts_of
     from holdfast.checkpoint.storage.path import StorePath
 
     steps = []
@@ -90,7 +91,7 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
         if checkpoint.misfits():
             damaged.append(step)
         else:
-            steps.append(StepFacts(step, dict(record.metrics), record.started_s))
+            steps.append(facts_of(step, record))
     return steps, damaged
 
 

@@ -15,15 +15,22 @@ import click
 
 from holdfast.coordination.diagnosis.summary import describe_goodput
 
-from .common import print_json, stall_timeout_option, straggler_steps_option
+from .common import (
+    SECONDS,
+    failure_of,
+    grace_options,
+    print_json,
+    stall_timeout_option,
+    straggler_steps_option,
+)
+from .interrupts import raise_at_interrupts
 
 if TYPE_CHECKING:
     from holdfast.launch import JobResult, RestartPolicy, RunSettings
     from holdfast.launch import ray as ray_engine
-    from holdfast.launch.workers.output import ConsoleOutput
+    from holdfast.launch.workers.output import ConsoleOutput, Output
 
 _PAGE_END_S = 5.0
-_SECONDS = click.FloatRange(0)
 
 
 def _amounts(
@@ -40,7 +47,7 @@ def _page(job_id: str, port: int) -> Iterator[None]:
     """Has a process of its own serve the job's page, and print its URL, or why there is none."""
     main = "from holdfast.cli import main; main()"
     options = ["--job-id", job_id, "--port", str(port), "--end-with-input"]
-    command = [sys.executable, "-c", main, "web", *options]
+    command = [sys.executable, "-P", "-c", main, "web", *options]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
     ) as server:
@@ -55,14 +62,14 @@ def _page(job_id: str, port: int) -> Iterator[None]:
                 server.kill()
 
 
-def _write_report(log_dir: Path) -> None:
+def _write_report(log_dir: Path, output: Output) -> None:
     from holdfast.web import write_report
 
     try:
         write_report(log_dir / "status.json", log_dir / "report.html")
-        click.echo(f"holdfast: report at {log_dir / 'report.html'}", err=True)
+        output.say(f"report at {log_dir / 'report.html'}")
     except (OSError, ValueError) as error:
-        click.echo(f"holdfast: no report: {error}", err=True)
+        output.say(f"no report: {error}")
 
 
 def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -81,7 +88,7 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes."
 )
@@ -133,27 +140,7 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     metavar="MODULES",
     help="What standbys import besides jax and holdfast: flax,optax",
 )
-@click.option(
-    "--grace-s",
-    type=_SECONDS,
-    default=5.0,
-    show_default=True,
-    help="From SIGTERM to SIGKILL for what is left after a failure.",
-)
-@click.option(
-    "--commit-grace-s",
-    type=_SECONDS,
-    default=600.0,
-    show_default=True,
-    help="To end a save that a failure did not spoil.",
-)
-@click.option(
-    "--preemption-grace-s",
-    type=_SECONDS,
-    default=120.0,
-    show_default=True,
-    help="To save and leave after a notice.",
-)
+@grace_options
 @stall_timeout_option
 @straggler_steps_option
 @click.option("--job-id", help="Of this job, the same in each run of it.  [default: a new one]")
@@ -178,13 +165,11 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--slices",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Ray: TPU slices of equal size.",
+    help="Ray: TPU slices of equal size.  [default: 1]",
 )
 @click.option(
     "--startup-timeout-s",
-    type=_SECONDS,
+    type=SECONDS,
     default=600.0,
     show_default=True,
     help=(
@@ -248,14 +233,12 @@ def run(**options: Any) -> None:
     chosen.check()
     try:
         result = _run(chosen)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
-    if chosen.log_dir is not None:
-        _write_report(chosen.log_dir)
+    except OSError as error:
+        raise failure_of(error) from error
     if chosen.as_json:
         print_json(result.as_json())
-    elif result.step >= 0:
-        click.echo(f"holdfast: {describe_goodput(vars(result.goodput))}", err=True)
     sys.exit(130 if result.interrupted else result.exit_code)
 
 
@@ -297,19 +280,38 @@ class RunOptions:
     # On a Ray cluster only.
     ray: str | None
     resources: dict[str, float]
-    slices: int
+    slices: int | None
     insecure: bool
 
     def check(self) -> None:
         """Raises click.UsageError for options that exclude each other."""
-        if self.ray is not None:
+        if self.ray is None:
+            self._check_local()
+        else:
             self._check_ray()
         if self.as_json and self.view:
             raise click.UsageError(
                 "--json is for programs, --view for people: leave one of them out"
             )
 
+    def _check_local(self) -> None:
+        given = {
+            "--resource": self.resources,
+            "--slices": self.slices,
+            "--insecure": self.insecure,
+        }
+        for option, value in given.items():
+            if value:
+                raise click.UsageError(
+                    f"{option} is for jobs on a Ray cluster: leave it out, or add --ray ADDRESS"
+                )
+
     def _check_ray(self) -> None:
+        if self.capacity_file is not None:
+            raise click.UsageError(
+                "--capacity-file is for jobs of this machine: with --ray, the cluster says how many"
+                " processes there is room for"
+            )
         if self.log_dir is not None:
             raise click.UsageError(
                 "--log-dir is for processes of this machine: with --ray, redirect the output, which"
@@ -373,7 +375,7 @@ class RunOptions:
             num_processes=self.num_processes,
             min_processes=self.min_processes,
             resources=self.resources or {"CPU": 1.0},
-            num_slices=self.slices,
+            num_slices=self.slices or 1,
             restart=self.restart_policy(),
             job_id=job_id,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
@@ -391,22 +393,32 @@ class RunOptions:
         if view:
             return stack.enter_context(LiveView(sys.stdout, sys.stderr, self.num_processes))
         lines = sys.stderr if self.as_json else sys.stdout
-        return ConsoleOutput(lines, sys.stderr, self.num_processes)
+        console = ConsoleOutput(lines, sys.stderr, self.num_processes)
+        return stack.enter_context(contextlib.closing(console))
 
 
 def _run(chosen: RunOptions) -> JobResult:
     from holdfast.launch import ray as ray_engine
     from holdfast.launch import run_local
 
+    raise_at_interrupts()
     command = _with_orbax(chosen.command) if chosen.orbax else chosen.command
     place = "local" if chosen.ray is None else "ray"
     job_id = chosen.job_id or f"{place}-{uuid.uuid4().hex[:12]}"
     with contextlib.ExitStack() as stack:
         output = chosen.open_output(stack)
-        if chosen.web:
-            stack.enter_context(_page(job_id, chosen.web_port))
-        if chosen.ray is None:
-            settings = chosen.local_settings(job_id)
-            return run_local(command, chosen.num_processes, settings, output=output)
-        spec = chosen.ray_spec(job_id)
-        return ray_engine.run_command(command, spec, output=output, address=chosen.ray).job
+        with contextlib.ExitStack() as pages:
+            if chosen.web:
+                pages.enter_context(_page(job_id, chosen.web_port))
+            if chosen.ray is None:
+                settings = chosen.local_settings(job_id)
+                result = run_local(command, chosen.num_processes, settings, output=output)
+            else:
+                spec = chosen.ray_spec(job_id)
+                answer = ray_engine.run_command(command, spec, output=output, address=chosen.ray)
+                result = answer.job
+        if chosen.log_dir is not None:
+            _write_report(chosen.log_dir, output)
+        if result.step >= 0 and not chosen.as_json:
+            output.say(describe_goodput(vars(result.goodput)))
+        return result

@@ -3,14 +3,69 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from .common import stall_timeout_option, straggler_steps_option
+from .common import (
+    SECONDS,
+    failure_of,
+    grace_options,
+    stall_timeout_option,
+    straggler_steps_option,
+)
+from .interrupts import raise_at_interrupts
+
+_NOT_HERE = {
+    "--num-processes": "the allocation says how many: #SBATCH --ntasks",
+    "-n": "the allocation says how many: #SBATCH --ntasks",
+    "--min-processes": "an allocation keeps its size",
+    "--capacity-file": "an allocation keeps its size",
+    "--job-id": "the job's id is Slurm's, slurm-$SLURM_JOB_ID",
+    "--log-dir": "the output of the batch script has the lines of all tasks: #SBATCH --output",
+    "--preload": "srun starts the processes of each attempt, and none waits as a standby",
+    "--metrics-port": "it is for jobs of one machine",
+    "--metrics-host": "it is for jobs of one machine",
+    "--web-port": "use `holdfast web ADDRESS` with the address that is printed",
+    "--ray": "another engine: `holdfast run --ray`",
+    "--resource": "the allocation says what a task has: #SBATCH --cpus-per-task, --gpus-per-task",
+    "--slices": "it is for jobs on a Ray cluster",
+}
+_NO_FLAGS_HERE = {
+    "--standby": "srun starts the processes of each attempt, and none waits as a standby",
+    "--no-standby": "there are none",
+    "--view": "a batch script has no terminal",
+    "--no-view": "there is none",
+    "--web": "use `holdfast web ADDRESS` with the address that is printed",
+    "--json": "how the job ended is in the exit code, and in Slurm's sacct",
+    "--orbax": "give the command itself: python -m holdfast.compat.orbax train.py",
+}
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def _refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        option = parameter.opts[0]
+        why = _NOT_HERE.get(option) or _NO_FLAGS_HERE[option]
+        raise click.UsageError(f"{option} is an option of `holdfast run`, not of this: {why}")
+
+
+def _refused_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `holdfast run` that Slurm has no use for, each of which says why."""
+    for name in (*_NOT_HERE, *_NO_FLAGS_HERE):
+        option = click.option(
+            name,
+            f"refused_{name.strip('-').replace('-', '_')}",
+            is_flag=name in _NO_FLAGS_HERE,
+            hidden=True,
+            expose_value=False,
+            callback=_refuse,
+        )
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--max-restarts",
     "max_failures",
@@ -18,6 +73,13 @@ from .common import stall_timeout_option, straggler_steps_option
     default=3,
     show_default=True,
     help="Restarts after a death; progress refills them.",
+)
+@click.option(
+    "--max-preemptions",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Restarts inside the allocation after a preemption, before the Slurm job is requeued.",
 )
 @click.option(
     "--requeue/--no-requeue",
@@ -28,19 +90,13 @@ from .common import stall_timeout_option, straggler_steps_option
 @click.option(
     "--coordinator-host", help="Where tasks reach the coordinator.  [default: this node's name]"
 )
+@grace_options
 @click.option(
-    "--grace-s",
-    type=click.FloatRange(0),
-    default=5.0,
+    "--startup-timeout-s",
+    type=SECONDS,
+    default=600.0,
     show_default=True,
-    help="From SIGTERM to SIGKILL for what is left after a failure.",
-)
-@click.option(
-    "--preemption-grace-s",
-    type=click.FloatRange(0),
-    default=120.0,
-    show_default=True,
-    help="To save and leave after a notice.",
+    help="With --stall-timeout-s, from the start to the first step.",
 )
 @click.option(
     "--heartbeat-timeout-s",
@@ -56,6 +112,7 @@ from .common import stall_timeout_option, straggler_steps_option
     is_flag=True,
     help="No token and certificates: whoever reaches the coordinator's port can disturb the job.",
 )
+@_refused_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def slurm(
     command: tuple[str, ...],
@@ -77,6 +134,7 @@ def slurm(
     """
     from holdfast.launch import RestartPolicy, run_slurm
 
+    raise_at_interrupts()
     try:
         result = run_slurm(
             command,
@@ -88,4 +146,6 @@ def slurm(
         )
     except (ValueError, ImportError) as error:
         raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise failure_of(error) from error
     sys.exit(130 if result.interrupted else result.exit_code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 
 import click
 from google.protobuf.json_format import MessageToDict
@@ -15,10 +16,11 @@ from holdfast.coordination import CoordinationError, HoldfastError, StatusClient
 from holdfast.coordination.address import connect
 from holdfast.coordination.diagnosis.findings import Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
+from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
-from .own_jobs import credential_options, credentials_of, only_job
+from .own_jobs import credential_options, credentials_of, how_it_ended, only_job
 from .status_tables import status_tables
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -84,7 +86,7 @@ def status(  # each option is a parameter, as click has it
     **files: str | None,
 ) -> None:
     """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
-    barriers and who is missing, keys.
+    barriers and who is missing, keys. Of a job that has ended, ADDRESS or its --log-dir says how.
 
     Without ADDRESS, this user's job on this machine; where there are several, lists them.
     """
@@ -94,6 +96,8 @@ def status(  # each option is a parameter, as click has it
             job, credentials = only_job()
             address = job.address
         else:
+            if Path(address).is_dir() and (ended := how_it_ended(address)) is not None:
+                raise click.ClickException(str(ended))
             credentials = credentials_of(address, files)
         with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
@@ -103,7 +107,8 @@ def status(  # each option is a parameter, as click has it
             else:
                 _show(client, as_json, watch, interval_s)
     except CoordinationError as error:
-        raise click.ClickException(_explain(address, error, time.monotonic() - began)) from None
+        why = _explain(address, error, time.monotonic() - began)
+        raise click.ClickException(printable(why, lines=True)) from None
     except (HoldfastError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -116,6 +121,8 @@ def _explain(address: str | None, error: CoordinationError, tried_s: float) -> s
         return str(error)
     if error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         return f"{address}: {error}"
+    if (ended := how_it_ended(address)) is not None:
+        return str(ended)
     return (
         f"{address}: no coordinator answered a status request within {tried_s:.1f} s; connecting:"
         f" {_try_to_connect(address)}"
@@ -141,13 +148,14 @@ def _print_stacks(client: StatusClient) -> None:
     Threads of ours and of the runtime are counted only.
     """
     for finding in diagnose(gather(client, with_stacks=True)):
-        click.echo(finding.text)
+        click.echo(printable(finding.text, lines=True))
     process_ids = [task.task_id for task in client.status().tasks]
     for process_id, stacks in zip(process_ids, client.stacks(process_ids), strict=True):
         left, mark, report = str(stacks).partition("Left by its watchdog: ")
-        click.echo(f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip())
+        shown = f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip()
+        click.echo(printable(shown, lines=True))
         if mark:
-            click.echo(mark + report.rstrip())
+            click.echo(printable(mark + report.rstrip(), lines=True))
 
 
 def _print_events(client: StatusClient, as_json: bool, since_s: float | None) -> None:
@@ -160,7 +168,7 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
         return
     for event in sorted(events, key=lambda event: event.unix_s):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
-        click.echo(f"{when} {event.kind:<11} {event.text}")
+        click.echo(printable(f"{when} {event.kind:<11} {event.text}"))
 
 
 def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
-from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput
+from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
 from holdfast.proto import coordination_pb2, session_pb2
 
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
@@ -34,8 +34,10 @@ _COLUMNS = (
 
 def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
     """Returns what is wrong, a headline, and tables of processes, local steps and barriers."""
-    parts: list[str | Text | Table] = [Text(finding.text, style="bold red") for finding in findings]
-    parts.append(Text(_headline(status), style="bold"))
+    parts: list[str | Text | Table] = [
+        Text(printable(finding.text, lines=True), style="bold red") for finding in findings
+    ]
+    parts.append(Text(printable(_headline(status)), style="bold"))
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))
     parts.append(_processes(status))
@@ -77,11 +79,11 @@ def _processes(status: session_pb2.StatusResponse) -> Table:
         cells = [
             str(task.task_id),
             f"[{_COLOURS.get(state, 'white')}]{state}[/]",
-            escape(task.host),
+            escape(printable(task.host)),
             str(task.pid or ""),
             _heard(status, task),
         ]
-        error = escape(task.error or task.progress.trouble)
+        error = escape(printable(task.error or task.progress.trouble, lines=True))
         table.add_row(*cells, *_progress(task), error)
     return table
 
@@ -122,7 +124,7 @@ def _local_steps(
             parts.append(f"{process}: {', '.join(holders)}")
         if len(step.copies) > _MAX_MISSING:
             parts.append(f"and {len(step.copies) - _MAX_MISSING} more")
-        table.add_row(str(step.step), str(step.survives), escape("; ".join(parts)))
+        table.add_row(str(step.step), str(step.survives), escape(printable("; ".join(parts))))
     return table
 
 
@@ -137,7 +139,7 @@ def _barriers(status: session_pb2.StatusResponse) -> Table:
         if len(barrier.missing) > _MAX_MISSING:
             missing += f" and {len(barrier.missing) - _MAX_MISSING} more"
         table.add_row(
-            escape(barrier.barrier_id),
+            escape(printable(barrier.barrier_id)),
             ", ".join(waiting),
             f"[red]{missing}[/]",
             "" if barrier.left_s < 0 else f"{barrier.left_s:.1f} s",

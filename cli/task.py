@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--coordinator",
     metavar="HOST:PORT",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 
 UNIX = "unix:"
 _LOOPBACK = "127.0.0.1"
+_ELSEWHERE = "192.0.2.1:9"  # of the addresses that are for documents: any other host
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -48,3 +51,25 @@ def address_towards(address: str) -> str:
     with socket.socket(family, kind) as probe:  # a datagram socket that is connected sends nothing
         probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+def own_host() -> str:
+    """Returns the host at which others reach this machine: its name, or the address of its route
+    to others where the name leads no further than loopback. So Debian's /etc/hosts has it, with
+    127.0.1.1. Sends nothing to others than a name server.
+    """
+    name = socket.gethostname()
+    if not _is_loopback(name):
+        return name
+    # A machine without a route has no other address.
+    with contextlib.suppress(OSError):
+        return address_towards(_ELSEWHERE)
+    return name
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(target[0]).is_loopback for *_, target in found)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 _KIB = 1024
 _MIB = 1024 * 1024
+_DAY_MS = 86_400_000
 
 HEARTBEATS_PER_TIMEOUT = 4
 """A client is heard of at least so often in one heartbeat timeout."""
@@ -37,6 +38,10 @@ class Limits:
     """Barriers waited at: each process would have to run many at once."""
     barriers_kept: int = 10_000
     """Passed barriers whose result can be asked for again; the oldest go first."""
+    alive_members: int = 131_072
+    """Members, in all, of the sets whose last answer of who is alive can be asked for again: two of
+    the largest job, at about 300 bytes a member.
+    """
     waiters_per_task: int = 10_000
     """Calls of one task that wait at a time; each holds about 2 KiB of gRPC state."""
     host_bytes: int = 256
@@ -82,3 +87,17 @@ class Config:
     recoverable: bool = False
     survivable: bool = False
     limits: Limits = field(default_factory=Limits)
+
+
+def silence_options(timeout_s: float) -> tuple[tuple[str, int], ...]:
+    """Returns gRPC's settings by which a connection ends whose other side acknowledges nothing for
+    `timeout_s`.
+    """
+    timeout_ms = min(int(timeout_s * 1000), _DAY_MS)
+    return (
+        # A ping a day is in fact none. With it gRPC sets TCP_USER_TIMEOUT to the next.
+        ("grpc.keepalive_time_ms", _DAY_MS),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # gRPC sends pings to measure the connection, too, which a stopped process does not answer.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    )

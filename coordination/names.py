@@ -12,6 +12,8 @@ REPORT_EXIT = "/holdfast.Coordination/ReportExit"
 REPORT_EVENT = "/holdfast.Coordination/ReportEvent"
 REPORT_GOODPUT = "/holdfast.Coordination/ReportGoodput"
 END_ATTEMPT = "/holdfast.Coordination/EndAttempt"
+REPORT_AGAIN = "ReportAgain"
+"""The method of a Session by which a client repeats what it had reported."""
 OVER_FOLDER = "holdfast/attempt"
 """Holds the key `over` once a launcher has given the attempt up: its value says why."""
 

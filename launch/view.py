@@ -42,9 +42,7 @@ class LiveView(ConsoleOutput):
         self._job: Job | None = None
         self._seen: dict[int, deque[tuple[float, int]]] = {}
         self._saved_at: tuple[int, float] = (-1, 0.0)
-        self._live = Live(
-            console=self.console, get_renderable=self.table, refresh_per_second=4, transient=True
-        )
+        self._live = _Frames(self)
 
     def follow(self, progress: Callable[[], tuple[ProcessProgress, ...]]) -> None:
         """Takes the function that returns what the processes last reported."""
@@ -110,6 +108,21 @@ class LiveView(ConsoleOutput):
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+        self.close()
+
+
+class _Frames(Live):
+    """Draws the table, and leaves frames out where the terminal is stopped."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+        super().__init__(
+            console=view.console, get_renderable=view.table, refresh_per_second=4, transient=True
+        )
+
+    def refresh(self) -> None:
+        if not self._view.stalled:
+            super().refresh()
 
 
 def _state(job: Job, process: int) -> str:

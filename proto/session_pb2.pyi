@@ -51,7 +51,7 @@ class Open(_message.Message):
     def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., process_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_processes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("service_incarnation", "heartbeat_timeout_ms", "num_processes", "job", "attempt", "recoverable", "survivable")
+    __slots__ = ("service_incarnation", "heartbeat_timeout_ms", "num_processes", "job", "attempt", "recoverable", "survivable", "coordinator")
     SERVICE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Opened(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RECOVERABLE_FIELD_NUMBER: _ClassVar[int]
     SURVIVABLE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     service_incarnation: int
     heartbeat_timeout_ms: int
     num_processes: int
@@ -66,21 +67,24 @@ class Opened(_message.Message):
     attempt: int
     recoverable: bool
     survivable: bool
-    def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ...) -> None: ...
+    coordinator: str
+    def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "method", "body", "timeout_ms", "needs")
+    __slots__ = ("id", "method", "body", "timeout_ms", "needs", "number")
     ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     id: int
     method: str
     body: bytes
     timeout_ms: int
     needs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ...) -> None: ...
+    number: int
+    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id",)

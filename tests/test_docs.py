@@ -17,7 +17,7 @@ from tests.support.libraries import need_installed
 from tests.support.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = {"brax.md"}  # needs what `make slow` alone installs
+SLOW = {"brax.md", "keras.md"}  # need what `make slow` alone installs
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")

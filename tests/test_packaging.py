@@ -66,6 +66,7 @@ def test_an_editable_install_is_not_shadowed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path) -> None:
     """The wheel holds only `holdfast/`, and imports from there in the same folder."""
     with zipfile.ZipFile(wheel) as archive:

@@ -24,6 +24,7 @@ from .feed import CoordinatorAddress, Feed
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200
 _KEEP_ALIVE_S = 15.0
+_MOST_DIGITS = 9  # of a process's number
 _FILES = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -134,13 +135,14 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int]
     async def process_stacks(request: Request) -> Response:
         if refused := refusal(request):
             return refused
-        return PlainTextResponse(
-            await run_in_threadpool(stacks, request.path_params["process"]), headers=_HEADERS
-        )
+        process = request.path_params["process"]
+        if not (process.isascii() and process.isdecimal() and len(process) <= _MOST_DIGITS):
+            return PlainTextResponse("there is no such process\n", 404, _HEADERS)
+        return PlainTextResponse(await run_in_threadpool(stacks, int(process)), headers=_HEADERS)
 
     routes = [
         Route("/{token}/events", events),
-        Route("/{token}/stacks/{process:int}", process_stacks),
+        Route("/{token}/stacks/{process}", process_stacks),
         Route("/{token}/", file),
         Route("/{token}/{name}", file),
     ]

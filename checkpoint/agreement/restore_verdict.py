@@ -92,8 +92,8 @@ class Verdict(NamedTuple):
 
 
 class RestoreAgreement:
-    """The agreements of one restore of a group: one at its end, and one before its collective, if
-    it has one. For one thread.
+    """The agreements of one restore of a group: one at its end, and one before the collectives of
+    each item that has some. For one thread.
 
     `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each
     process, and one answer.
@@ -107,6 +107,7 @@ class RestoreAgreement:
         self._verdict: Verdict | None = None  # once it is final
         self._is_open = False
         self._save_id = ""
+        self._collectives = 0
 
     def opened(self, save_id: str) -> None:
         """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
@@ -126,11 +127,17 @@ class RestoreAgreement:
             return None, self._end(error)
         return value, self._end(None)
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether the processes have agreed on an error already."""
+        return self._verdict is not None
+
     def before_collective(self) -> None:
         """Raises, on every process, if one of them has failed: nobody enters a collective that
         another does not.
         """
-        verdict = self._agree("before a collective", None)
+        self._collectives += 1
+        verdict = self._agree(f"before collective {self._collectives}", None)
         if verdict.error is not None:
             self._verdict = verdict
             raise verdict.error

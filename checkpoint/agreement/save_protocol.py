@@ -83,6 +83,16 @@ class SaveKey:
 
 
 @dataclass(frozen=True)
+class BranchStart:
+    """The number of the branch that a save belongs to, and the step that the branch goes on from:
+    see `steps.lineage`.
+    """
+
+    number: int
+    base: int
+
+
+@dataclass(frozen=True)
 class SaveReport:
     """What one process reports to the primary of its share in a save: its items, or its error.
 
@@ -127,8 +137,9 @@ class SaveResult:
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
     wrote. `superfluous` are the steps that go after a commit; `steps` those that the primary knows,
-    before this save; None where all know the same. Of a local save, `survey` asks all processes to
-    find out together what there is, and `lane_off` is why no more local saves are made.
+    before this save; None where all know the same. `branch` is that of a commit; local steps that
+    it has left do not come back. Of a local save, `survey` asks all processes to find out together
+    what there is, and `lane_off` is why no more local saves are made.
     """
 
     key: SaveKey
@@ -136,6 +147,7 @@ class SaveResult:
     deletable: bool = False
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
+    branch: BranchStart | None = None
     survey: bool = False
     lane_off: str = ""
 
@@ -147,6 +159,7 @@ class SaveResult:
             "deletable": self.deletable,
             "superfluous": self.superfluous,
             "steps": self.steps,
+            "branch": None if self.branch is None else asdict(self.branch),
             "survey": self.survey,
             "lane_off": self.lane_off,
         }
@@ -161,6 +174,7 @@ class SaveResult:
         body["error"] = None if error is None else error.rebuilt(unknown=SaveFailed)
         body["superfluous"] = tuple(body["superfluous"])
         body["steps"] = None if body["steps"] is None else tuple(body["steps"])
+        body["branch"] = None if body["branch"] is None else BranchStart(**body["branch"])
         return cls(**body)
 
 
@@ -323,10 +337,11 @@ class RecordUnreadable:
 
 @dataclass(frozen=True)
 class Superfluous:
-    """Brings the steps that go, and those that there are (None: not asked)."""
+    """Brings the steps that go, those that there are (None: not asked), and the save's branch."""
 
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
+    branch: BranchStart | None = None
 
 
 @dataclass(frozen=True)
@@ -396,7 +411,12 @@ def lead(key: SaveKey, writers: Collection[int]) -> Saving:
         differs = any(report.steps != own.steps for report in gathered.reports)
         decided = yield DecideSuperfluous(differs)
         if isinstance(decided, Superfluous):
-            result = replace(result, superfluous=decided.superfluous, steps=decided.steps)
+            result = replace(
+                result,
+                superfluous=decided.superfluous,
+                steps=decided.steps,
+                branch=decided.branch,
+            )
     yield Tell(result)
     return result
 

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-FILE_NAME = re.compile(r"(\d{5,})-(\d{5,}|j)-([0-9A-Za-z_-]{1,64})\.(safetensors|json|bin)")
+SAVE_ID = re.compile(r"[0-9a-f]{8}(?:[0-9a-f]{8})?")  # a writer's id, then the number of its save
+FILE_NAME = re.compile(
+    rf"([0-9]{{5,10}})-([0-9]{{5,10}}|j)-({SAVE_ID.pattern})\.(safetensors|json|bin)"
+)
 Run: TypeAlias = tuple[int, int, int]  # (first, step, count): see record.chunk_runs
 
 

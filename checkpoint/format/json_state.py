@@ -23,7 +23,8 @@ class Json:
 
     A restore returns the value itself.
     In a group it is one value, equal on all processes, and the primary writes it; with
-    `per_process` each process writes its own, which `restore(..., process=i)` gives back.
+    `per_process` each process writes its own and gets it back, on as many processes as saved;
+    `restore(..., process=i)` gives that of another.
     """
 
     value: Any

@@ -40,10 +40,10 @@ def register_leaf_type(
     """Registers a class whose instances jax takes for leaves, for saves and restores of this
     process. Thread-safe.
 
-    `to_fields(value)` returns a dict of what can be saved: arrays, numbers, strings, trees of them;
-    `from_fields` makes the value of such a dict, as it was restored. `name` stands in the record
-    ("": module and name of the class); whoever restores registers under the same. Raises ValueError
-    for a name that another class has.
+    `to_fields(value)` returns what can be saved, by names of type str: arrays, numbers, strings,
+    trees of them; `from_fields` makes the value of such a dict, as it was restored. `name` stands
+    in the record ("": module and name of the class); whoever restores registers under the same.
+    Raises ValueError for a name that another class has.
     """
     known = _LeafType(name or type_name(cls), to_fields, from_fields)
     if any(other is not cls and found.name == known.name for other, found in _by_class.items()):
@@ -70,11 +70,14 @@ def _encode(leaf: Any, path: str) -> Any:
     if known is None:
         return leaf
     try:
-        fields = known.to_fields(leaf).items()
-        return Node(
-            known.name,
-            {str(key): encode_leaf_types(FlatTree.of(value)).tree() for key, value in fields},
-        )
+        fields = known.to_fields(leaf)
+        for key in fields:
+            if type(key) is not str:
+                raise TypeError(f"a field is called {key!r}, expected a str: name it {str(key)!r}")
+        encoded: dict[str | int, Any] = {
+            key: encode_leaf_types(FlatTree.of(fields[key])).tree() for key in fields
+        }
+        return Node(known.name, encoded)
     except Exception as error:
         message = (
             f"the leaf {path!r} is a {type_name(type(leaf))}, whose to_fields failed:"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import operator
 import re
+import reprlib
 from typing import Any
 
 STEP_LIMIT = 10**18
 # of a JSON item, of a user's metadata, and of a tree's Python values
 JSON_LIMIT_BYTES = 100_000_000
+JSON_DEPTH = 200  # of lists and objects within each other, as of trees: JSON parsers recurse
 HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
 RECORD_LIMIT_BYTES = 256 << 20
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -21,7 +23,9 @@ def check_step(step: Any) -> int:
     Raises TypeError for what is no whole number, ValueError for one out of range.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(f"step {step!r}: expected a whole number, found a {type(step).__name__}")
+        raise TypeError(
+            f"step {reprlib.repr(step)}: expected a whole number, found a {type(step).__name__}"
+        )
     number = operator.index(step)
     if not 0 <= number < STEP_LIMIT:
         raise ValueError(f"step {number}: expected 0 to 10**18 - 1")
@@ -55,6 +59,7 @@ def encode_json(value: Any, what: str) -> bytes:
 
     Raises TypeError or ValueError for what no JSON reader would take back.
     """
+    _check_depth(value, what)
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
         data = text.encode()
@@ -70,6 +75,28 @@ def encode_json(value: Any, what: str) -> bytes:
             " large values into an array"
         )
     return data
+
+
+def _check_depth(value: Any, what: str) -> None:
+    """Raises ValueError for a value that is nested too deep, or that holds itself."""
+    level = _containers([value])
+    for _ in range(JSON_DEPTH):
+        if not level:
+            return
+        # By identity: a value that holds itself several times would double with each level.
+        distinct = {id(node): node for node in level}
+        level = [child for node in distinct.values() for child in _containers(node)]
+    if level:
+        raise ValueError(
+            f"{what} cannot be saved as JSON: it is nested deeper than {JSON_DEPTH}, or holds"
+            " itself; flatten it"
+        )
+
+
+def _containers(node: Any) -> list[Any]:
+    """Returns the lists and objects that a list or an object holds."""
+    children = node.values() if isinstance(node, dict) else node
+    return [child for child in children if isinstance(child, list | tuple | dict)]
 
 
 def copy_json(value: Any, what: str) -> Any:

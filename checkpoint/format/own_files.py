@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import HostileCheckpoint
+from ..errors import HostileCheckpoint, TreeMismatch
 from .limits import JSON_LIMIT_BYTES
 
 MAX_FILES = 100_000  # of one process in an item: their numbers have five digits
@@ -23,12 +23,13 @@ class Files:
     it says who reads them back.
 
     `write(folder)` is called in `save`, with an empty pathlib.Path of this machine, and leaves
-    there what is to be saved: regular files, in folders or not. In a group the primary's is called.
-    With `per_process` every process's is, and each gets its own back, on as many processes as
-    saved; with `shared` every process's is, as if in one folder, and each gets the files of all: no
-    two may write one name. `read(folder)` is called in a restore, with the files in a folder that
-    is removed after it; what it returns is the item. Without a `like` an item of files comes back
-    as a dict of their names and bytes.
+    there what is to be saved: regular files, in folders or not, and empty folders. In a group the
+    primary's is called. With `per_process` every process's is, and each gets its own back, on as
+    many processes as saved; with `shared` every process's is, as if in one folder, and each gets
+    the files of all: no two may write one name, and empty folders are left out. `read(folder)` is
+    called in a restore, with the files in a folder that is removed after it; what it returns is the
+    item. Without a `like` an item of files comes back as a dict of their names and bytes; an empty
+    folder has a name that ends in `/`, and no bytes.
     """
 
     write: Callable[[Path], object] | None = None
@@ -72,7 +73,12 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
     try:
         if writes:
             files.write(folder)
-        sizes = {name: (folder / name).stat().st_size for name in own_names(folder)}
+            _check_scratch(folder)
+        sizes = {
+            name: 0 if is_folder_name(name) else (folder / name).stat().st_size
+            for name in own_names(folder)
+            if not (files.shared and is_folder_name(name))
+        }
         for name, size in sizes.items():
             if max_file_bytes is not None and size > max_file_bytes:
                 raise ValueError(
@@ -81,8 +87,26 @@ def stage_files(files: Files, *, writes: bool, max_file_bytes: int | None) -> St
                 )
         return StagedFiles(folder, tuple(sizes), files.per_process, sum(sizes.values()))
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_scratch(folder)
         raise
+
+
+def _check_scratch(folder: Path) -> None:
+    """Raises ValueError unless the folder is still there: a link would lead to files elsewhere."""
+    if folder.is_symlink() or not folder.is_dir():
+        what = "is a link" if folder.is_symlink() else "is gone"
+        raise ValueError(
+            f"the handler was given the folder {folder}, which {what} after it; expected the files"
+            " in that folder: write or copy them there"
+        )
+
+
+def _remove_scratch(folder: Path) -> None:
+    """Removes a scratch folder, or what a handler has put in its place."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_scratch_folder() -> Path:
@@ -93,7 +117,7 @@ def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], whe
     """Returns what `like.read` makes of files, or their bytes by name where `like` is no Files.
 
     `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that
-    cannot be beside each other.
+    cannot be beside each other, TreeMismatch for a file that is too long to be returned.
     """
     if not isinstance(like, Files):
         return {name: _join(name, pieces, where) for name, pieces in files}
@@ -115,7 +139,7 @@ def _join(name: str, pieces: Iterable[memoryview], where: str) -> bytes:
                 f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not"
                 " returned as one object; pass a `like`: Files(read=...)"
             )
-            raise HostileCheckpoint(message, path=where)
+            raise TreeMismatch(message, path=where, leaf=name, expected="Files(read=...)")
     return bytes(data)
 
 
@@ -135,11 +159,16 @@ def is_own_name(name: Any) -> bool:
         return False
     if not name.isprintable() or "\\" in name:
         return False
-    return not {"", ".", ".."} & set(name.split("/"))
+    return not {"", ".", ".."} & set(name.removesuffix("/").split("/"))
+
+
+def is_folder_name(name: str) -> bool:
+    """Says whether a name among those of an item's files is that of an empty folder."""
+    return name.endswith("/")
 
 
 def own_names(folder: Path) -> list[str]:
-    """Returns the names of the files below a folder, sorted.
+    """Returns the names of the files and the empty folders below a folder, sorted.
 
     Raises ValueError for what is no file, or has a name that no record has.
     """
@@ -157,6 +186,8 @@ def own_names(folder: Path) -> list[str]:
             )
         if path.is_file():
             names.append(name)
+        elif not any(path.iterdir()):
+            names.append(f"{name}/")
     if len(names) > MAX_FILES:
         raise ValueError(
             f"{len(names):,} files; expected at most {MAX_FILES:,} of a process in an item: pack"
@@ -173,6 +204,9 @@ def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], w
     for name, pieces in files:
         path = folder.joinpath(*name.split("/"))
         try:
+            if is_folder_name(name):
+                path.mkdir(parents=True, exist_ok=True)
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb")
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import Corrupt, HostileCheckpoint, StepNotFound
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
 from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .dtypes import dtype_named
 from .grid import Grid, Ints
-from .item_report import FILE_NAME, FileReport
+from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
-from .own_files import is_own_name
+from .own_files import is_folder_name, is_own_name
 from .sharding import parse_sharding
 from .step_folders import other_step
 from .tree import check_description, paused_gc
@@ -130,11 +131,11 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
     path = join(storage.root, step_dir, RECORD_NAME)
     with paused_gc():
         record = parse_record(data, path)
-    number = other_step(record.step, join(storage.root, step_dir))
+    number = other_step(record.step, storage, step_dir)
     if number is not None:
         message = (
             f"{path}: this is the record of step {record.step}, in the folder of step {number};"
-            f" call the folder {record.step} again, or by a name that is no number"
+            f" call the folder as step {record.step} again, or by a name that is no step's"
         )
         raise Corrupt(message, path=path, file=path, step=number)
     return record
@@ -143,8 +144,9 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
 def fetch_record(storage: Storage, step_dir: str) -> bytes:
     """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
     path = join(storage.root, step_dir, RECORD_NAME)
+    name = join(step_dir, RECORD_NAME)
     try:
-        return storage.fetch(join(step_dir, RECORD_NAME), RECORD_LIMIT_BYTES)
+        return read_surely(storage, name, lambda: storage.fetch(name, RECORD_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
         message = f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing"
         raise StepNotFound(message, path=path) from error
@@ -180,6 +182,8 @@ def find_item(record: Record, item: str) -> ItemRecord:
 
 def chunk_runs(where: Ints) -> list[list[int]]:
     """Returns [first, step, count] of each stretch where file indices rise by one step."""
+    if not len(where):
+        return []
     runs = []
     at = 0
     steps = np.diff(where)
@@ -223,7 +227,8 @@ def is_sealed(data: bytes) -> bool:
 def parse_record(data: bytes, path: str) -> Record:
     """Parses and validates a record.
 
-    Raises Corrupt (checksum) or HostileCheckpoint (syntax, names, bounds), naming `path`.
+    Raises Corrupt (checksum) or HostileCheckpoint (syntax, names, bounds), naming `path`, and
+    CheckpointError where there is no memory for it.
     """
     if not is_sealed(data):
         message = (
@@ -243,10 +248,15 @@ def parse_record(data: bytes, path: str) -> Record:
         IndexError,
         OverflowError,
         RecursionError,
-        MemoryError,
     ) as error:
         message = f"this is not a record that holdfast writes: {error!r}"
         raise HostileCheckpoint.at(path, message) from error
+    except MemoryError as error:
+        message = (
+            f"{path}: there is no memory for this record of {len(data):,} bytes; read it on a"
+            " machine that has more, or where more is free"
+        )
+        raise CheckpointError(message, path=path) from error
 
 
 def _parse(data: dict[str, Any], path: str) -> Record:
@@ -259,7 +269,7 @@ def _parse(data: dict[str, Any], path: str) -> Record:
     return Record(
         path=path,
         step=whole(data["step"]),
-        writer_id=str(data["writer"]),
+        writer_id=_parse_save_id(data["writer"], path),
         processes=whole(data["processes"]),
         started_s=float(data["started_s"]),
         finished_s=float(data["finished_s"]),
@@ -269,6 +279,14 @@ def _parse(data: dict[str, Any], path: str) -> Record:
         versions=dict(data["versions"]),
         opening=whole(data["opening"]) if "opening" in data else None,
     )
+
+
+def _parse_save_id(save_id: Any, path: str) -> str:
+    """Checks the id of the save, which becomes a part of names in `.holdfast/`."""
+    if type(save_id) is not str or not SAVE_ID.fullmatch(save_id):
+        message = f"{save_id!r:.100} is no id of a save: expected 8 or 16 hexadecimal digits"
+        raise HostileCheckpoint.at(path, message)
+    return save_id
 
 
 def _parse_metric(value: Any) -> Any:
@@ -292,7 +310,7 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         case "json":
             return ItemRecord(name, "json", files)
         case "files":
-            names = _parse_own_names(data["names"], len(files))
+            names = _parse_own_names(data["names"], files)
             per_process = _is_per_process(data)
             return ItemRecord(name, "files", files, names=names, per_process=per_process)
         case "tree":
@@ -322,12 +340,15 @@ def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[Le
     return leaves
 
 
-def _parse_own_names(names: list[Any], count: int) -> tuple[str, ...]:
+def _parse_own_names(names: list[Any], files: Sequence[FileReport]) -> tuple[str, ...]:
     for name in names:
         if not is_own_name(name):
             raise ValueError(f"{name!r} is no name for a file")
-    if len(set(names)) != len(names) or len(names) != count:
-        raise ValueError(f"{count} files have the names {names[:4]}")
+    if len(set(names)) != len(names) or len(names) != len(files):
+        raise ValueError(f"{len(files)} files have the names {names[:4]}")
+    for name, file in zip(names, files, strict=True):
+        if is_folder_name(name) and (file.size or file.crc):
+            raise ValueError(f"{name!r} is an empty folder, and has {file.size} bytes")
     return tuple(names)
 
 
@@ -391,6 +412,9 @@ class _LeafParser:
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._layouts[key] = self._parse_layout(data)
+        sharding = self._shardings[whole(data["sharding"])]
+        if sharding is not None and len(sharding.get("spec", ())) > len(layout.shape):
+            raise ValueError(f"leaf {path!r} has {len(layout.shape)} axes, its sharding more")
         per_process = "per_process" in data and _is_per_process(data)
         if per_process and not layout.shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
@@ -400,7 +424,7 @@ class _LeafParser:
             data["dtype"],
             layout.shape,
             impl=str(data.get("impl", "")),
-            sharding=self._shardings[whole(data["sharding"])],
+            sharding=sharding,
             grid=layout.grid,
             files=layout.files,
             per_process=per_process,

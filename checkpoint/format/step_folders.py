@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
 from ..storage.base import Storage
+from ..storage.local import LocalStorage
 from ..storage.path import join
+from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
@@ -18,6 +20,7 @@ _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
 # no prefix begins with "." or ends in a digit
 _STEP_PREFIX = re.compile(r"(?!\.)[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")
 _STEP_FORMAT = re.compile(r"([^{}]*)\{(?::(?:0(\d+))?d)?\}")
+_DIGITS_AT_END = re.compile(r"[0-9]{1,18}$")
 STEP_NAMES = ".holdfast/steps.json"
 
 
@@ -32,6 +35,11 @@ class StepNames:
 
     prefix: str = ""
     width: int = 1
+
+    @property
+    def format(self) -> str:
+        """The `step_format` that these names come of."""
+        return f"{self.prefix}{{:0{self.width}d}}"
 
     def name_of(self, step: int) -> str:
         return f"{self.prefix}{step:0{self.width}d}"
@@ -74,7 +82,8 @@ def read_step_names(storage: Storage) -> StepNames:
     Raises HostileCheckpoint where that file is not one that holdfast writes.
     """
     try:
-        names = json.loads(storage.fetch(STEP_NAMES, 1 << 16))
+        data = read_surely(storage, STEP_NAMES, lambda: storage.fetch(STEP_NAMES, 1 << 16))
+        names = json.loads(data)
         prefix = names["prefix"]
         width = names["width"]
         if type(width) is not int:
@@ -95,13 +104,30 @@ def read_step_names(storage: Storage) -> StepNames:
         ) from error
 
 
-def other_step(step: int, folder: str) -> int | None:
-    """Returns the step in a folder's name, if that is another than `step`.
+def other_step(step: int, storage: Storage, folder: str) -> int | None:
+    """Returns the step in the name of a folder of a store, if that is another than `step`: as a
+    plain number, or as the folder's root calls its steps.
 
     Step 0 fits every folder: one-shot saves have it.
     """
-    number = step_of(folder.rstrip("/").rpartition("/")[2])
-    return number if number != step and step else None
+    name = join(storage.root, folder).rstrip("/").rpartition("/")[2]
+    digits = _DIGITS_AT_END.search(name)
+    # What nearly every folder is called costs no look at the root.
+    if not step or digits is None or int(digits[0]) == step:
+        return None
+    plain = step_of(name)
+    return plain if plain is not None else _names_around(storage, folder).step_of(name)
+
+
+def _names_around(storage: Storage, folder: str) -> StepNames:
+    """Returns how the root that a folder lies in calls its steps."""
+    if folder:
+        return read_step_names(storage)
+    # The folder of one step, opened by itself. A URL alone does not lead to what is above it.
+    if storage.posix is not None:
+        with contextlib.suppress(OSError):
+            return read_step_names(LocalStorage(storage.posix.path.parent))
+    return PLAIN_NAMES
 
 
 def _is_listed(storage: Storage, name: str) -> bool:
@@ -125,8 +151,9 @@ def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, 
 def has_record(storage: Storage, folder: str) -> bool:
     """Returns whether a folder holds a record, readable or not. One small read."""
     head = bytearray(len(TOMBSTONE))
+    name = join(folder, RECORD_NAME)
     try:
-        storage.read(join(folder, RECORD_NAME), 0, [memoryview(head)])
+        read_surely(storage, name, lambda: storage.read(name, 0, [memoryview(head)]))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except (CheckpointError, OSError):

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import functools
 import gc
+import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -377,7 +378,8 @@ def _call(cls: type, keys: Sequence[str | int], children: Sequence[Any]) -> Any:
 
 @functools.lru_cache(256)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name if name.isidentifier() else "Tuple", fields, rename=True)
+    is_name = name.isidentifier() and not keyword.iskeyword(name)
+    return collections.namedtuple(name if is_name else "Tuple", fields, rename=True)
 
 
 def check_description(node: Any, leaf_count: int, path: str) -> None:

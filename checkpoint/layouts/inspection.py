@@ -105,7 +105,11 @@ def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
     sharding = shardings[id(leaf.sharding)]
     if leaf.kind != "key":
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-    return jax.ShapeDtypeStruct(leaf.shape[:-1], _key_dtype(leaf.impl), sharding=sharding)  # type: ignore[no-untyped-call]
+    try:
+        key_dtype = _key_dtype(leaf.impl)
+    except ValueError:  # an implementation that this process does not have: its data are there
+        return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(leaf.shape[:-1], key_dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def _sharding_here(leaf: LeafRecord) -> Any:

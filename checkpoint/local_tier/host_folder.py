@@ -4,6 +4,9 @@ go, durably only if it is to be.
 A part exists once its `part-<rank>.json` has its name, and no longer once that is gone. So files
 may be torn at any moment, and are never taken for whole. Of what other processes wrote, and earlier
 attempts, nothing is written over: it is deleted.
+
+All users may be able to write into the folder above, a mount point. So the folder of a run is this
+user's alone, and is used only while it is.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)
 PART_LIMIT_BYTES = 256 << 20
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 PIECE_BYTES = 4 << 20  # read, checked and handed on in turn
 
 
@@ -53,7 +58,7 @@ class HostStorage(LocalStorage):
     """
 
     def __init__(self, root: str | os.PathLike[str], *, syncs: bool = False) -> None:
-        super().__init__(root)
+        super().__init__(root, file_mode=FILE_MODE, folder_mode=FOLDER_MODE)
         self.syncs = syncs
         self._spare: list[_Spare] = []
         self._spare_lock = threading.Lock()
@@ -80,7 +85,7 @@ class HostStorage(LocalStorage):
         """
         path = self._to_change(name)
         return in_folder(
-            path, lambda: self._take(path, size) or create_file(path), self.folder_mode
+            path, lambda: self._take(path, size) or create_own_file(path), self.folder_mode
         )
 
     def spare(self, names: Iterable[str]) -> None:
@@ -154,8 +159,8 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        make_folders(path.parent, None)
-        with made.open("wb") as file:
+        make_folders(path.parent, FOLDER_MODE)
+        with os.fdopen(create_own_file(made), "wb") as file:
             file.write(data)
             file.flush()
             if self.storage.syncs:
@@ -264,7 +269,13 @@ class RunFolder:
         self._folder: HostFolder | None = None
 
     def open(self, run: str) -> HostFolder:
-        """Returns the folder of a run. A root that was made anew has another run."""
+        """Returns the folder of a run, which is made if it is missing.
+
+        A root that was made anew has another run. Raises CheckpointError where the folder is not
+        this user's alone, OSError.
+        """
+        make_folders(self._path / run, FOLDER_MODE)
+        check_run_folder(self._path / run)
         if self._folder is None or self._folder.run != run:
             self._folder = HostFolder(self._path, run, syncs=self._syncs)
         return self._folder
@@ -278,6 +289,38 @@ class RunFolder:
         """Closes the folder."""
         if self._folder is not None:
             self._folder.close()
+
+
+def create_own_file(path: Path) -> int:
+    """Returns the descriptor of a new file that this user alone may read."""
+    file = create_file(path)
+    os.fchmod(file, FILE_MODE)
+    return file
+
+
+def check_run_folder(path: Path, *, of_any_user: bool = False) -> None:
+    """Raises CheckpointError unless this is a folder, no link, that only its user may use; OSError.
+
+    That is this user, unless it may be `of_any_user`.
+    """
+    status = path.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    user = os.geteuid()
+    if stat.S_ISLNK(status.st_mode):
+        found = "a link"
+    elif not stat.S_ISDIR(status.st_mode):
+        found = "no folder"
+    elif status.st_uid != user and not of_any_user:
+        found = f"a folder of user {status.st_uid}"
+    elif mode & ~FOLDER_MODE & 0o777:
+        found = f"a folder with mode {mode:03o}"
+    else:
+        return
+    raise CheckpointError(
+        f"{path} is {found}; expected a folder of user {user} with mode {FOLDER_MODE:03o}, or none."
+        " Move it away, or name another folder for local steps",
+        path=str(path),
+    )
 
 
 def read_checked(

@@ -4,17 +4,17 @@ check and clean up.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import StepNotFound
+from ..steps.claims import writer_of
 from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.object_claims import open_claims
 from ..storage.base import Storage
-from .host_folder import HostFolder, read_checked
+from .host_folder import HostFolder, check_run_folder, read_checked
 from .parts import LocalKey, Part, why_dead
-
-_WRITER_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HostStep:
 
 def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Branch]]:
     """Returns the folder of a root's run on this host, and the root's branches. Raises StepNotFound
-    where there are none.
+    where there are none, CheckpointError where the folder is a link, or open to other users.
     """
     branches = read_branches(root)
     run = run_of(branches)
@@ -43,9 +43,10 @@ def open_host(root: Storage, path: str) -> tuple[HostFolder, list[Branch]]:
         found = (
             f"the run of {root.root} is {run}"
             if run
-            else f"{root.root} was never used with a local tier"
+            else f"{root.root} was never used with a local tier, or is a copy of a root that was"
         )
         raise StepNotFound(f"there is nothing of {root.root} in {path}: {found}", path=path)
+    check_run_folder(Path(path) / run, of_any_user=os.geteuid() == 0)
     return HostFolder(Path(path), run), branches
 
 
@@ -93,6 +94,6 @@ def sweep_host(root: Storage, path: str) -> list[str]:
     stay = [step.key for step in list_host_steps(root, path) if not step.dead]
     newest = max(branch.number for branch in branches)
     return folder.delete(
-        lambda branch, save_id: branch <= newest and save_id[:_WRITER_DIGITS] not in standing,
+        lambda branch, save_id: branch <= newest and writer_of(save_id) not in standing,
         stay,
     )

@@ -34,22 +34,21 @@ class Inventory:
     error: str = ""
 
     def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        parts = [
-            part.key._asdict() | {"process": part.process, "report": part.report}
-            for part in self.parts
-        ]
-        return to_json_bytes({"parts": parts, "error": self.error})
+        """Returns JSON by name: the primary reads one of each process, so each key stands once."""
+        saves: dict[LocalKey, list[tuple[int, str]]] = {}
+        for part in self.parts:
+            saves.setdefault(part.key, []).append((part.process, part.report))
+        named = [{"key": key._asdict(), "parts": parts} for key, parts in saves.items()]
+        return to_json_bytes({"saves": named, "error": self.error})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
         body = json.loads(data)
         parts = []
-        for fields in body["parts"]:
-            process = fields.pop("process")
-            report = fields.pop("report")
-            parts.append(PartSummary(LocalKey(**fields), process, report))
+        for save in body["saves"]:
+            key = LocalKey(**save["key"])
+            parts += [PartSummary(key, process, report) for process, report in save["parts"]]
         return cls(parts, body["error"])
 
 

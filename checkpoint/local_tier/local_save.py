@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.multihost import Group
 
 from ..agreement.exchange import ask_primary
-from ..agreement.save_protocol import SaveReport, SaveResult, Superfluous, TierTooLarge
+from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous, TierTooLarge
 from ..format.item_report import ItemReport
 from ..options import Local, Options
 from ..saving.commit import SaveTarget
@@ -60,8 +60,8 @@ class HostPlace:
 class LocalSave:
     """The work of one process in a local save: see `SaveWork`.
 
-    `key` and `folder` are None until the branch of the save is known. `known` are the local steps
-    that may come back, best first; an unsure process gives None, and deletes nothing.
+    `branch`, `key` and `folder` are None until the branch of the save is known. `known` are the
+    local steps that may come back, best first; an unsure process gives None, and deletes nothing.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class LocalSave:
         self._request = request
         self._known = known
         self._snapshots: SnapshotWork | None = None
+        self.branch: BranchStart | None = None
         self.key: LocalKey | None = None
         self.folder: HostFolder | None = None
         self.copied_bytes = 0
@@ -108,9 +109,10 @@ class LocalSave:
         request = self._request
         target = self._parts_target
         branch = self._agree_on_branch()
-        folder = place.folders.open(branch.run)
+        self.branch = branch.start
         key = LocalKey(request.step, branch.number, request.save_id, place.group.count)
         self.key = key
+        folder = place.folders.open(branch.run)
         self.folder = folder
         self._make_room(folder, branch)
         target = replace(target, storage=folder.storage, folder=key.folder)
@@ -210,8 +212,12 @@ class LocalSave:
 
     # --- the end
 
-    def delete(self, keys: Sequence[LocalKey], result: SaveResult) -> None:
-        """Lets the parts of local saves go that this process has written. Raises OSError."""
+    def delete(
+        self, keys: Sequence[LocalKey], stay: Sequence[LocalKey], result: SaveResult
+    ) -> None:
+        """Lets the parts of local saves go that this process has written, and of what earlier
+        attempts have left all but those that stay. Raises OSError.
+        """
         if self.folder is None or self.key is None:
             return
         server = self._place.meeting.server
@@ -224,4 +230,4 @@ class LocalSave:
                 server.withdraw(key.folder)
             self.folder.let_go(key, more_files)
         if result.error is None and self._known is not None and self._place.meeting.is_lister:
-            self.folder.prune(self.key.branch, self._place.writer_id, [])
+            self.folder.prune(self.key.branch, self._place.writer_id, stay)

@@ -10,7 +10,14 @@ from dataclasses import asdict
 from typing import Any
 
 from ..agreement.exchange import ask_primary
-from ..agreement.save_protocol import SaveResult, drive, local_saves_to_delete, save_locally
+from ..agreement.group_record import MESSAGE_BYTES
+from ..agreement.save_protocol import (
+    BranchStart,
+    SaveResult,
+    drive,
+    local_saves_to_delete,
+    save_locally,
+)
 from ..errors import (
     CheckpointError,
     CommitUnknown,
@@ -29,7 +36,7 @@ from ..storage.base import Storage
 from .host_folder import HostFolder
 from .inventory import FoundStep, Inventory, record_of, survey
 from .local_save import HostPlace, LocalSave
-from .parts import LocalKey, Part, StepHead
+from .parts import LocalKey, Part, StepHead, has_left
 from .peer_storage import PeerConnection, Peers, PeerStorage
 
 _log = logging.getLogger(__name__)
@@ -73,16 +80,17 @@ class LocalSteps:
         """Returns what this process lists of its folder, and serves it."""
         if not run:
             return Inventory()
-        folder = self._place.folders.open(run)
-        if not self._place.meeting.is_lister:
-            return Inventory()
+        place = self._place
         try:
-            parts = folder.scan()
+            folder = place.folders.open(run)
+            parts = folder.scan() if place.meeting.is_lister else []
+        except CheckpointError as error:
+            return Inventory(error=f"process {place.group.index}: {error_text(error)}")
         except OSError as error:
-            _log.warning("%s cannot be listed, and counts as empty: %s", folder.path, error)
+            _log.warning("%s cannot be listed, and counts as empty: %s", place.path, error)
             return Inventory()
         for part in parts:
-            self._place.serve(part, folder)
+            place.serve(part, folder)
         return Inventory([part.summary() for part in parts])
 
     def save(self, request: SaveRequest) -> SaveResult:
@@ -96,9 +104,13 @@ class LocalSteps:
         result = drive(saving, performer.perform)
         performer.add_cause(result.error)
         self._take_note(save, result)
+        if save.branch is not None:
+            # Its file is durable, whatever became of the save.
+            self.leave(save.branch)
         if save.key is not None and save.folder is not None:
             try:
-                save.delete(self._ended(save.key, save.folder, result), result)
+                goes = self._ended(save.key, save.folder, result)
+                save.delete(goes, [step.key for step in self.restorable()], result)
             except OSError as error:  # it is tried again after the next save
                 path = save.folder.path
                 _log.warning("local steps in %s could not be deleted yet: %s", path, error)
@@ -120,11 +132,10 @@ class LocalSteps:
 
     def _ended(self, key: LocalKey, folder: HostFolder, result: SaveResult) -> list[LocalKey]:
         """Knows a save that has ended; returns the local saves of this process that go now."""
-        writer_id = self._place.writer_id
         keep = self._place.local.keep
-        with self._lock:
-            known = [step for step in self._found if step.key.save_id.startswith(writer_id)]
-            if result.error is None:
+        known = self.restorable()
+        if result.error is None:
+            with self._lock:
                 self._found = [FoundStep(key, [], self._place.meeting.holders()), *known][:keep]
         return local_saves_to_delete(
             key,
@@ -167,6 +178,11 @@ class LocalSteps:
         with self._lock:
             self._passed_over.add(key)
 
+    def leave(self, branch: BranchStart) -> None:
+        """Knows no local step any more that a branch has left."""
+        with self._lock:
+            self._found = [found for found in self._found if not has_left(branch, found.key)]
+
     def forget_from(self, step: int) -> None:
         """Knows no local step from `step` on any more; the root says by now that they are dead."""
         with self._lock:
@@ -184,19 +200,27 @@ class LocalSteps:
     def open(self, key: LocalKey) -> tuple[PeerStorage, Record]:
         """Returns a step to read from; every process calls it. Blocks.
 
-        Raises CheckpointError, on every process.
+        Raises, on every process, why there is no record of the step; PeerFailed where this process
+        could not fetch it.
         """
         step = next(step for step in self._found if step.key == key)
         name = f"{self._place.messages}/record"
         timeout_s = self._place.options.restore_timeout_s
+        text_name = f"{key.folder}/record"
 
-        def packed_record() -> str:
+        def pack() -> str:
             # The primary alone has the reports of all parts, and builds the record of them.
-            record = record_of(step, self._head(step))
-            return base64.b64encode(zlib.compress(record, 1)).decode()
+            packed = zlib.compress(record_of(step, self._head(step)), 1)
+            server = self._place.meeting.server
+            if len(packed) <= MESSAGE_BYTES or server is None:
+                return base64.b64encode(packed).decode()
+            # Larger than what one service sends to all: each fetches it.
+            server.offer(text_name, packed)
+            return ""
 
-        packed: str = ask_primary(self._place.group, name, packed_record, timeout_s)
-        record = zlib.decompressobj().decompress(base64.b64decode(packed), RECORD_LIMIT_BYTES)
+        told: str = ask_primary(self._place.group, name, pack, timeout_s)
+        packed = base64.b64decode(told) if told else self._text_of(0, text_name)
+        record = zlib.decompressobj().decompress(packed, RECORD_LIMIT_BYTES)
         storage = self._storage_of(step, record)
         return storage, parse_record(record, f"{storage.root}/{step.key.folder}")
 
@@ -242,9 +266,14 @@ class LocalSteps:
         meeting = self._place.meeting
         if rank == meeting.lister:
             return self._place.folders.current().storage.fetch(name, RECORD_LIMIT_BYTES)
+        return self._text_of(rank, name)
+
+    def _text_of(self, rank: int, name: str) -> bytes:
+        meeting = self._place.meeting
         address = meeting.peers[rank].address
-        with PeerConnection(address, meeting.secret, meeting.tls) as peer:
-            return peer.wait(name, self._place.local.timeout_s)
+        timeout_s = self._place.local.timeout_s
+        with PeerConnection(address, meeting.secret, meeting.tls, timeout_s=timeout_s) as peer:
+            return peer.wait(name, timeout_s)
 
 
 def _head_of(part: Part, step: FoundStep) -> StepHead | None:

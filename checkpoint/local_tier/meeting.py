@@ -23,6 +23,7 @@ from ..agreement.exchange import ask_primary, exchange, to_json_bytes
 from ..errors import CheckpointError, error_text
 from ..options import Local
 from ..storage.local import make_folders, sync_folder
+from .host_folder import create_own_file
 from .part_server import PartServer
 from .peer_tls import PeerTls
 from .placement import Member, copied_by, place_copies
@@ -35,7 +36,7 @@ OLD_MARK_S = 3600.0
 class Peer:
     """What all processes know of one. `folder` tells its folder from others, `mark` is in it.
 
-    `host` is what fails together, `address` that of its part server.
+    `host` is what fails together, `machine` a boot id, `address` that of its part server.
     """
 
     host: str
@@ -46,6 +47,11 @@ class Peer:
     address: str = ""
     has_tls: bool = False
     error: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where its folder is: one failure domain may be several machines."""
+        return self.host if self.host == self.machine else f"{self.host} ({self.machine})"
 
     def to_bytes(self) -> bytes:
         """Returns JSON by name."""
@@ -150,6 +156,7 @@ def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None)
         is_lister = listers[group.index] == group.index
         own_error = _why_not_alone(path, peers, own, cleans=is_lister)
     except BaseException:
+        # A server that nobody closes would serve parts of a job that gave its tier up.
         stand.close()
         raise
     members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(peers)]
@@ -170,6 +177,7 @@ def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None)
 
 
 def _listers_of(peers: Sequence[Peer]) -> list[int]:
+    # Processes that share a folder would otherwise each list and clean the parts of all.
     firsts: dict[str, int] = {}
     return [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(peers)]
 
@@ -191,15 +199,17 @@ class _Stand:
         machine = boot_id()
         host = self._local.failure_domain or machine
         slice_id = 0 if spec is None else spec.slice_id
-        peer = Peer(host, machine, slice_id, folder=f"{host} {self._group.index}")
+        peer = Peer(host, machine, slice_id, folder=f"{machine} {self._group.index}")
         try:
-            peer = replace(peer, folder=f"{host} {self._make_folder(host)}")
+            # Device and inode numbers tell the folders of one machine apart, no others.
+            peer = replace(peer, folder=f"{machine} {self._make_folder(host)}")
             peer = replace(peer, mark="" if self.mark is None else self.mark.name)
             if self._group.count > 1:
                 self.server = self._make_server(secret)
                 has_tls = self._tls is not None
                 peer = replace(peer, address=self.server.address, has_tls=has_tls)
         except (OSError, CheckpointError) as error:
+            # Raised here, it would leave the others waiting for this process's report.
             return replace(peer, error=f"process {self._group.index}: {error_text(error)}")
         return peer
 
@@ -217,7 +227,8 @@ class _Stand:
             # Hosts that mount one file system see one folder under several device numbers. Each
             # sees the others' marks there.
             self.mark = self._path / f"mark-{secrets.token_hex(8)}"
-            self.mark.write_text(host)
+            with os.fdopen(create_own_file(self.mark), "w") as file:
+                file.write(host)
             status = self._path.stat()
         except OSError as error:
             why = (
@@ -256,11 +267,11 @@ def _why_not_alone(path: Path, peers: Sequence[Peer], own: Peer, *, cleans: bool
             _remove_old_marks([mark for mark in there if mark.name not in marks])
     except OSError as error:
         return f"process {peers.index(own)}: {error_text(error)}"
-    hosts = [marks[mark.name].host for mark in there if mark.name in marks]
-    other = next((host for host in hosts if host != own.host), None)
+    places = [marks[mark.name].where for mark in there if mark.name in marks]
+    other = next((place for place in places if place != own.where), None)
     if other is None:
         return ""
-    return f"{path} is shared by the hosts {own.host} and {other}; expected a folder of one host"
+    return f"{path} is shared by the hosts {own.where} and {other}; expected a folder of one host"
 
 
 def _remove_old_marks(marks: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..agreement.save_protocol import BranchStart
 from ..errors import StepNotFound
 from ..steps.root_report import HostCopies
 from .parts import LocalKey
@@ -44,6 +45,9 @@ class NoTier:
         """Calls `begin`: without local steps no other process has to wait for it."""
         begin()
 
+    def leave(self, branch: BranchStart) -> None:
+        """Forgets nothing."""
+
     def pass_over(self, key: LocalKey) -> NoReturn:
         """Raises StepNotFound."""
         self.head(key.step)
@@ -52,7 +56,7 @@ class NoTier:
         """Raises StepNotFound."""
         self.head(key.step)
 
-    def restore(self, storage: Any, restore: Any) -> NoReturn:
+    def restore(self, storage: Any, restores: Any, is_decided: Any) -> NoReturn:
         """Raises AssertionError: this tier opens no step."""
         raise AssertionError("no local tier has opened a step")
 

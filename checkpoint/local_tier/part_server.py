@@ -4,12 +4,17 @@ over TCP, a thread a connection.
 Where the job has certificates it is TLS (peer_tls.py). Who connects first proves to know the job's
 secret, and is shown the same. Then it asks, any number of times, one after the other:
 
-    WAIT  the text of a part, once it is published; what was given up is answered at once
+    WAIT  the text of a part, once it is published, or another text; what was given up is answered
+          at once
     GET   so many bytes of a file, from an offset on
 
 A request is a head of fixed size and a name, an answer a head and as many bytes as it says. Names
 are looked up among what was published, and never joined to a path before. What does not fit ends
 the connection.
+
+There are at most MOST_CONNECTIONS. Peers beyond wait to be greeted, and the connection that has
+stood idle longest since its last answer is closed for each of them. So a peer asks as soon as it
+has connected, and connects again where a connection that it kept is closed.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ ABSENT = 1
 LATE = 2
 NAME_LIMIT_BYTES = 512
 MOST_CONNECTIONS = 256
-GREETING_S = 10.0  # for a new connection to prove itself
+BACKLOG = 4096  # connections that wait in the kernel to be accepted, if it allows so many
+GREETING_S = 10.0  # for a new connection to prove itself, and then to ask
 IDLE_S = 600.0  # between two requests, and the longest WAIT
 PIECE_BYTES = 1 << 20  # that are encrypted in turn
 SEND_S = 60.0  # for a peer that does not take what it asked for
@@ -98,14 +104,19 @@ class PartServer:
 
     def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
+        self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._secret = secret
         self._tls = tls
         self._folder = Path()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
         self._parts: dict[str, Part | None] = {}  # None: it was given up
         self._files: set[str] = set()
+        self._text: tuple[str, bytes] = ("", b"")
         self._connections: set[socket.socket] = set()
+        # Those that were answered and do not ask, the longest idle first. The values are unused.
+        self._idle: dict[socket.socket, None] = {}
         self._is_closed = False
         self._counts = {"connections": 0, "refused": 0, "served_bytes": 0}
         port = self._listener.getsockname()[1]
@@ -120,6 +131,12 @@ class PartServer:
             self._folder = folder
             self._parts[written.key.part_name(written.process)] = written
             self._files.update(written.files)
+            self._changed.notify_all()
+
+    def offer(self, name: str, text: bytes) -> None:
+        """Serves a text that is no file from now on, instead of the one before."""
+        with self._changed:
+            self._text = (name, text)
             self._changed.notify_all()
 
     def give_up(self, key: LocalKey, process: int) -> None:
@@ -159,14 +176,23 @@ class PartServer:
                 time.sleep(0.1)  # out of descriptors: they come back as others close
                 continue
             with self._changed:
-                is_welcome = len(self._connections) < MOST_CONNECTIONS and not self._is_closed
-                self._counts["connections" if is_welcome else "refused"] += 1
-                if is_welcome:
-                    self._connections.add(connection)
-            if is_welcome:
-                start_thread(self._serve, connection)
-            else:
-                connection.close()
+                # Every place is given up in time: each wait of its peer has a bound.
+                self._has_room.wait_for(self._make_room)
+                if self._is_closed:
+                    connection.close()
+                    return
+                self._counts["connections"] += 1
+                self._connections.add(connection)
+            start_thread(self._serve, connection)
+
+    def _make_room(self) -> bool:
+        """Says whether one more connection may be served; ends an idle one for it if need be."""
+        if self._idle and len(self._connections) >= MOST_CONNECTIONS:
+            longest = next(iter(self._idle))
+            self._idle.pop(longest)
+            self._connections.discard(longest)
+            _shut_down(longest)
+        return len(self._connections) < MOST_CONNECTIONS or self._is_closed
 
     def _serve(self, connection: socket.socket) -> None:
         threading.current_thread().name = "holdfast-part"
@@ -178,8 +204,9 @@ class PartServer:
                 connection = self._replace(connection, secured)
                 _shake_hands(secured)
             self._greet(connection, fingerprint)
+            self._answer(connection, receive_bytes(connection, REQUEST.size, GREETING_S))
             while True:
-                self._answer(connection)
+                self._answer(connection, self._next_request(connection))
         except OSError as error:  # it went, or it is no peer
             if isinstance(error, UnfitRequest | BadTlsFiles):
                 _log.warning("the part server at %s ended a connection: %s", self.address, error)
@@ -188,6 +215,7 @@ class PartServer:
         finally:
             with self._changed:
                 self._connections.discard(connection)
+                self._has_room.notify()
             connection.close()
 
     def _replace(self, plain: socket.socket, connection: socket.socket) -> socket.socket:
@@ -213,8 +241,19 @@ class PartServer:
             )
         connection.sendall(proof(self._secret, b"server", nonces, fingerprint))
 
-    def _answer(self, connection: socket.socket) -> None:
-        kind, length, offset, size = REQUEST.unpack(receive_bytes(connection, REQUEST.size, IDLE_S))
+    def _next_request(self, connection: socket.socket) -> bytes:
+        """Returns the head of the next request; the connection may be ended until it comes."""
+        with self._changed:
+            self._idle[connection] = None
+            self._has_room.notify()
+        try:
+            return receive_bytes(connection, REQUEST.size, IDLE_S)
+        finally:
+            with self._changed:
+                self._idle.pop(connection, None)
+
+    def _answer(self, connection: socket.socket, request: bytes) -> None:
+        kind, length, offset, size = REQUEST.unpack(request)
         if kind not in (WAIT, GET) or not 0 < length <= NAME_LIMIT_BYTES:
             raise UnfitRequest(f"it asked {kind} with a name of {length} bytes")
         name = receive_bytes(connection, length, SEND_S).decode(errors="replace")
@@ -228,9 +267,11 @@ class PartServer:
     def _wait(self, name: str, timeout_s: float) -> tuple[int, bytes]:
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._is_closed or name in self._parts, timeout_s
+                lambda: self._is_closed or name in self._parts or name == self._text[0], timeout_s
             ):
                 return LATE, b""
+            if name == self._text[0]:
+                return THERE, self._text[1]
             path = self._path_of(name)
         try:
             return (ABSENT, b"") if path is None else (THERE, path.read_bytes())
@@ -272,14 +313,12 @@ class PartServer:
             self._is_closed = True
             connections = list(self._connections)
             self._changed.notify_all()
+            self._has_room.notify()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
         self._listener.close()
         for connection in connections:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(
-                    connection, socket.SHUT_RDWR
-                )  # TLS's own would have what is sent next go in the clear
+            _shut_down(connection)
 
     def __enter__(self) -> Self:
         return self
@@ -295,6 +334,13 @@ class PartServer:
     def __del__(self, warn: Any = warnings.warn) -> None:
         if not getattr(self, "_is_closed", True):
             warn(f"the part server at {self.address} was not closed", ResourceWarning, stacklevel=2)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Ends a connection for the peer, and for the thread that serves it."""
+    with contextlib.suppress(OSError):
+        # TLS's own would have what is sent next go in the clear.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _shake_hands(connection: ssl.SSLSocket) -> None:

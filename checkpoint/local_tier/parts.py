@@ -19,11 +19,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from ..agreement.save_protocol import BranchStart
 from ..errors import Corrupt, HostileCheckpoint
 from ..format.item_report import ItemReport, is_file_of
 from ..format.limits import ITEM_NAME
 from ..format.record import whole
 from ..saving.record_builder import TreeText
+from ..steps.claims import writer_of
 from ..steps.lineage import RUN_ID, Branch
 from ..storage.tombstone import body_of, sealed
 
@@ -201,15 +203,21 @@ def parse_folder(name: str) -> tuple[int, int, str] | None:
 # --- which may come back
 
 
+def has_left(branch: BranchStart, key: LocalKey) -> bool:
+    """Says whether a branch went on without a local step of an earlier one."""
+    return branch.number > key.branch and branch.base < key.step
+
+
 def why_dead(key: LocalKey, branches: Collection[Branch]) -> str:
     """Returns why a local step may not come back, or "". One of a branch that the root does not
     know may be of any branch.
     """
     own = next((branch for branch in branches if branch.number == key.branch), None)
-    if own is None or not key.save_id.startswith(own.writer):
-        return f"branch {key.branch} of writer {key.save_id[:8]} is not known to the root"
+    # An opening that cannot be read has no writer, and every id begins with nothing.
+    if own is None or not own.writer or not key.save_id.startswith(own.writer):
+        return f"branch {key.branch} of writer {writer_of(key.save_id)} is not known to the root"
     later = next(
-        (branch for branch in branches if branch.number > key.branch and branch.base < key.step),
+        (branch for branch in branches if has_left(branch.start, key)),
         None,
     )
     if later is None:

@@ -10,6 +10,7 @@ import hmac
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,12 +49,17 @@ class PeerFailed(OSError):
     """Says which peer did not answer as peers do, and what it did instead."""
 
 
+class PeerClosed(PeerFailed):
+    """Says that a peer has ended a connection: it is gone, or needs the place for another."""
+
+
 class PeerConnection:
     """A connection to the part server of one peer, for one thread at a time. After an error it is
     of no more use. A context manager.
 
-    With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached, is
-    silent for longer than `timeout_s` allows, or lies.
+    With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached
+    within CONNECT_S, is silent for longer than `timeout_s` allows (a server with many peers lets
+    one more wait), or lies; PeerClosed where it ends the connection.
     """
 
     def __init__(
@@ -67,7 +73,7 @@ class PeerConnection:
         self.address = address
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
-            self._socket: socket.socket = connect(address, timeout_s)
+            self._socket: socket.socket = connect(address, min(CONNECT_S, timeout_s))
         try:
             with self._errors("prove itself"):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,7 +155,9 @@ class PeerConnection:
             raise
         except (OSError, ValueError) as error:
             why = "it was silent for too long" if isinstance(error, TimeoutError) else str(error)
-            raise PeerFailed(
+            is_closed = isinstance(error, ConnectionError | ssl.SSLEOFError)
+            kind = PeerClosed if is_closed else PeerFailed
+            raise kind(
                 errno.EIO, f"the part server at {self.address} could not {what}: {why}"
             ) from error
 
@@ -188,36 +196,39 @@ class Peers:
         self._idle: dict[int, list[PeerConnection]] = {}
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def connection(self, rank: int) -> Iterator[PeerConnection]:
-        """Lends a connection to a rank's server; one that failed is not kept. Raises PeerFailed."""
+    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Reads from a rank's server. Raises PeerFailed, FileNotFoundError."""
+        kept = self._take_kept(rank)
+        if kept is not None:
+            # The server ends connections that stand idle, if others need their places.
+            with contextlib.suppress(PeerClosed), self._lent(rank, kept):
+                return kept.read(name, offset, buffers, self._timeout_s)
+        address = self._addresses[rank]
+        made = PeerConnection(address, self._secret, self._tls, timeout_s=self._timeout_s)
+        with self._lent(rank, made):
+            return made.read(name, offset, buffers, self._timeout_s)
+
+    def _take_kept(self, rank: int) -> PeerConnection | None:
         with self._lock:
             idle = self._idle.get(rank)
-            found = idle.pop() if idle else None
-        found = found or PeerConnection(
-            self._addresses[rank],
-            self._secret,
-            self._tls,
-            timeout_s=min(CONNECT_S, self._timeout_s),
-        )
+            return idle.pop() if idle else None
+
+    @contextlib.contextmanager
+    def _lent(self, rank: int, connection: PeerConnection) -> Iterator[None]:
+        """Keeps a connection for the next read, unless it fails."""
         try:
-            yield found
+            yield
         except FileNotFoundError:  # an answer like any other
-            self._keep(rank, found)
+            self._keep(rank, connection)
             raise
         except BaseException:
-            found.close()
+            connection.close()
             raise
-        self._keep(rank, found)
+        self._keep(rank, connection)
 
     def _keep(self, rank: int, connection: PeerConnection) -> None:
         with self._lock:
             self._idle.setdefault(rank, []).append(connection)
-
-    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Reads from a rank's server. Raises PeerFailed, FileNotFoundError."""
-        with self.connection(rank) as connection:
-            return connection.read(name, offset, buffers, self._timeout_s)
 
     def close(self) -> None:
         """Closes all connections that are not lent."""
@@ -245,7 +256,7 @@ class PeerStorage:
 
     `folder` is that of the step, below the run's, `record` its record. `holders[process]` are the
     ranks that hold a process's part, best first; `own` are those whose folder is this process's. A
-    copy that fails is passed over for the next.
+    copy that fails is passed over for the next, and a peer that did not answer is asked last.
     """
 
     max_file_bytes: int | None = None
@@ -307,8 +318,9 @@ class PeerStorage:
         ):
             return []
         with self._lock:
-            bad = self._silent | self._damaged.get(name, set())
-        return [rank for rank in self._holders[int(head)] if rank not in bad]
+            damaged = self._damaged.get(name, set())
+            ranks = [rank for rank in self._holders[int(head)] if rank not in damaged]
+            return sorted(ranks, key=lambda rank: rank in self._silent)
 
     def pass_over(self, path: str) -> bool:
         """Passes over the copy of a file that was read last and was damaged; returns whether there

@@ -13,19 +13,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import tls_files
 
 from ..agreement.exchange import ask_primary
-from ..agreement.save_protocol import SaveResult
+from ..agreement.save_protocol import BranchStart, SaveResult
 from ..errors import (
     CheckpointError,
     Corrupt,
+    SaveCancelled,
     StepNotFound,
     failure_of,
 )
@@ -166,6 +168,10 @@ class LocalTier:
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 
+    def leave(self, branch: BranchStart) -> None:
+        """Lists no local step any more that a branch has left; on the thread of a durable save."""
+        self._steps.leave(branch)
+
     # --- saving
 
     def wants(self, step: int) -> bool:
@@ -183,17 +189,29 @@ class LocalTier:
             self._scheduler.started(step)
 
     def save(self, order: SaveOrder) -> SaveHandle:
-        """Starts a local save; returns when the caller may donate or overwrite its arrays."""
+        """Starts a local save; returns when the caller may donate or overwrite its arrays.
+
+        Raises the error of the one before, if the tier is strict, once this save has begun.
+        """
         self._saver.join()
+        earlier = self._take_error()
         self._counter += 1
         # The durable lane counts from 1: no two saves of a writer have one id.
         save_id = f"{self._place.writer_id}{1 << 31 | self._counter:08x}"
         request = SaveRequest(self._counter, check_step(order.step), save_id)
         self.started(order.step)
-        with self._saver.preparing(request, self._group):
-            request = self._stager.stage(request, order)
+        try:
+            with self._saver.preparing(request, self._group):
+                request = self._stager.stage(request, order)
+        except BaseException as error:
+            if earlier is not None:
+                error.add_note(f"besides, an earlier save failed: {earlier}")
+            raise
         handle = self._saver.start(request)
         self._saver.wait_for_snapshots()
+        if earlier is not None:
+            earlier.add_note(f"the save of step {order.step} was begun nevertheless")
+            raise earlier
         return handle
 
     def run(self, request: SaveRequest) -> SaveResult:
@@ -207,7 +225,7 @@ class LocalTier:
         if result.error is None:
             save_s = time.monotonic() - request.began
             self._count(saves=1, save_s=save_s, save_bytes=request.own_bytes)
-        else:
+        elif not isinstance(result.error, SaveCancelled):
             self._count(saves_failed=1)
             _log.warning(
                 "the local save of step %d failed; durable saves go on: %s",
@@ -239,23 +257,22 @@ class LocalTier:
         with contextlib.closing(storage):
             return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder)))
 
-    def restore(self, storage: PeerStorage, restore: Callable[[], T]) -> T:
-        """Returns what `restore` returns, which reads from `storage`, from the next copy where one
-        is damaged.
+    def restore(
+        self,
+        storage: PeerStorage,
+        restores: Mapping[str, Callable[[], T]],
+        is_decided: Callable[[], bool],
+    ) -> dict[str, T]:
+        """Returns by item what its call in `restores` returns, which reads from `storage`: where a
+        copy is damaged, from the next, unless it `is_decided` by then how the restore ends.
         """
-        try:
-            while True:
-                try:
-                    value = restore()
-                except Corrupt as error:
-                    if not storage.pass_over(error.file):
-                        raise
-                    _log.warning("another copy is read instead: %s", error)
-                else:
-                    self._count(restores=1)
-                    return value
-        finally:
-            storage.close()
+        with contextlib.closing(storage):
+            values = {
+                item: _from_any_copy(storage, restore, is_decided)
+                for item, restore in restores.items()
+            }
+        self._count(restores=1)
+        return values
 
     # --- the end
 
@@ -284,9 +301,13 @@ class LocalTier:
 
     def raise_error(self) -> None:
         """Raises the error of a local save that failed, once, if the tier is strict."""
-        failed = self._saver.take_error()
-        if failed is not None and self._local.strict:
+        failed = self._take_error()
+        if failed is not None:
             raise failed
+
+    def _take_error(self) -> HoldfastError | None:
+        failed = self._saver.take_error()
+        return failed if self._local.strict else None
 
     def close(self, timeout_s: float) -> None:
         """Waits for the save in flight, and ends the part server. Idempotent."""
@@ -297,3 +318,19 @@ class LocalTier:
             self._scheduler.close()
         self._meeting.close()
         self._place.folders.close()
+
+
+def _from_any_copy(
+    storage: PeerStorage, restore: Callable[[], T], is_decided: Callable[[], bool]
+) -> T:
+    """Returns one item. Only this one is read again: those before it had their collectives, which
+    no process may enter alone.
+    """
+    while True:
+        try:
+            return restore()
+        except Corrupt as error:
+            # What all have agreed on is not the damage of a copy that was read here.
+            if is_decided() or not storage.pass_over(error.file):
+                raise
+            _log.warning("another copy is read instead: %s", error)

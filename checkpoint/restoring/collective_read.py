@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
-from ..format.sharding import axes_of
+from ..format.sharding import axes_of, chosen_memory_kind
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
 from .memory_pool import ALIGN_BYTES
@@ -86,6 +86,8 @@ def _bundles(requests: Sequence[LeafRequest]) -> Iterator[_Selected]:
         if leaf.kind != "array" or not isinstance(sharding, NamedSharding):
             continue
         if sharding.is_fully_addressable or not sharding.is_fully_replicated:
+            continue
+        if chosen_memory_kind(sharding) is not None:
             continue
         if not 0 < leaf.nbytes <= BUNDLED_BYTES:
             continue

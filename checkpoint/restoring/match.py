@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple, NoReturn
 
 import jax
@@ -12,10 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from ..errors import TreeMismatch
 from ..format.dtypes import name_of
 from ..format.record import ItemRecord, LeafRecord
-from ..format.sharding import show_sharding
+from ..format.sharding import MEMORY_KIND, show_sharding
 from ..format.tree import VALUE_TYPES, is_key, type_name
 
 LISTED = 5  # leaves that a message names
+COMPARED = 1000  # names that may be those of renamed leaves
 
 _PYTHON_KINDS = {"b": bool, "i": int, "u": int, "c": complex}
 
@@ -63,12 +65,28 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
             f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)}"
             " (partial=True leaves them out)"
         )
+    pairs = _likely_pairs(missing, saved - asked)
+    if pairs:
+        more = " and so on" if len(missing) > len(pairs) else ""
+        lines.append(f"for what was renamed pass rename={pairs}{more}")
     raise TreeMismatch(
         f"item {item.name!r}: " + "; ".join(lines),
         leaf=(missing or unexpected)[0],
         expected="a leaf" if missing else "none",
         found="none" if missing else "a leaf",
     )
+
+
+def _likely_pairs(missing: Sequence[str], unasked: Set[str]) -> dict[str, str]:
+    """Returns which saved leaves that nobody asked for the first missing ones may be, by name."""
+    # Comparing all names with all takes minutes for a large model.
+    candidates = sorted(unasked)[:COMPARED]
+    pairs = {}
+    for path in missing[:LISTED]:
+        for found in difflib.get_close_matches(path, candidates, n=1):
+            candidates.remove(found)
+            pairs[found] = path
+    return pairs
 
 
 def check_leaf_types(item: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:
@@ -134,13 +152,14 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     if description is None:
         return None
     devices = {device.id: device for device in jax.devices()}
+    kind = description.get(MEMORY_KIND)
     try:
         if "device" in description:
-            return SingleDeviceSharding(devices[description["device"]])
+            return SingleDeviceSharding(devices[description["device"]], memory_kind=kind)
         flat = np.array([devices[number] for number in description["devices"]], object)
         chosen = flat.reshape(description["sizes"])
         spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
-        return NamedSharding(Mesh(chosen, description["axes"]), spec)
+        return NamedSharding(Mesh(chosen, description["axes"]), spec, memory_kind=kind)
     except (KeyError, TypeError, ValueError) as error:
         shown = show_sharding(description)
         found = f"{len(devices)} devices"
@@ -149,6 +168,31 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
             " `like` with shardings"
         )
         raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
+
+
+def match_leaves(
+    leaves: Sequence[LeafRecord], likes: Sequence[Any], *, cast: bool
+) -> list[LeafRequest]:
+    """Returns the requests for saved leaves that are to be like others, in pairs.
+
+    Raises TreeMismatch, which tells the first that does not fit, and how many more do not.
+    """
+    requests = []
+    misfits = []
+    for leaf, like in zip(leaves, likes, strict=True):
+        try:
+            requests.append(match_leaf(leaf, like, cast))
+        except TreeMismatch as error:
+            misfits.append(error)
+    if not misfits:
+        return requests
+    first = misfits[0]
+    others = len(misfits) - 1
+    if not others:
+        raise first
+    verb = "does" if others == 1 else "do"
+    message = f"{first}; {others} more of {len(leaves)} leaves {verb} not fit"
+    raise TreeMismatch(message, leaf=first.leaf, expected=first.expected, found=first.found)
 
 
 def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
@@ -176,7 +220,7 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
         or shape != leaf.shape
         or (leaf.dtype != name and not (cast and _can_cast(leaf, dtype)))
     ):
-        refuse(leaf, f"{name}{list(shape)}")
+        refuse(leaf, f"{name}{list(shape)}", _remedy(leaf, shape, dtype))
     changed = None if leaf.dtype == name else dtype
     if isinstance(like, HostShapeDtypeStruct):
         return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy", changed)
@@ -210,10 +254,24 @@ def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:
     return leaf.numpy_dtype.kind != "c" or dtype.kind == "c"
 
 
-def refuse(leaf: LeafRecord, expected: str) -> NoReturn:
+def _remedy(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """Returns what the caller can do about an array of another shape or dtype, or ""."""
+    if leaf.kind == "key":
+        return ""
+    if shape != leaf.shape:
+        return (
+            "; change the shape, or keep the leaf of `like` with"
+            f" partial=lambda path: path != {leaf.path!r}"
+        )
+    return "; cast=True converts it" if _can_cast(leaf, dtype) else ""
+
+
+def refuse(leaf: LeafRecord, expected: str, remedy: str = "") -> NoReturn:
     """Raises TreeMismatch: the caller expected something else."""
     found = show_leaf(leaf)
-    message = f"the leaf {leaf.path!r} was expected as {expected}, the checkpoint has {found}"
+    message = (
+        f"the leaf {leaf.path!r} was expected as {expected}, the checkpoint has {found}{remedy}"
+    )
     raise TreeMismatch(message, leaf=leaf.path, expected=expected, found=found)
 
 

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from crc32c import crc32c
 
-from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound
 from ..format.dtypes import stored_as
 from ..format.grid import Ints, chunk_name
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
-from ..format.record import ItemRecord, LeafRecord
+from ..format.record import ItemRecord, LeafRecord, fetch_record
 from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
-from ..storage.tombstone import RECORD_NAME
 from .devices import Region, overlap, slices_in
 
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
@@ -320,8 +320,11 @@ class ItemReader:
             raise self._corrupt(file, text, leaf)
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
+        name = join(self._step_dir, file.name)
         try:
-            return self._storage.read(join(self._step_dir, file.name), offset, buffers)
+            return read_surely(
+                self._storage, name, lambda: self._storage.read(name, offset, buffers)
+            )
         except FileNotFoundError as error:
             raise self._why_missing(file) from error
         except (IsADirectoryError, NotADirectoryError) as error:
@@ -334,8 +337,8 @@ class ItemReader:
         """Returns the error of a file that is not there, by what the record says now."""
         path = self._path(file)
         try:
-            record = self._storage.fetch(join(self._step_dir, RECORD_NAME), 1 << 30)
-        except FileNotFoundError:
+            record = fetch_record(self._storage, self._step_dir)
+        except StepNotFound:
             return StepGone(f"{path}: the step was deleted while it was being read", path=path)
         if f'"{file.name}"'.encode() in record:
             return self._corrupt(file, "the file is missing, and the record names it")

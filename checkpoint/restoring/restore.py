@@ -19,7 +19,7 @@ from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
 from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
 from ..format.own_files import Files, give_files
-from ..format.record import ItemRecord, Record, find_item
+from ..format.record import ItemRecord, LeafRecord, Record, find_item
 from ..format.rename import Names
 from ..format.tree import FlatTree, paused_gc, rebuild
 from ..storage.base import Storage
@@ -31,7 +31,7 @@ from .match import (
     LeafRequest,
     check_leaf_types,
     check_paths,
-    match_leaf,
+    match_leaves,
     refuse,
     request_as_saved,
 )
@@ -169,10 +169,11 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
         check_leaf_types(item, flat.leaves, flat.paths)
         raise
     saved = {leaf.path: leaf for leaf in item.leaves}
-    requests = [
-        match_leaf(saved[path], leaf, options.cast)
-        for path, leaf in zip(wanted, itertools.compress(flat.leaves, chosen), strict=True)
-    ]
+    requests = match_leaves(
+        [saved[path] for path in wanted],
+        list(itertools.compress(flat.leaves, chosen)),
+        cast=options.cast,
+    )
     values = iter(_read_all(reader, requests, options))
     restored = [
         next(values) if is_read else leaf for leaf, is_read in zip(flat.leaves, chosen, strict=True)
@@ -286,8 +287,22 @@ def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> 
         values[index] = array
     for index, (request, _) in enumerate(placed):
         if request.form == "jax" and request.leaf.kind == "key":
-            values[index] = jax.random.wrap_key_data(values[index], impl=request.leaf.impl)
+            values[index] = _wrap_key(request.leaf, values[index])
     return values
+
+
+def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
+    """Returns the keys of a leaf's data. Raises TreeMismatch where jax makes none of them."""
+    try:
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=leaf.impl)
+    except (TypeError, ValueError) as error:
+        found = f"{leaf.dtype}{list(leaf.shape)}"
+        message = (
+            f"the leaf {leaf.path!r} is of keys of {leaf.impl!r}, and jax makes none of {found}:"
+            f" {error}; register that implementation, or restore the data without a `like`"
+        )
+        raise TreeMismatch(message, leaf=leaf.path, expected=leaf.impl, found=found) from error
+    return keys
 
 
 def _cast(read: ReadRequest, request: LeafRequest) -> np.ndarray[Any, Any]:
@@ -416,9 +431,19 @@ def restore_any(
         owner = _state_owner(record, item, own)
         return give_state(like, read_json(storage, step_dir, record, item, process=owner))
     if item in record.items and record.items[item].kind == "json":
-        process = own.process if own is not None and own.processes is None else 0
-        return read_json(storage, step_dir, record, item, process=process)
+        owner = _json_owner(record, item, own)
+        return read_json(storage, step_dir, record, item, process=owner)
     return restore_item(storage, step_dir, record, item, like=like, options=options)
+
+
+def _json_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
+    """Returns whose value of a JSON item comes back: each process's own, where each has one.
+
+    Raises TreeMismatch as `_state_owner`.
+    """
+    if len(record.items[item].files) > 1:
+        return _state_owner(record, item, own)
+    return own.process if own is not None and own.processes is None else 0
 
 
 def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
@@ -26,6 +27,7 @@ from .commit import RESULT_WAIT_S
 from .stager import SaveRequest
 
 _log = logging.getLogger(__name__)
+LOOK_S = 0.5  # how often a wait for snapshots looks whether their save has ended
 
 
 class SaveRunner(Protocol):
@@ -39,6 +41,30 @@ class SaveRunner(Protocol):
 
     def run(self, request: SaveRequest) -> SaveResult:
         """Does a whole save. Blocks; a failure is in the result."""
+
+
+class _CalledBack(threading.local):
+    """The saves whose callbacks a thread runs now."""
+
+    def __init__(self) -> None:
+        self.requests: list[SaveRequest] = []
+
+
+_called_back = _CalledBack()
+
+
+def refuse_in_callback(writer_id: str, call: str) -> None:
+    """Raises RuntimeError where what was given to `on_commit` of a writer's save makes this call.
+
+    The call would wait for the very save that waits for it.
+    """
+    for request in _called_back.requests:
+        if request.save_id.startswith(writer_id):
+            raise RuntimeError(
+                f"{call}() was called by what was given to on_commit of step {request.step}, and"
+                " that save ends when it returns; expected the call after that, on the thread that"
+                " trains"
+            )
 
 
 class SaveHandle:
@@ -59,7 +85,6 @@ class SaveHandle:
         self._defect: BaseException | None = None
         self._is_unread = request is not None
         self._is_cancelled_here = False
-        self._thread_id: int | None = None
         self._callbacks: collections.deque[Callable[[int], object]] = collections.deque()
         if request is None:
             self._ended.set()
@@ -88,7 +113,7 @@ class SaveHandle:
         TimeoutError after `timeout_s`; without it the save's own time is the bound. For a save that
         was skipped it returns at once.
         """
-        if self._thread_id == threading.get_ident():
+        if not self.done() and any(request is self._request for request in _called_back.requests):
             raise RuntimeError(
                 f"what was given to on_commit waits for its own save, of step {self.step}, which"
                 " ends when it returns"
@@ -115,22 +140,31 @@ class SaveHandle:
         """Calls `callback(step)` once the step is there, at once if it is there already.
 
         If the save fails it is never called. It is called on the saving thread before `wait`
-        returns, so the next save waits for it. What it raises goes to the log.
+        returns, so the next save waits for it. In it `save`, `delete`, `restore`, `reload`,
+        `close` and waits of its manager raise RuntimeError. What it raises goes to the log.
         """
         self._callbacks.append(callback)
         if self.done() and self and self._error() is None:
             self._call_back()
 
     def _call_back(self) -> None:
-        while self._callbacks:
-            try:
-                self._callbacks.popleft()(self.step)
-            except Exception as error:
-                _log.warning(
-                    "what was given to on_commit of step %d failed: %s",
-                    self.step,
-                    error_text(error),
-                )
+        assert self._request is not None
+        _called_back.requests.append(self._request)
+        try:
+            while self._callbacks:
+                self._call_next()
+        finally:
+            _called_back.requests.pop()
+
+    def _call_next(self) -> None:
+        try:
+            self._callbacks.popleft()(self.step)
+        except Exception as error:
+            _log.warning(
+                "what was given to on_commit of step %d failed: %s",
+                self.step,
+                error_text(error),
+            )
 
     def _error(self) -> BaseException | None:
         return self._defect or (None if self._result is None else self._result.error)
@@ -138,7 +172,6 @@ class SaveHandle:
     def _run(self) -> None:
         """Does the save, on the saving thread."""
         assert self._request is not None and self._context is not None
-        self._thread_id = threading.get_ident()
         threading.current_thread().name = f"holdfast-save-{self.step}"
         try:
             self._result = self._context.run(self._request)
@@ -147,7 +180,6 @@ class SaveHandle:
         except BaseException as error:
             # A defect of the saver's own: the next call raises it.
             self._defect = error
-        self._thread_id = None
         self._ended.set()
         # A callback may have come between the last call and the end.
         if self._error() is None:
@@ -157,25 +189,41 @@ class SaveHandle:
         """Waits for the end. Raises TimeoutError after `timeout_s`, SaveFailed if a store hangs."""
         if self._context is None:
             return
-        bound_s = self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
-        if self._ended.wait(bound_s if timeout_s is None else timeout_s):
+        if self._ended.wait(self._bound_s if timeout_s is None else timeout_s):
             return
         if timeout_s is not None:
             raise TimeoutError(
                 f"the save of step {self.step} is still in flight after {timeout_s:g} s"
             )
+        raise self._hangs()
+
+    @property
+    def _bound_s(self) -> float:
+        """The seconds after which a save that has not ended hangs in the store."""
+        assert self._context is not None
+        return self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
+
+    def _hangs(self) -> SaveFailed:
+        assert self._context is not None
         root = self._context.storage.root
-        raise SaveFailed(
-            f"the save of step {self.step} hangs in the store {root} for over {bound_s:g} s",
+        return SaveFailed(
+            f"the save of step {self.step} hangs in the store {root} for over {self._bound_s:g} s",
             step=self.step,
         )
 
     def _wait_for_snapshots(self) -> None:
-        """Blocks until the caller may donate or overwrite the arrays of the save."""
+        """Blocks until the caller may donate or overwrite the arrays of the save.
+
+        Raises SaveFailed if a store hangs.
+        """
         assert self._request is not None
+        end = time.monotonic() + self._bound_s
         for _, snapshot in self._request.trees.values():
-            while not snapshot.wait(0.5) and not self.done():
-                pass
+            while not snapshot.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
+                if self.done():
+                    break
+                if time.monotonic() >= end:
+                    raise self._hangs()
 
     def _take_error(self) -> HoldfastError | None:
         """Returns the error of a save that has ended, unless it was raised. Raises a defect."""
@@ -239,7 +287,10 @@ class AsyncSaver:
         return self._last is not None and not self._last.done()
 
     def wait_for_snapshots(self) -> None:
-        """Blocks until the caller may donate or overwrite the arrays of the save."""
+        """Blocks until the caller may donate or overwrite the arrays of the save.
+
+        Raises SaveFailed if a store hangs.
+        """
         if self._last is not None:
             self._last._wait_for_snapshots()
 

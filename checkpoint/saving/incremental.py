@@ -143,6 +143,9 @@ def link_file(target: ItemTarget, known: WrittenFile, name: str) -> bool:
     except OSError as error:
         # Deleted meanwhile, too many links, or a quota's border: the chunks are written instead.
         _log.debug("%s is not linked as %s: %s", known.name, target.path(name), error)
+        # It may have been linked all the same. No record would name it, and no sweep looks for it.
+        with contextlib.suppress(OSError):
+            target.storage.delete([target.path(name)])
         return False
     return True
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from crc32c import crc32c
 
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name
-from ..format.own_files import StagedFiles
+from ..format.own_files import StagedFiles, is_folder_name
 from ..format.pack_header import PREFIX_BYTES
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
@@ -69,6 +69,9 @@ def write_files(
     def write(numbered: tuple[int, str]) -> FileReport:
         number, own = numbered
         name = bin_name(process, number, target.save_id)
+        if is_folder_name(own):
+            target.write(name, 0, ())
+            return FileReport(name, 0, 0, 0)
         with open(staged.folder / own, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             parts = _FileParts(file)

@@ -49,10 +49,12 @@ def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[I
             " save the same tree everywhere"
         )
         raise PlansDiffer(message, process=others[0], item=item)
-    for position, name in enumerate(names if len(reports) > 1 else []):
+    # Compared as a whole first: 4,096 processes with 1,000 local leaves are 4 million values.
+    differing = [report for report in reports if report.local != reports[0].local]
+    for position, name in enumerate(names if differing else []):
         others = [
             report.process
-            for report in reports
+            for report in differing
             if report.local[position] != reports[0].local[position]
         ]
         if others:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from holdfast.coordination import HoldfastError
 
-from ..agreement.save_protocol import SaveReport, SaveResult, Superfluous
-from ..errors import CheckpointError, CommitUnknown, failure_of
+from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous
+from ..errors import CheckpointError, CommitUnknown, SaveCancelled, failure_of
 from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..format.step_folders import has_record
@@ -63,7 +63,7 @@ class SnapshotWork:
         self._statistics = statistics
         self._process = target.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
-        self._branch: int | None = None
+        self._branch: BranchStart | None = None
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes this process's share, durably; reports it."""
@@ -156,7 +156,7 @@ class SnapshotWork:
         self._branch = self._current_branch()
         return self._record(items)
 
-    def _current_branch(self) -> int | None:
+    def _current_branch(self) -> BranchStart | None:
         """Returns the branch of the root's history that the save belongs to."""
         return None
 
@@ -171,7 +171,7 @@ class SnapshotWork:
                 finished_s=time.time(),
                 metrics=request.metrics,
                 metadata=request.metadata,
-                opening=self._branch,
+                opening=None if self._branch is None else self._branch.number,
             ),
             items,
         )
@@ -237,13 +237,17 @@ class SnapshotWork:
 
 @dataclass(frozen=True, kw_only=True)
 class RootState:
-    """What one process knows of a root that it has open, and its worker there."""
+    """What one process knows of a root that it has open, and its worker there.
+
+    `leave` takes the branch of each step that is saved: see `LocalTier.leave`.
+    """
 
     index: StepIndex
     statistics: Statistics
     worker: BackgroundWorker
     lineage: Lineage | NoLineage
     reporter: RootReporter | NoReporter
+    leave: Callable[[BranchStart], None] = lambda branch: None
     history: SaveHistory | None = None  # of incremental saves
 
 
@@ -258,9 +262,9 @@ class _StepWork(SnapshotWork):
         )
         self._state = state
 
-    def _current_branch(self) -> int | None:
+    def _current_branch(self) -> BranchStart | None:
         branch = self._state.lineage.current()
-        return None if branch is None else branch.number
+        return None if branch is None else branch.start
 
     def steps_crc(self) -> int:
         return self._state.index.crc()
@@ -269,7 +273,7 @@ class _StepWork(SnapshotWork):
         index = self._state.index
         steps = tuple(index.steps()) if list_steps else None
         try:
-            return Superfluous(tuple(index.superfluous(self._request.facts)), steps)
+            superfluous = tuple(index.superfluous(self._request.facts))
         except Exception as error:
             # The step is saved. What should go may go after the next save.
             _log.warning(
@@ -277,7 +281,8 @@ class _StepWork(SnapshotWork):
                 self._request.step,
                 error,
             )
-            return Superfluous((), steps)
+            superfluous = ()
+        return Superfluous(superfluous, steps, self._branch)
 
 
 @dataclass(frozen=True)
@@ -347,6 +352,8 @@ class StepSaver:
         return result
 
     def _note_failure(self, request: SaveRequest, error: HoldfastError) -> None:
+        if isinstance(error, SaveCancelled):
+            return
         group = self.root.group
         self.state.statistics.add(saves_failed=1)
         # All processes have the same error: the one that failed reports it for all.
@@ -375,6 +382,8 @@ class StepSaver:
             index.adopt(result.steps)
         index.add(request.facts)
         index.remove(result.superfluous)
+        if result.branch is not None:
+            self.state.leave(result.branch)
         if self.root.group.index:
             return
         try:

@@ -1,9 +1,11 @@
-"""Takes a copy of what a process owns of a tree, or a view where the host's memory is the device's.
+"""Takes a copy of what a process owns of a tree.
 
-On CPU a snapshot of a jax.Array is a numpy view: XLA declines to reuse a buffer while a view lives,
-so the caller may donate. Elsewhere all shards are sent to the host's memory at once, ordered before
-whatever the caller does next, and `save` need not wait for the bytes. What would take more of it
-than allowed, or than there is, or has none to go to, stays on the device until it is written.
+What lies in the host's memory is copied before `save` returns: numpy arrays, and on CPU jax.Arrays
+too. jax.device_put of a numpy array may take its memory as it is, and jax does not tell: what the
+caller writes there later would be in the files, and not in their checksums. Elsewhere all shards
+are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need
+not wait for the bytes. What would take more of it than allowed, or than there is, or has none to go
+to, stays on the device until it is written.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..format.tree import FlatTree, is_key, paused_gc
-from ..storage.threads import Latch
-from .incremental import Unmoved
+from ..storage.threads import Latch, run_side_by_side
+from .incremental import Unmoved, never_changes
 from .plan import Plan
 
+COPY_THREADS = 4
+SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
 _PINNED = "pinned_host"
 _PAGEABLE = "unpinned_host"
 _POOL_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
@@ -85,12 +89,17 @@ class Snapshot:
         with self._lock:
             self._let_go()
 
-    def take_shards(self, leaves: Sequence[Any], views: bool) -> list[Any]:
-        """Takes the shards of all packs; returns each once."""
+    def take_shards(self, leaves: Sequence[Any], on_host: bool) -> list[Any]:
+        """Takes the shards of all packs; returns each once.
+
+        Of what is on the host the chunks of this process are copied.
+        """
         shards: dict[tuple[int, int], Any] = {}
+        copies: dict[int, list[_ChunkCopy]] = {}
         for pack, chunks in self.plan.own.items():
             taken: list[Any] = []
             self.packs[pack] = taken
+            copies[pack] = []
             for place, chunk in enumerate(chunks):
                 if (pack, place) in self.unmoved.chunks:
                     taken.append(None)
@@ -99,8 +108,13 @@ class Snapshot:
                 shard = shards.get(key)
                 if shard is None:
                     leaf = leaves[chunk.leaf]
-                    shard = shards[key] = _take(self.plan, leaf, chunk.leaf, chunk.slot, views)
-                taken.append(shard)
+                    shard = shards[key] = _find(self.plan, leaf, chunk.leaf, chunk.slot, on_host)
+                if isinstance(shard, _HostShard):
+                    copies[pack].append(_ChunkCopy(shard, chunk.inside))
+                    taken.append(shard.copy)
+                else:
+                    taken.append(shard)
+        run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
         return list(shards.values())
 
     def replace_shards(self, sent: Mapping[int, Shard]) -> None:
@@ -112,7 +126,9 @@ class Snapshot:
         """Takes the Python values, and copies the host-local arrays that another rank writes."""
         plan = self.plan
         if plan.process != 0:
-            self.local = [_host_copy(leaves[index]) for index in plan.local_leaves]
+            self.local = [
+                np.array(_host_view(leaves[index]), order="C") for index in plan.local_leaves
+            ]
         self.values = [
             leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
         ]
@@ -141,60 +157,89 @@ def take_snapshot(
     tree: FlatTree,
     *,
     host_memory_bytes: int | None = None,
-    views: bool | None = None,
+    on_host: bool | None = None,
     unmoved: Unmoved | None = None,
 ) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns.
 
-    On the CPU they are views; numpy leaves are copied.
+    What is on the host already, numpy leaves and arrays of the CPU, has been copied by then.
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays
     on devices with memory of their own at most `host_memory_bytes` are on the host at a time (None:
-    all). `views` says whether shards may be views (None: by their device). Chunks that are
+    all). `on_host` says whether the arrays are the host's (None: by their device). Chunks that are
     `unmoved` are not taken.
     """
     leaves = tree.leaves
     snapshot = Snapshot(plan, unmoved)
     with paused_gc():
-        if views is None:
-            views = _may_view(plan, leaves)
-        shards = snapshot.take_shards(leaves, views)
-        if not views:
+        if on_host is None:
+            on_host = _are_on_host(plan, leaves)
+        shards = snapshot.take_shards(leaves, on_host)
+        if not on_host:
             arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
             snapshot.replace_shards(_send(snapshot, arrays, host_memory_bytes))
         snapshot.take_host_leaves(leaves)
     return snapshot
 
 
-def _may_view(plan: Plan, leaves: Sequence[Any]) -> bool:
+def _are_on_host(plan: Plan, leaves: Sequence[Any]) -> bool:
     """Says whether all arrays lie in the host's memory; the same for all trees of one plan."""
-    if "views" not in plan.cache:
+    if "on host" not in plan.cache:
         devices: set[Any] = {
             device
             for leaf in leaves
             if isinstance(leaf, jax.Array)
             for device in leaf.sharding.device_set
         }
-        plan.cache["views"] = all(device.platform == "cpu" for device in devices)
-    return bool(plan.cache["views"])
+        plan.cache["on host"] = all(device.platform == "cpu" for device in devices)
+    return bool(plan.cache["on host"])
 
 
-def _take(plan: Plan, leaf: Any, index: int, slot: int, views: bool) -> Any:
-    """Returns a shard: a view, a copy of what is the host's own, or the array on its device."""
+class _HostShard:
+    """A shard in the host's memory, and memory for a copy of it, which is not filled yet.
+
+    Memory that nothing is copied to is not taken from the system.
+    """
+
+    def __init__(self, shard: np.ndarray[Any, Any]) -> None:
+        self.shard = shard
+        self.copy = np.empty(shard.shape, shard.dtype)
+
+
+class _ChunkCopy(NamedTuple):
+    """The part of a shard that is to be copied (None: all)."""
+
+    shard: _HostShard
+    inside: tuple[slice, ...] | None
+
+
+def _copy_chunks(chunks: Sequence[_ChunkCopy]) -> None:
+    for chunk in chunks:
+        part = ... if chunk.inside is None else chunk.inside
+        chunk.shard.copy[part] = chunk.shard.shard[part]
+
+
+def _find(plan: Plan, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
+    """Returns a shard: a copy of it, one that is to be copied, or the array on its device."""
     described = plan.leaves[index]
     if slot < 0:
-        copy = _host_copy(leaf)
-        return copy[None] if described.per_process else copy
+        array = _host_view(leaf)
+        array = array[None] if described.per_process else array
+        return array if never_changes(leaf) else _copied_on_host(array)
     if described.kind == "key":
         leaf = jax.random.key_data(leaf)
     shard = leaf.addressable_data(slot)
-    return np.asarray(shard) if views else shard
+    return _copied_on_host(np.asarray(shard)) if on_host else shard
 
 
-def _host_copy(leaf: Any) -> np.ndarray[Any, Any]:
-    if isinstance(leaf, jax.Array):
-        array = jax.random.key_data(leaf) if is_key(leaf) else leaf
-        return np.asarray(array)
-    return np.array(leaf, order="C")
+def _copied_on_host(array: np.ndarray[Any, Any]) -> Any:
+    """Returns a copy of a small shard, or a larger one whose chunks are to be copied."""
+    return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
+
+
+def _host_view(leaf: Any) -> np.ndarray[Any, Any]:
+    if isinstance(leaf, jax.Array) and is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
 
 
 def _send(

@@ -18,7 +18,9 @@ from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree
 from ..options import Options
 from ..policy import StepFacts
+from ..steps.claims import writer_of
 from ..storage.base import Storage
+from ..storage.steady_time import steady_time_s
 from .cast import SaveDtype, cast_tree
 from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
@@ -76,7 +78,7 @@ class SaveRequest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Any = None
     broken: Exception | None = None
-    started_s: float = field(default_factory=time.time)  # Unix time, for the record
+    started_s: float = field(default_factory=steady_time_s)  # Unix time, for the record
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
     cancellation: Cancellation = field(default_factory=Cancellation)
 
@@ -88,7 +90,7 @@ class SaveRequest:
     @property
     def facts(self) -> StepFacts:
         """What the keep policy decides by."""
-        return StepFacts(self.step, self.metrics, self.started_s)
+        return StepFacts(self.step, self.metrics, self.started_s, writer_of(self.save_id))
 
     @property
     def total_bytes(self) -> int:

@@ -18,24 +18,27 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.coordination import Fenced
 
+from ..storage.steady_time import steady_time_s
+
 FOLDER = ".holdfast"
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CLAIM_LIMIT_BYTES = 64 << 10  # of claim.json; a longer one is cut, and that of an unknown writer
 WRITER_ID = re.compile(r"[0-9a-f]{8}")
+_WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 
 @dataclass(frozen=True)
 class Writer:
     """The writer that holds a claim.
 
-    `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock.
+    `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock,
+    which does not jump.
     """
 
     id: str
@@ -46,6 +49,11 @@ class Writer:
     renewed_s: float = 0.0
 
 
+def writer_of(save_id: str) -> str:
+    """Returns the id of the writer of a save."""
+    return save_id[:_WRITER_DIGITS]
+
+
 def this_writer(job: str = "", attempt: int = 0) -> Writer:
     """Returns a new writer for this process, with an id of its own."""
     return Writer(
@@ -54,7 +62,7 @@ def this_writer(job: str = "", attempt: int = 0) -> Writer:
         attempt,
         socket.gethostname(),
         pid=os.getpid(),
-        renewed_s=time.time(),
+        renewed_s=steady_time_s(),
     )
 
 

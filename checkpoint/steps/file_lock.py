@@ -9,6 +9,7 @@ import os
 import weakref
 from pathlib import Path
 
+LOCK_NAME = "lock"
 LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for a dead writer's
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -98,8 +99,8 @@ def hold_lock_in(folder: Path) -> FileLock:
         # A sweep may remove the folder, or take the lock, before this process holds it.
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            lock = FileLock(folder / "lock")
-            if lock.try_hold() and lock.is_at(folder / "lock"):
+            lock = FileLock(folder / LOCK_NAME)
+            if lock.try_hold() and lock.is_at(folder / LOCK_NAME):
                 return lock
             lock.close()
     raise OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))

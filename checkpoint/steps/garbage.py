@@ -2,8 +2,9 @@
 
 The order of a deletion makes it safe at every moment: the record first (the step is gone, durably),
 then the packs that it named. The order of a sweep too: packs are listed, then the claims, then the
-record is read. A pack whose writer has no claim then, and that the record does not name, can never
-be committed: its writer was fenced, or closed after its last commit.
+commits of writers without a claim are stopped, then the record is read. A pack whose writer has no
+claim then, and that the record does not name, can never be committed: its writer was fenced, or
+closed after its last commit.
 
 A step that has a record, and packs of one save alone, is not looked into: to read every record at
 every opening would cost more than what it could find, packs beside the record of a save that wrote
@@ -23,12 +24,11 @@ from ..format.step_folders import step_folders
 from ..storage.base import Storage
 from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
-from .claims import Claims, Writer, may_fence, this_writer
+from .claims import Claims, Writer, may_fence, this_writer, writer_of
 from .object_claims import open_claims
 from .step_files import StepFiles, delete_files, list_files
 
 _log = logging.getLogger(__name__)
-_WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 
 
 @dataclass
@@ -93,18 +93,23 @@ def _delete_suspects(
     # Listed after the packs: a claim is older than its packs, so a pack whose claim is not found
     # now has no writer that could still commit it.
     standing = claims.standing()
-    writers = {name: save_id[:_WRITER_DIGITS] for name, save_id in files.packs.items()}
+    writers = {name: writer_of(save_id) for name, save_id in files.packs.items()}
     suspects = [name for name, writer in writers.items() if writer not in standing]
     if not suspects or (files.has_record and len(set(files.packs.values())) == 1):
         return []
-    named = _named(storage, step_dir)
-    if named is None:
-        return []
-    names = [name for name in suspects if name not in named]
+    names = _unnamed(storage, step_dir, suspects)
     if names:
         names = claims.bury(step_dir, names, {writers[name] for name in names})
+        # Looked at once more: a commit that was under way has come to its end only now.
+        names = _unnamed(storage, step_dir, names)
         delete_files(storage, step_dir, names)
     return names
+
+
+def _unnamed(storage: Storage, step_dir: str, names: Sequence[str]) -> list[str]:
+    """Returns the files that a step's record does not name; none where that is not known."""
+    named = _named(storage, step_dir)
+    return [] if named is None else [name for name in names if name not in named]
 
 
 def _named(storage: Storage, step_dir: str) -> set[str] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from crc32c import crc32c
 
 from ..errors import CheckpointError
-from ..format.record import fetch_record, is_sealed, parse_record, read_record
+from ..format.record import Record, fetch_record, is_sealed, parse_record, read_record
 from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
 from ..options import Statistics
 from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
@@ -22,11 +22,13 @@ from ..storage.path import join
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .background import BackgroundWorker
+from .claims import writer_of
 from .holds import held_steps
 from .step_files import delete_files, list_files
 
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty
+MOST_HELD = 16  # records of deleted steps whose bytes are held, each by an open file
 
 
 class StepIndex:
@@ -58,6 +60,7 @@ class StepIndex:
         # None: the record was not read yet
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
         self._passed_over: set[int] = set()
+        self._held = 0
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
@@ -127,7 +130,7 @@ class StepIndex:
             record = read_record(self._storage, self.folder(step))
         except (CheckpointError, OSError):
             return None
-        facts = StepFacts(step, dict(record.metrics), record.started_s)
+        facts = facts_of(step, record)
         self.add(facts)
         return facts
 
@@ -150,7 +153,7 @@ class StepIndex:
         """Deletes a step's record; a step whose record stays is tried again after the next save."""
         folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
-        release = hold(self._storage, record)
+        release = self._hold(record)
         try:
             names = self._file_names(folder)
             self._storage.delete([record])
@@ -168,6 +171,23 @@ class StepIndex:
         self._worker.put(f"closing the record of step {step}", release)
         self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
+
+    def _hold(self, record: str) -> Callable[[], None]:
+        """Keeps the bytes of a record until the returned function is called, once; of at most
+        MOST_HELD at a time.
+        """
+        with self._lock:
+            if self._held == MOST_HELD:
+                return lambda: None
+            self._held += 1
+        close = hold(self._storage, record)
+
+        def release() -> None:
+            close()
+            with self._lock:
+                self._held -= 1
+
+        return release
 
     def _is_without(self, folder: str, record: str) -> bool:
         """Says whether the record is gone: a listing shows the packs alone, or nothing at all."""
@@ -196,3 +216,8 @@ class StepIndex:
         began = time.perf_counter()
         delete_files(self._storage, folder, names)
         self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
+
+
+def facts_of(step: int, record: Record) -> StepFacts:
+    """Returns what keep policies decide by, of a step with this record."""
+    return StepFacts(step, dict(record.metrics), record.started_s, writer_of(record.writer_id))

@@ -6,6 +6,10 @@ of a branch, n rising. A manager begins one with its first save, and a new one w
 after a restore or after the newest step was deleted. Roots that no local tier was ever used with
 have none. Only the newest are kept: what belongs to a branch that the root does not know counts
 as abandoned.
+
+A copy of a root has the files of the original. Both go on from them, with one folder on the hosts.
+So each file says where it was written (see `where_of`), and one that was written elsewhere is not
+known to the root. A root without a known branch begins a run of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ..agreement.save_protocol import BranchStart
 from ..errors import CheckpointError
 from ..format.record import whole
 from ..storage.base import NameTaken, Storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import body_of, sealed
-from .claims import FOLDER
+from .claims import FOLDER, WRITER_ID
 
 _log = logging.getLogger(__name__)
 BRANCHES = f"{FOLDER}/openings"  # the name on disk
@@ -37,29 +42,54 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 @dataclass(frozen=True)
 class Branch:
     """One stretch of saves: `run` is the root's id, `writer` what its save ids begin with, `base`
-    the step that it goes on from.
+    the step that it goes on from, `where` what tells the root from a copy of it.
     """
 
     run: str
     number: int
     writer: str
     base: int
+    where: str = ""
+
+    @property
+    def start(self) -> BranchStart:
+        """What the processes of a job tell each other of it."""
+        return BranchStart(self.number, self.base)
 
     def to_bytes(self) -> bytes:
         """Returns the text of its file, which ends in its own checksum as a record does."""
         return sealed(json.dumps(asdict(self), separators=(",", ":")).encode()[:-1])
 
 
-def _parse(data: bytes, number: int) -> Branch:
-    """Returns a branch; one that cannot be read went on from nothing, as far as anybody knows."""
+def where_of(storage: Storage) -> str:
+    """Returns what tells a root from a copy of it, and stays when it is moved or mounted elsewhere.
+
+    In a folder these are inode numbers. Without hard links they may change with each mount, so
+    there, and on an object store, it is the address.
+    """
+    if storage.posix is None or not storage.posix.can_link:
+        return storage.root
+    root = storage.posix.path
+    try:
+        return f"inodes {root.stat().st_ino} {(root / FOLDER).stat().st_ino}"
+    except FileNotFoundError:  # nobody has a claim
+        return ""
+
+
+def _parse(data: bytes, number: int, where: str) -> Branch:
+    """Returns a branch; one that cannot be read, or was written elsewhere, went on from nothing, as
+    far as anybody knows.
+    """
     try:
         found = json.loads(data) if data == sealed(body_of(data)) else {}
         if (
             RUN_ID.fullmatch(found["run"])
             and found["number"] == number
-            and isinstance(found["writer"], str)
+            and WRITER_ID.fullmatch(found["writer"])
+            and found["where"] == where
         ):
-            return Branch(found["run"], number, found["writer"], whole(found["base"] + 1) - 1)
+            base = whole(found["base"] + 1) - 1
+            return Branch(found["run"], number, found["writer"], base, where=where)
     except (ValueError, KeyError, TypeError):
         pass
     return Branch("", number, "", NOTHING)
@@ -68,13 +98,15 @@ def _parse(data: bytes, number: int) -> Branch:
 def read_branches(storage: Storage) -> list[Branch]:
     """Returns the branches of a root, oldest first. Raises the store's OSError."""
 
+    where = where_of(storage)
+
     def read(number: int) -> Branch | None:
         try:
-            return _parse(storage.fetch(f"{BRANCHES}/{number}.json", 1 << 16), number)
+            return _parse(storage.fetch(f"{BRANCHES}/{number}.json", 1 << 16), number, where)
         except FileNotFoundError:  # pruned meanwhile
             return None
         except (OverflowError, CheckpointError):
-            return _parse(b"", number)
+            return _parse(b"", number, where)
 
     names = (entry.name.rpartition("/")[2] for entry in storage.list(BRANCHES, names_only=True))
     numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
@@ -145,7 +177,9 @@ class Lineage:
             if not known and not self._begins:
                 return None
             number = known[-1].number + 1 if known else 1
-            branch = Branch(run_of(known) or secrets.token_hex(16), number, self._writer_id, base)
+            run = run_of(known) or secrets.token_hex(16)
+            where = where_of(self._storage)
+            branch = Branch(run, number, self._writer_id, base, where=where)
             try:
                 self._storage.commit(
                     f"{BRANCHES}/{number}.json", branch.to_bytes(), f"{FOLDER}/{self._writer_id}"

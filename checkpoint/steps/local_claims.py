@@ -17,7 +17,7 @@ from ..errors import CheckpointError, Corrupt
 from ..storage.base import PosixFolder
 from ..storage.local import is_gone, make_folders, open_to_read
 from .claims import CLAIM_LIMIT_BYTES, FOLDER, FULL_ERRORS, WRITER_ID, Writer, parse_writer
-from .file_lock import FileLock, hold_lock_in, is_free, locks_are_local, read_mountinfo
+from .file_lock import LOCK_NAME, FileLock, hold_lock_in, is_free, locks_are_local, read_mountinfo
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LocalClaims:
         return [(writer, writer.host == here and self._is_dead(writer)) for writer in others]
 
     def _is_dead(self, writer: Writer) -> bool:
-        return is_free(self._folder / writer.id / "lock")
+        return is_free(self._folder / writer.id / LOCK_NAME)
 
     def fence(self, writer_id: str) -> None:
         """Renames the claim: its writer's next commit finds no folder to link from.
@@ -140,7 +140,15 @@ class LocalClaims:
             return []
 
     def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
-        """Does nothing: without its claim's folder a writer has nothing to link from."""
+        """Deletes the records that fenced writers have not linked yet.
+
+        The kernel may have found such a record before its claim was renamed, and link it now: of a
+        file that has no name left it makes no link.
+        """
+        for folder in self._names():
+            if folder.startswith("fenced-") and not (self._folder / folder).is_symlink():
+                for record in (self._folder / folder).glob("*.record"):
+                    record.unlink(missing_ok=True)
         return names
 
     def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
@@ -170,7 +178,7 @@ def _remove_half_made(folder: Path) -> None:
     if folder.is_symlink():
         return
     try:
-        lock = FileLock(folder / "lock", create=False)
+        lock = FileLock(folder / LOCK_NAME, create=False)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
             os.rmdir(folder)

@@ -13,6 +13,7 @@ from ..format.record import parse_record
 from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.steady_time import steady_time_s
 from ..storage.tombstone import (
     RECORD_NAME,
     TOMBSTONE,
@@ -93,7 +94,7 @@ class ObjectClaims:
         claim, generation = self._values.get(name)
         # Only over the claim that was read: a claim that was fenced meanwhile must stay away.
         if claim is not None:
-            renewed = replace(writer, renewed_s=time.time())
+            renewed = replace(writer, renewed_s=steady_time_s())
             self._values.put(name, json.dumps(asdict(renewed)).encode(), generation)
         self._renewed = time.monotonic()
 
@@ -104,7 +105,7 @@ class ObjectClaims:
             data, _ = self._values.get(_name(writer_id))
             if data is not None:
                 writer = parse_writer(data, writer_id)
-                others.append((writer, time.time() - writer.renewed_s > self._age_s))
+                others.append((writer, steady_time_s() - writer.renewed_s > self._age_s))
         return others
 
     def fence(self, writer_id: str) -> None:
@@ -153,7 +154,7 @@ class ObjectClaims:
             if value is None or not value.startswith(TOMBSTONE):
                 continue
             writers, since_s = read_tombstone(value)
-            if not writers & standing and time.time() - since_s > self._age_s:
+            if not writers & standing and steady_time_s() - since_s > self._age_s:
                 self._values.remove(name, generation)
 
 

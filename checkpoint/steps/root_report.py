@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from holdfast.multihost import Group
@@ -53,7 +53,7 @@ class RootReporter:
 
     def report(self) -> None:
         """Reports how the root stands now."""
-        steps = self._index.steps()
+        steps = set(self._index.steps())
         with self._lock:
             self._saved = {step: known for step, known in self._saved.items() if step in steps}
             saved = dict(self._saved)
@@ -73,7 +73,7 @@ class NoReporter:
 
 def root_report(
     path: str,
-    steps: Collection[int],
+    steps: Set[int],
     local: Mapping[int, HostCopies],
     damaged: Collection[int],
     saved: Mapping[int, tuple[int, bool]],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..format.item_report import FILE_NAME
 from ..format.step_folders import read_step_names
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .claims import FOLDER
-
-_PACK = re.compile(r"\d{5,}-(?:\d{5}|j)-([0-9a-f]{8}(?:[0-9a-f]{8})?)\.(?:safetensors|json|bin)")
 
 
 def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
@@ -50,7 +48,7 @@ def list_files(storage: Storage, step_dir: str) -> StepFiles:
     packs = {}
     for folder in folders:
         for entry in storage.list(folder, names_only=True):
-            match = _PACK.fullmatch(entry.name.rpartition("/")[2])
+            match = FILE_NAME.fullmatch(entry.name.rpartition("/")[2])
             if match is not None:
-                packs[entry.name.removeprefix(prefix)] = match[1]
+                packs[entry.name.removeprefix(prefix)] = match[3]
     return StepFiles(packs, has_record=f"{prefix}{RECORD_NAME}" in entries)

@@ -247,15 +247,7 @@ class LocalStorage:
         )
 
     def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
-        try:
-            items = list(os.scandir(self.path / folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            if error.errno == errno.ELOOP:  # a link that leads in circles is no folder
-                return
-            raise
-        for item in items:
+        for item in _scan(self.path / folder):
             name = f"{folder}/{item.name}" if folder else item.name
             if not item.is_dir(follow_symlinks=False):
                 yield from _file_entry(item, name, names_only)
@@ -286,6 +278,24 @@ class LocalStorage:
                 sync_folder(folder)
 
 
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns what is in a folder; nothing where there is none."""
+    for _ in range(FOLDER_TRIES):
+        try:
+            return list(os.scandir(folder))
+        except NotADirectoryError:
+            return []
+        except FileNotFoundError:
+            # A client of a shared file system may not find a folder that is there.
+            if is_gone(folder) or folder.is_symlink():
+                return []
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link that leads in circles is no folder
+                return []
+            raise
+    raise OSError(errno.ESTALE, "it is listed, and cannot be opened", str(folder))
+
+
 def _file_entry(item: os.DirEntry[str], name: str, names_only: bool) -> Iterator[Entry]:
     """Yields the entry of what is no folder; nothing if it is gone since it was listed."""
     if names_only:
@@ -294,7 +304,9 @@ def _file_entry(item: os.DirEntry[str], name: str, names_only: bool) -> Iterator
     try:
         status = item.stat()
     except FileNotFoundError:
-        return
+        # A link to nothing is no file. What is listed still has not gone: it was not found.
+        if not item.is_symlink() and not is_gone(Path(item.path)):
+            yield Entry(name, None)
     except OSError:
         # A link that leads in circles, or somewhere forbidden. Its name is there, and opening it
         # says what is wrong.
@@ -453,7 +465,8 @@ def make_folders(folder: Path, mode: int | None) -> None:
         return
     make_folders(folder.parent, mode)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
+        # Never more open than its mode, not for a moment: another process may look.
+        os.mkdir(folder, 0o777 if mode is None else mode)
         if mode is not None:
             os.chmod(folder, mode)
     sync_folder(folder.parent)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 from crc32c import crc32c
+
+from .steady_time import steady_time_s
 
 RECORD_NAME = "checkpoint.json"
 
@@ -34,7 +35,7 @@ _FENCED_MEMBER = re.compile(rb',"fenced":\[[0-9a-f",]*\]$')
 
 def tombstone(writers: set[str]) -> bytes:
     """Returns what stops the commits of writers where no record is."""
-    members = json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()
+    members = json.dumps({"fenced": sorted(writers), "since_s": steady_time_s()}).encode()
     return TOMBSTONE + b"," + members[1:]
 
 

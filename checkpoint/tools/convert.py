@@ -66,11 +66,13 @@ Named: TypeAlias = tuple[LeafRecord, ArrayReader]
 class Conversion(NamedTuple):
     """What is converted: some items of a checkpoint, and whose copies of what each process keeps.
 
-    `process` None means the copies of all processes. `progress` is told the bytes that were done.
+    `chosen` are the trees, `others` the kinds of the JSON items and items of files. `process` None
+    means the copies of all processes. `progress` is told the bytes that were done.
     """
 
     checkpoint: CheckpointReader
     chosen: Mapping[str, Selected]
+    others: Mapping[str, str]
     process: int | None
     progress: Progress
 
@@ -92,7 +94,8 @@ def convert(  # noqa: PLR0913
     """Writes a checkpoint anew in the layout "holdfast", "orbax" or "safetensors"; returns where.
 
     For holdfast and Orbax `target` is a root and the checkpoint becomes a step of it, for
-    safetensors it is the folder itself. `items` chooses among several (none: all). `under` keeps
+    safetensors it is the folder itself. `items` chooses among several, of whatever kind (none: all;
+    JSON items are left out where the layout does not hold them). `under` keeps
     the leaves below one path. `rename` gives leaves other paths (their tree becomes a flat dict).
     `process` says whose copies to take of what was kept per process: leaves, JSON items, items of
     files.
@@ -101,17 +104,22 @@ def convert(  # noqa: PLR0913
     held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
     the layout cannot hold, Corrupt, the store's OSErrors. What was begun is removed.
     """
-    chosen = _chosen(checkpoint, items)
+    wanted = _wanted(checkpoint, items)
+    chosen = {
+        name: (checkpoint.item(name), checkpoint.reader(name))
+        for name, kind in wanted.items()
+        if kind == "tree"
+    }
     if process is not None:
         chosen = {name: _of_process(found, process) for name, found in chosen.items()}
     if under or rename is not None:
         chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
-    conversion = Conversion(checkpoint, chosen, process, progress)
+    others = {name: kind for name, kind in wanted.items() if kind != "tree"}
+    conversion = Conversion(checkpoint, chosen, others, process, progress=progress)
     if to == "holdfast":
         return _to_holdfast(conversion, target, claims or open_claims(target.storage))
     _refuse_per_process_values(chosen, to)
-    if not items:
-        _refuse_files(checkpoint, to)
+    _refuse_others(conversion, to, is_named=bool(items))
     if to == "safetensors":
         return _to_safetensors(conversion, target, shard_bytes)
     if to == "orbax":
@@ -119,20 +127,16 @@ def convert(  # noqa: PLR0913
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
 
 
-def _chosen(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, Selected]:
-    wanted = items or [name for name, kind in checkpoint.info.items.items() if kind == "tree"]
-    unknown = [name for name in wanted if name not in checkpoint.info.items]
+def _wanted(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, str]:
+    """Returns the kinds of the items that are named, or of all."""
+    unknown = [name for name in items if name not in checkpoint.info.items]
     if unknown:
         known = ", ".join(checkpoint.info.items) or "none"
         raise StepNotFound(
             f"{checkpoint.info.path} has no item '{unknown[0]}'; it has: {known}",
             path=checkpoint.info.path,
         )
-    return {
-        name: (checkpoint.item(name), checkpoint.reader(name))
-        for name in wanted
-        if checkpoint.info.items[name] == "tree"
-    }
+    return {name: checkpoint.info.items[name] for name in items or checkpoint.info.items}
 
 
 def _of_process(selected: Selected, process: int) -> Selected:
@@ -167,14 +171,18 @@ def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
                 raise UnsupportedLeaf(message, leaf=leaf.path)
 
 
-def _refuse_files(checkpoint: CheckpointReader, to: str) -> None:
-    for name, kind in checkpoint.info.items.items():
-        if kind == "files":
+def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
+    """Raises UnsupportedLeaf for files, and for JSON that is named and has no place."""
+    what = {"files": "a folder of files"}
+    if to == "safetensors" and is_named:
+        what["json"] = "JSON"
+    for name, kind in conversion.others.items():
+        if kind in what:
             message = (
-                f"the item '{name}' of {checkpoint.info.path} is a folder of files, which {to} does"
-                " not hold; name the items to take"
+                f"the item '{name}' of {conversion.checkpoint.info.path} is {what[kind]}, which"
+                f" {to} does not hold; name the items to take (--item NAME)"
             )
-            raise UnsupportedLeaf(f"{message} (--item NAME)", leaf=name)
+            raise UnsupportedLeaf(message, leaf=name)
 
 
 def _to_orbax(conversion: Conversion, root: StorePath) -> str:
@@ -182,7 +190,7 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
 
     checkpoint = conversion.checkpoint
     info = checkpoint.info
-    json_items = [name for name, kind in info.items.items() if kind == "json"]
+    json_items = [name for name, kind in conversion.others.items() if kind == "json"]
     kept = [name for name in json_items if name in info.owners]
     if kept and conversion.process is None:
         raise UnsupportedLeaf(
@@ -342,7 +350,7 @@ def _parts(
 
 
 def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str:
-    """Writes the chosen items, the JSON items and the items of files as a step of `root`.
+    """Writes the chosen items as a step of `root`.
 
     Returns where it is. The plan is made of the records instead of live arrays, with their own
     grids as far as they have them. Each pack is written while its chunks are read, in their order.
@@ -400,13 +408,10 @@ class _ConversionWork:
         )
         for name, (item, reader) in self._conversion.chosen.items():
             self._items[name] = write_item(item, reader, target)
-        for name, kind in self._checkpoint.info.items.items():
-            if kind != "tree":
-                write_copy = self._write_json if kind == "json" else self._write_files
-                self._items[name] = (
-                    None,
-                    [write_copy(name, owner) for owner in self._copies(name)],
-                )
+        for name, kind in self._conversion.others.items():
+            write_copy = self._write_json if kind == "json" else self._write_files
+            reports = [write_copy(name, owner) for owner in self._copies(name)]
+            self._items[name] = (None, reports)
         return {name: reports[0] for name, (_, reports) in self._items.items()}
 
     def _copies(self, item: str) -> list[int | None]:

@@ -5,18 +5,22 @@ the record comes last.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+from holdfast.multihost import Solo
 
 from ..errors import CheckpointError, Corrupt, StepExists
 from ..format.record import Record, parse_record, read_record
-from ..format.step_folders import other_step
+from ..format.step_folders import has_record, other_step, read_step_names
 from ..layouts.detect import open_if_finished
 from ..layouts.orbax import metadata as orbax
+from ..options import Options
 from ..restoring.restore import verify_step
-from ..steps.claims import FOLDER, Claims, this_writer
+from ..steps.claims import FOLDER, Claims, this_writer, writer_of
 from ..steps.garbage import fence_others
-from ..storage.base import NameTaken, Part
+from ..steps.opening import open_root
+from ..storage.base import NameTaken, Part, Storage
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
@@ -54,10 +58,11 @@ def copy_checkpoint(
     """Copies the checkpoint in `source` to `target`, in whose store `claims` are, and verifies the
     copy by reading it back.
 
-    Files of the right size that are there already are kept, so a copy that was cut off goes on
-    where it was. A step of ours is verified before it gets its record: a damaged one never appears.
-    Where the target takes no files as long as a pack, its chunks go into more. Blocks; raises
-    StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
+    Files that are there already are kept, so a copy that was cut off goes on where it was: packs of
+    the right size, which are verified afterwards, and of another layout, which has no checksums,
+    files of the same bytes. A step of ours is verified before it gets its record: a damaged one
+    never appears. Where the target takes no files as long as a pack, its chunks go into more.
+    Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
     """
     if RECORD_NAME in source.names():
         return _copy_ours(source, target, claims, progress)
@@ -65,7 +70,8 @@ def copy_checkpoint(
     done = Copied()
     for name in sorted(files, key=lambda name: (name in _LAST, name)):
         _check_size(target, name, files[name])
-        _copy_file(source, target, CopyJob(name, name, 0, files[name]), done, progress)
+        job = CopyJob(name, name, 0, files[name])
+        _copy_file(source, target, job, done, progress, is_there=_is_same)
     copy = open_if_finished(target)
     if copy is None:
         raise CheckpointError(
@@ -76,9 +82,25 @@ def copy_checkpoint(
     return done
 
 
+def copy_step_names(
+    source: Storage, target: Storage, claims: Claims, folders: Sequence[str]
+) -> None:
+    """Makes a root call its steps as the source does, before it gets steps from these folders.
+
+    Only steps of ours need it. Raises CheckpointError where the target calls its steps otherwise.
+    """
+    names = read_step_names(source)
+    if names == read_step_names(target):
+        return
+    if not any(has_record(source, folder) for folder in folders):
+        return
+    opened = open_root(target, claims, Solo(), Options(step_format=names.format))
+    claims.fence(opened.writer.id)
+
+
 def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:
     record = read_record(source.storage, source.name)
-    if other_step(record.step, str(target)) is not None:
+    if other_step(record.step, target.storage, target.name) is not None:
         raise CheckpointError(
             f"{target} is called as another step than {source}, which is step {record.step}; choose"
             " another name",
@@ -98,7 +120,7 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
         _refuse_other(target, source, data)
     with _claimed(source, target, claims, record.writer_id) as claim:
         for job in jobs:
-            _copy_file(source, target, job, done, progress)
+            _copy_file(source, target, job, done, progress, is_there=_has_size)
         _verify(source, record, target, copied)
         if not is_there:
             try:
@@ -116,7 +138,7 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
     By the second no sweep takes the packs for a dead writer's.
     """
     me = this_writer()
-    holder = replace(me, id=save_id[:8])
+    holder = replace(me, id=writer_of(save_id))
     fence_others(claims, me)
     claims.forget_fenced()
     if holder.id in claims.standing():
@@ -146,9 +168,15 @@ def _verify(source: StorePath, record: Record, target: StorePath, copied: Record
 
 
 def _copy_file(
-    source: StorePath, target: StorePath, job: CopyJob, done: Copied, progress: Progress
+    source: StorePath,
+    target: StorePath,
+    job: CopyJob,
+    done: Copied,
+    progress: Progress,
+    *,
+    is_there: Callable[[StorePath, StorePath, CopyJob], bool],
 ) -> None:
-    if _has_size(target, job.name, job.size):
+    if is_there(source, target, job):
         done.skipped.append(job.name)
         progress(job.size)
         return
@@ -189,15 +217,26 @@ def shared_bytes(folder: StorePath) -> int:
     )
 
 
-def _has_size(folder: StorePath, name: str, size: int) -> bool:
-    """Returns whether there is a file of exactly `size` bytes, by one read: of an object
+def _has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
+    """Returns whether the target has a file of exactly the job's size, by one read: of an object
     `Storage.size` makes many.
     """
     end = memoryview(bytearray(2))
     try:
-        return folder.read(name, max(0, size - 1), [end]) == (1 if size else 0)
+        return target.read(job.name, max(0, job.size - 1), [end]) == (1 if job.size else 0)
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _is_same(source: StorePath, target: StorePath, job: CopyJob) -> bool:
+    """Returns whether the target has a file of the very bytes; reads both files."""
+    if not _has_size(source, target, job):
+        return False
+    for offset, (data,) in _parts(source, job, lambda done_bytes: None):
+        there = bytearray(len(data))
+        if target.read(job.name, offset, [memoryview(there)]) != len(data) or there != data:
+            return False
+    return True
 
 
 def _refuse_other(target: StorePath, source: StorePath, data: bytes) -> None:

@@ -382,12 +382,24 @@ class CoordinationClient:
 
     # --- Processes
 
-    def get_live_nodes(self, process_ids: Sequence[int]) -> dict[int, int]:
+    def get_live_nodes(
+        self, process_ids: Sequence[int], *, timeout_s: float | None = None
+    ) -> dict[int, int]:
         """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the
-        living, at most `rpc_s`.
+        living, at most `timeout_s` (default: `rpc_s`). Raises BarrierTimeout with `missing`.
         """
         request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
-        response = self._call("GetAliveTasks", request)
+        most_s = self._timeouts.rpc_s if timeout_s is None else timeout_s
+        # The answer that names the missing comes when the time is over, not before.
+        deadline = Deadline(most_s + ANSWER_GRACE_S)
+        try:
+            response = self._connection.call(
+                "GetAliveTasks", request, deadline, grace_s=ANSWER_GRACE_S
+            )
+        except CoordinationError as error:
+            if error.code == "DEADLINE_EXCEEDED":
+                raise _barrier_timeout("live", error) from error
+            raise
         return dict(zip(response.alive_task_ids, response.incarnations, strict=True))
 
     def process_info(self) -> list[ProcessInfo]:
@@ -435,7 +447,7 @@ class CoordinationClient:
             request = spb.ReportRequest(
                 step=step, saved_step=saved_step, values=values, trouble=trouble, root=root
             )
-            self._connection.call("Report", request, Deadline(5.0), idempotent=True)
+            self._connection.report(request, Deadline(5.0))
             return
         fixed = {"step": step, "saved_step": saved_step, "trouble": trouble, "root": root}
         key = f"{REPORT_PREFIX}{self.process_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -85,6 +86,8 @@ class Connection:
         self._watching = False  # by a thread that asks in a loop
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._reported = spb.ReportRequest()
         abandon_in_children(self)
 
     # --- Opening
@@ -121,6 +124,7 @@ class Connection:
             on_delta=self._on_delta,
             on_broken=self._wake.set,
             on_fenced=self._lose,
+            report=self._report_of_all,
         )
         # Set before it is joined: `close` and `_lose` of another thread have to reach it.
         self._transport = session
@@ -193,10 +197,13 @@ class Connection:
         """
         again = method in IDEMPOTENT if idempotent is None else idempotent
         self._counts["calls"] += 1
+        number = next(self._numbers)
         for pause_s in Backoff().pauses():
             transport = self._require_transport()
             try:
-                response = transport.call(method, request, deadline, grace_s, depends_on)
+                response = transport.call(
+                    method, request, deadline, grace_s, depends_on=depends_on, number=number
+                )
                 self._note_answer()
                 return response
             except TransportError as error:
@@ -304,7 +311,8 @@ class Connection:
                 return False
             # A stopped coordinator whose clients connected again and again would meet thousands
             # of dead connections first, once it goes on. So the open one is kept.
-            if timed_out and (self._stands_still or accepts_connections(self._address)):
+            address = transport.service_address
+            if timed_out and (self._stands_still or accepts_connections(address)):
                 self._outwait()
                 return False
             # An error says that the service has given this process up; it may take it back.
@@ -423,6 +431,21 @@ class Connection:
         """Asks the service for all processes."""
         response = self.call("WatchTasks", pb.WatchTasksRequest(version_number=-1), deadline)
         return self._watch.with_hosts(response.task_state)
+
+    def report(self, request: spb.ReportRequest, deadline: Deadline) -> None:
+        """Reports this process's progress over a Session."""
+        self.call("Report", request, deadline, idempotent=True)
+        with self._lock:
+            if request.HasField("root"):
+                self._reported.ClearField("root")  # which is told as a whole
+            self._reported.MergeFrom(request)
+
+    def _report_of_all(self) -> spb.ReportRequest:
+        """Returns all reports that the service has taken, as one: no journal holds them."""
+        report = spb.ReportRequest()
+        with self._lock:
+            report.CopyFrom(self._reported)
+        return report
 
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""

@@ -231,11 +231,10 @@ class QueueFrameTransport:
         elif overdue_s > NUDGE_S:
             self.cancel()
         if idle:
-            while not self._waiting and not self._over:
-                if self._own.empty():
-                    self._handle_next()
-                elif (call := self._own.get()) is not None:
-                    call()
+            # What was left for later is made without the turn: a listener may wait for what another
+            # thread calls for.
+            while not self._waiting and not self._over and self._own.empty():
+                self._handle_next()
             self._pass_on()
 
     # --- Events, handled by the reader
@@ -290,7 +289,11 @@ def _nothing() -> None:
 
 
 class PublicFrameTransport:
-    """A stream over gRPC's public API, read by its own thread."""
+    """A stream over gRPC's public API, read by a thread of its own.
+
+    What is left for later is made by another: a listener may call the client, and wait for what the
+    first one reads.
+    """
 
     def __init__(
         self, channel: grpc.Channel, metadata: Metadata, on_frame: OnFrame, on_end: OnEnd
@@ -299,10 +302,12 @@ class PublicFrameTransport:
         self._on_frame = on_frame
         self._on_end = on_end
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(SESSION)(self._frames(), metadata=metadata)
 
     def start(self) -> None:
-        threading.Thread(target=self._read, name="holdfast-session", daemon=True).start()
+        threading.Thread(target=self._read, name="holdfast-reader", daemon=True).start()
+        threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
 
     def _frames(self) -> Iterator[bytes]:
         while (frame := self._outbox.get()) is not None:
@@ -316,7 +321,7 @@ class PublicFrameTransport:
         return inbox.get(timeout=timeout_s)
 
     def later(self, call: Callable[[], None]) -> None:
-        call()  # the reader is the own thread
+        self._own.put(call)
 
     def cancel(self) -> None:
         self._outbox.put(None)
@@ -333,4 +338,10 @@ class PublicFrameTransport:
             details = error.details() or ""
         self._outbox.put(None)
         self._on_end(code, details)
+        self._own.put(None)
+
+    def _keep(self) -> None:
+        """Makes the calls left for later, until the stream is over."""
+        while (call := self._own.get()) is not None:
+            call()
         self._channel.close()

@@ -11,9 +11,7 @@ import itertools
 import logging
 import os
 import queue
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +25,8 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, Fenced
 from ..limits import Limits
+from ..names import REPORT_AGAIN
+from ..vitals import stacks
 from .answers import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
 from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
@@ -52,7 +52,8 @@ class SessionTransport:
 
     `on_broken()` is called when the stream ends and another should be opened by `join`;
     `on_fenced(error)` when the service has ended the session for good; `on_delta(delta)` with each
-    change of processes.
+    change of processes. `report()` returns what the process has reported, which each further stream
+    begins with: a service that was started again does not know it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SessionTransport:
         on_delta: Callable[[spb.Delta], None],
         on_broken: Callable[[], None],
         on_fenced: Callable[[CoordinationError], None],
+        report: Callable[[], spb.ReportRequest] = spb.ReportRequest,
     ) -> None:
         self._address = address
         self._identity = identity
@@ -71,34 +73,44 @@ class SessionTransport:
         self._on_delta = on_delta
         self._on_broken = on_broken
         self._on_fenced = on_fenced
+        self._report = report
         self._metadata = credentials.metadata()
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
+        self._older: _SessionStream | None = None  # while the next one is being opened
         self._service = 0
         self._closed = False
         self.heartbeat_timeout_s: float | None = None  # until the service says it
         self.num_processes = 1
+        self.service_address = address  # behind a relay: what the relay forwards to
 
     def join(self, deadline: Deadline) -> None:
         """Opens a stream. Raises TransportError when nobody answers."""
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)
-            old = self._stream
+            self._older = self._stream or self._older
             self._stream = None
-        if old is not None:
-            old.end()
         channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
         stream = _SessionStream(channel, self._metadata, self)
         try:
             self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
+            report = self._report()
+            if report.ListFields():
+                stream.tell(REPORT_AGAIN, report)
         except BaseException:
             stream.end()
             raise
         # `close` may have come while the stream was being opened: it saw no stream to end.
         with self._lock:
             self._stream = stream
+            older = self._older
+            self._older = None
             closed = self._closed
+        # Not before the service has taken the new one: an end that it heard of in a cut of the
+        # network, with no other stream to be seen, would be a death.
+        if older is not None:
+            older.end()
         if closed:
             stream.end()
         # A stream that ended before it was the present one has told nobody: `ended` ignores others.
@@ -112,6 +124,7 @@ class SessionTransport:
         # The budget of an outage is the coordinator's: both sides give up at the same time.
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
         self.num_processes = opened.num_processes
+        self.service_address = opened.coordinator or self._address
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Sends one heartbeat and waits for its echo."""
@@ -123,7 +136,9 @@ class SessionTransport:
         request: Any,
         deadline: Deadline,
         grace_s: float = 0.0,
+        *,
         depends_on: Sequence[int] = (),
+        number: int = 0,
     ) -> Any:
         """Sends one call and returns its response. Raises TransportError, or the exception for the
         service's answer.
@@ -132,9 +147,19 @@ class SessionTransport:
         if stream is None:
             raise TransportError("the session is being opened again", sent=False)
         # A barrier's own time travels in its request: the service names the missing in the end.
-        timeout_s = 0.0 if method == "Barrier" else deadline.remaining_s() - grace_s
-        timeout_ms = max(0, int(timeout_s * 1000))
-        reply = stream.ask(method, request, timeout_ms, depends_on, deadline=deadline)
+        timeout_ms = 0
+        if method != "Barrier":
+            # 0 means for ever, and a call that is sent again may have no time left.
+            timeout_ms = max(1, int((deadline.remaining_s() - grace_s) * 1000))
+        call = spb.Request(
+            id=stream.next_id(),
+            method=method,
+            body=request.SerializeToString(),
+            timeout_ms=timeout_ms,
+            needs=depends_on,
+            number=number,
+        )
+        reply = stream.ask(call, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
         return SESSION_METHODS[method].response.FromString(reply.body)
@@ -145,31 +170,35 @@ class SessionTransport:
         if kind == "delta":
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
-            answer = spb.Answer(id=frame.ask.id, body=_stacks().encode())
+            answer = spb.Answer(id=frame.ask.id, body=stacks().encode())
             stream.send(spb.ClientFrame(answer=answer))
         elif kind == "over":
             _log.error("%s", frame.over.why)
 
     def ended(self, stream: _SessionStream, code: str, details: str) -> None:
-        """Takes the end of a stream. Called by the stream's own thread."""
+        """Takes the end of a stream. Called by the thread that reads."""
         # An older stream may end late, when the next one is open already: that is no news.
         with self._lock:
             if self._closed or stream is not self._stream:
                 return
             self._stream = None
         if code in RECONNECTABLE or code == "OK":
+            # At once: a listener on the stream's own thread may wait for the next stream.
             self._on_broken()
         else:
-            self._on_fenced(_final_error(code, details))
+            # Not on this thread: it reads for all callers, and whoever is notified may block.
+            stream.later(lambda: self._on_fenced(_final_error(code, details)))
 
     def close(self) -> None:
         """Ends the stream; calls in flight raise TransportError."""
         with self._lock:
             self._closed = True
-            stream = self._stream
+            streams = (self._stream, self._older)
             self._stream = None
-        if stream is not None:
-            stream.end()
+            self._older = None
+        for stream in streams:
+            if stream is not None:
+                stream.end()
 
 
 class _SessionStream:
@@ -212,44 +241,46 @@ class _SessionStream:
         """Sends a frame, without waiting."""
         self._frames.send(frame.SerializeToString())
 
-    def ask(
-        self,
-        method: str,
-        request: Any,
-        timeout_ms: int,
-        depends_on: Sequence[int],
-        deadline: Deadline,
-    ) -> spb.Reply:
+    def later(self, call: Callable[[], None]) -> None:
+        """Has the stream's own thread make a call."""
+        self._frames.later(call)
+
+    def next_id(self) -> int:
+        """Returns the id of the stream's next request."""
+        return next(self._ids)
+
+    def tell(self, method: str, request: Any) -> None:
+        """Sends a request whose reply nobody waits for."""
+        call = spb.Request(id=self.next_id(), method=method, body=request.SerializeToString())
+        self.send(spb.ClientFrame(request=call))
+
+    def ask(self, call: spb.Request, deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
-        body = request.SerializeToString()
         # Here, since gRPC would end the whole session, with all its calls, over one large request.
-        if len(body) > MOST_BYTES:
+        if len(call.body) > MOST_BYTES:
             what = (
-                f"{method}: a request of {len(body)} bytes; expected at most {MOST_BYTES}: split"
-                " the value, or put it into a file"
+                f"{call.method}: a request of {len(call.body)} bytes; expected at most"
+                f" {MOST_BYTES}: split the value, or put it into a file"
             )
             raise CoordinationError(what, code="RESOURCE_EXHAUSTED")
-        number = next(self._ids)
+        number = call.id
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
         with self._lock:
             if self._over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
-        call = spb.Request(
-            id=number, method=method, body=body, timeout_ms=timeout_ms, needs=depends_on
-        )
         frame = spb.ClientFrame(request=call).SerializeToString()
         try:
             reply: spb.Reply | None = self._frames.ask(frame, inbox, deadline.remaining_s())
         except queue.Empty:
             # The service must not go on to wait, and answer into the void.
             self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
-            raise _unanswered(method, deadline) from None
+            raise _unanswered(call.method, deadline) from None
         finally:
             self._waiting.pop(number, None)
         # A stream that ended after the time was over is no outage: the caller would try again.
         if reply is None and deadline.passed():
-            raise _unanswered(method, deadline)
+            raise _unanswered(call.method, deadline)
         if reply is None:
             raise TransportError("the session was lost before the answer came")
         return reply
@@ -262,8 +293,7 @@ class _SessionStream:
         for inbox in waiting:
             inbox.put(None)
         self._opened.put(None)
-        # Not on this thread: it reads for all callers, and what the owner does may block.
-        self._frames.later(lambda: self._owner.ended(self, code, details))
+        self._owner.ended(self, code, details)
 
     def _take(self, data: bytes) -> None:
         frame = spb.ServerFrame.FromString(data)
@@ -298,12 +328,3 @@ def _final_error(code: str, details: str) -> CoordinationError:
     if code in {"ABORTED", "FAILED_PRECONDITION", "PERMISSION_DENIED"}:
         return Fenced(details, code=code)
     return CoordinationError(details, code=code)
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames().items()
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames
-    )

@@ -23,7 +23,7 @@ from ..names import (
     STACKS,
     STATUS,
 )
-from .unary import CHANNEL_OPTIONS
+from .unary import QUERY_CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
 _STACKS_TIMEOUT_S = 30.0  # the coordinator waits 20 s for a process
@@ -48,7 +48,7 @@ class StatusClient:
         credentials = credentials or Credentials()
         self.timeout_s = timeout_s
         self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
-        self._channel = credentials.channel(address, CHANNEL_OPTIONS)
+        self._channel = credentials.channel(address, QUERY_CHANNEL_OPTIONS)
         self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
         self._report_exit = self._method(
@@ -142,7 +142,8 @@ class StatusClient:
 
     def end_attempt(self, why: str) -> None:
         """Says as its launcher, about to end the processes, that the attempt is over: they log why,
-        and take SIGTERM for no preemption.
+        and take SIGTERM for no preemption. A secured coordinator takes this from a holder of a
+        process's key alone.
         """
         self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why))
 

@@ -14,13 +14,14 @@ from holdfast.proto import coordination_pb2 as pb
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import HoldfastError
+from ..limits import silence_options
 from ..names import PROFILE_A
 from .answers import METHODS, make_error, payloads_of
 
 TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
 """Codes that a broken connection gives, as opposed to an answer of the service."""
 
-CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A proxy between the processes of one job is always a mistake of the environment.
@@ -29,12 +30,16 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # The time-out of one attempt to connect: a busy coordinator still finishes what it began.
     ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # In fact never. With it gRPC sets TCP_USER_TIMEOUT to the next: a host that acknowledges
-    # nothing for so long is gone, while the host of a stopped process still does.
-    ("grpc.keepalive_time_ms", 86_400_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
 )
+
+CHANNEL_OPTIONS = _OPTIONS + silence_options(3600.0)
+"""Of a process of the job. Silence is for the heartbeat to decide, whose timeout the service says
+later. A connection that ended before, in a cut of the network, would look like a death.
+"""
+
+QUERY_CHANNEL_OPTIONS = _OPTIONS + silence_options(20.0)
+"""Of one that only asks: it has no heartbeat, and its next question should find a connection."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class UnaryTransport:
             for name, method in METHODS.items()
         }
         self.heartbeat_timeout_s: float | None = None  # the service does not say
+        self.service_address = address
         self._service_incarnation = 0
 
     def join(self, deadline: Deadline) -> None:
@@ -100,10 +106,12 @@ class UnaryTransport:
         request: Any,
         deadline: Deadline,
         grace_s: float = 0.0,
+        *,
         depends_on: Sequence[int] = (),
+        number: int = 0,
     ) -> Any:
-        """Sends one call and returns its response. Raises TransportError, or the exception for the
-        service's answer.
+        """Sends one call and returns its response; a number has no place in jaxlib's messages.
+        Raises TransportError, or the exception for the service's answer.
         """
         if method != "RegisterTask":
             request.incarnations.CopyFrom(self._incarnations())

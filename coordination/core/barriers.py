@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Completion, Completions, Status, name_processes
+from .status import Code, Completion, Completions, Status, name_gone, name_processes
 from .task_table import TaskTable
 from .timers import Timers
 
@@ -148,6 +148,12 @@ class Barrier:
             self.parts += 1
             self.unwritten = []
 
+    def touch(self) -> None:
+        """Has a journal that begins anew write all rows of the instance."""
+        self.renumbered = True
+        self.unwritten = list(self.arrived)
+        self.parts = 0
+
     def load_part(self, arrived: dict[int, tuple[int, float]]) -> None:
         """Puts in one row of arrivals that a journal holds."""
         self.arrived |= arrived
@@ -193,6 +199,14 @@ class Barriers:
         self.dropped_parts: list[Barrier] = []
         self.passed = 0
         self.failed = 0
+
+    def touch_all(self) -> None:
+        """Has a journal that begins anew write all of them."""
+        for barriers in (self.open, self.finished):
+            self.dirty.update(barriers)
+            for barrier in barriers.values():
+                barrier.touch()
+        self.dropped_parts.clear()
 
     # --- Arrivals
 
@@ -463,10 +477,7 @@ class Barriers:
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:
         missing = self._task_table.missing(barrier.participants & self._task_table.lost, now)
-        are = "is" if len(missing) == 1 else "are"
-        sentence = (
-            f"{_arrived(barrier)}; it can never be passed: {name_processes(missing)} {are} lost"
-        )
+        sentence = f"{_arrived(barrier)}; it can never be passed: {name_gone(missing)}"
         at = (barrier.name, barrier.counter)
         self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=at, missing=missing))
 
@@ -497,6 +508,9 @@ class Barriers:
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
             barrier = self._next(barrier, name, counter, now)
+        if self._was_cancelled(barrier, counter):
+            self._completions.succeed(call)
+            return
         refusal = self._no_cancel(barrier, task_id, counter)
         if refusal is not None:
             self._completions.fail(call, refusal)
@@ -523,6 +537,11 @@ class Barriers:
         )
         self._follow(finished, barrier)
         return barrier
+
+    def _was_cancelled(self, barrier: Barrier, counter: int) -> bool:
+        """Returns whether a call asks for what is done: its answer was lost, and it came again."""
+        status = None if barrier.outcome is None else barrier.outcome.status
+        return status is not None and status.code is Code.CANCELLED and counter >= barrier.first
 
     def _no_cancel(self, barrier: Barrier, task_id: int, counter: int) -> Status | None:
         if counter < barrier.first:

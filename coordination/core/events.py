@@ -68,6 +68,11 @@ class EventLog:
         self.added.clear()
         self.dropped.clear()
 
+    def touch_all(self) -> None:
+        """Has a journal that begins anew write all of them."""
+        self.added = list(self._events)
+        self.dropped.clear()
+
     def _add(self, event: Event) -> None:
         if len(self._events) == self._events.maxlen:
             self._drop(self._events.popleft())

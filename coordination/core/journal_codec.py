@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from .barriers import Barrier, Outcome
+from .barriers import Barrier, Outcome, bits_of, tasks_of
 from .events import Event
+from .liveness import LivenessAnswer, Living, Sending
 from .machine import Machine
 from .status import Code, Missing, Status, TaskProgress
 from .task_table import Task, TaskState
@@ -27,6 +28,7 @@ KEY = "key"
 BARRIER = "barrier"
 ARRIVED = "arrived"
 EVENT = "event"
+ALIVE = "alive"
 
 
 class Row(NamedTuple):
@@ -57,6 +59,11 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
         for event in machine.events.added
     ]
     machine.events.forget_changes()
+    rows += [Row(ALIVE, str(serial), None) for serial in machine.liveness.dropped]
+    rows += [
+        Row(ALIVE, str(answer.serial), _alive(answer)) for answer in machine.liveness.added.values()
+    ]
+    machine.liveness.forget_changes()
     for name in machine.barriers.dirty:
         rows += _barrier_rows(name, machine, wall_offset_s)
     if machine.task_table.dirty:
@@ -95,6 +102,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
         arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
         barriers[part["name"]].load_part(arrived)
     machine.barriers.load(barriers.values())
+    machine.liveness.load(_load_alive(json.loads(answer)) for answer in tables[ALIVE].values())
     machine.events.load(
         _load_event(json.loads(event), wall_offset_s) for event in tables[EVENT].values()
     )
@@ -145,6 +153,25 @@ def _event(event: Event, wall_offset_s: float) -> bytes:
 
 def _load_event(kept: dict[str, Any], wall_offset_s: float) -> Event:
     return Event(**kept | {"at": kept["at"] - wall_offset_s})
+
+
+def _alive(answer: LivenessAnswer) -> bytes:
+    kept = {
+        "serial": answer.serial,
+        "members": _bits(bits_of(answer.members)),
+        "living": answer.living,
+        "answered": [(task_id, *sending) for task_id, sending in answer.answered.items()],
+    }
+    return _json(kept)
+
+
+def _load_alive(kept: dict[str, Any]) -> LivenessAnswer:
+    return LivenessAnswer(
+        kept["serial"],
+        tasks_of(int(kept["members"], 16)),
+        tuple(Living(*living) for living in kept["living"]),
+        {task_id: Sending(life, number) for task_id, life, number in kept["answered"]},
+    )
 
 
 def _part(barrier: Barrier, number: int) -> str:

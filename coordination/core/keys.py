@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Completions, Missing, Status, name_processes
+from .status import Code, Completions, Missing, Status, name_gone
 from .timers import Timers
 
 _INT64 = 2**63
@@ -182,7 +182,7 @@ class Keys:
                 self._fail_for(wait, lost)
 
     def _fail_for(self, wait: KeyWait, lost: Missing) -> None:
-        sentence = f"key {wait.key!r} will not be set: {name_processes([lost])} is lost"
+        sentence = f"key {wait.key!r} will not be set: {name_gone([lost])}"
         self.fail(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Any, key: str) -> None:

@@ -1,14 +1,20 @@
 """A barrier of the living: each member of a set asks who of the set is alive, and all get one
 answer. Pure.
+
+The last answer of each set stays. A caller whose answer was lost sends its call again, and gets
+that very answer: one that waited in its stead would be answered with the next question of the
+others, and be one behind them from then on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..limits import Limits
 from .status import Code, Completions, Status, name_processes
 from .task_table import TaskTable
 from .timers import Timers, Wait
@@ -24,11 +30,31 @@ class Living(NamedTuple):
     agent: int
 
 
+class Sending(NamedTuple):
+    """Tells a call that is sent again from the caller's next one: the version at which the caller's
+    life began, and its number of the call.
+    """
+
+    life: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessAnswer:
+    """The last answer to a set of members. `answered`: the call of each member that it answers."""
+
+    serial: int
+    members: frozenset[int]
+    living: tuple[Living, ...]
+    answered: dict[int, Sending]
+
+
 @dataclass(slots=True)
 class LivenessWait(Wait):
     """A call that asks who of `members` is alive."""
 
     members: frozenset[int] = frozenset()
+    sending: Sending | None = None
 
 
 @dataclass(slots=True)
@@ -64,11 +90,20 @@ class LivenessBarrier:
     table.
     """
 
-    def __init__(self, task_table: TaskTable, timers: Timers, completions: Completions) -> None:
+    def __init__(
+        self, limits: Limits, task_table: TaskTable, timers: Timers, completions: Completions
+    ) -> None:
+        self._limits = limits
         self._task_table = task_table
         self._timers = timers
         self._completions = completions
         self._gatherings: dict[frozenset[int], _Gathering] = {}
+        # the one given last is the last one
+        self._answers: OrderedDict[frozenset[int], LivenessAnswer] = OrderedDict()
+        self._serial = 0
+        self._kept_members = 0
+        self.added: dict[int, LivenessAnswer] = {}  # that the journal has yet to write
+        self.dropped: list[int] = []  # their serial numbers, that the journal has yet to delete
 
     def arrive(
         self,
@@ -77,9 +112,11 @@ class LivenessBarrier:
         task_ids: Sequence[int],
         now: float,
         deadline: float = math.inf,
+        *,
+        sending: Sending | None = None,
     ) -> None:
         """Answers with the tasks that are alive, once every connected one among `task_ids` has
-        asked for the same set.
+        asked for the same set. A call without a `sending` is never sent again.
         """
         if task_id not in task_ids:
             sentence = (
@@ -90,11 +127,15 @@ class LivenessBarrier:
             self._completions.fail(call, status)
             return
         members = frozenset(task_ids) & self._task_table.everyone
+        last = self._answers.get(members)
+        if last is not None and sending is not None and last.answered.get(task_id) == sending:
+            self._completions.succeed(call, last.living)
+            return
         gathering = self._gatherings.get(members)
         if gathering is None:
             gathering = self._gatherings[members] = _Gathering(members)
             gathering.count(self._task_table)
-        wait = LivenessWait(call, task_id, now, self, members=members)
+        wait = LivenessWait(call, task_id, now, self, members=members, sending=sending)
         former = gathering.enter(wait, self._task_table.connected(task_id))
         if former is not None:
             former.end()
@@ -118,13 +159,49 @@ class LivenessBarrier:
             for task_id in sorted(gathering.members)
             if self._task_table.connected(task_id)
         ]
-        living = [
+        living = tuple(
             Living(task.task_id, task.incarnation(session=True), task.incarnation(session=False))
             for task in tasks
-        ]
-        for wait in gathering.waits.values():
+        )
+        waits = gathering.waits.values()
+        for wait in waits:
             wait.end()
             self._completions.succeed(wait.call, living)
+        answered = {wait.task_id: wait.sending for wait in waits if wait.sending is not None}
+        if answered:
+            self._keep(LivenessAnswer(self._serial + 1, gathering.members, living, answered))
+
+    def _keep(self, answer: LivenessAnswer) -> None:
+        self._serial = answer.serial
+        former = self._answers.pop(answer.members, None)
+        if former is not None:
+            self._forget_answer(former)
+        self._answers[answer.members] = answer
+        self._kept_members += len(answer.members)
+        self.added[answer.serial] = answer
+        while self._kept_members > self._limits.alive_members and len(self._answers) > 1:
+            self._forget_answer(self._answers.popitem(last=False)[1])
+
+    def _forget_answer(self, answer: LivenessAnswer) -> None:
+        self._kept_members -= len(answer.members)
+        if self.added.pop(answer.serial, None) is None:
+            self.dropped.append(answer.serial)
+
+    def load(self, answers: Iterable[LivenessAnswer]) -> None:
+        """Puts in the answers that a journal holds."""
+        for answer in sorted(answers, key=lambda each: each.serial):
+            self._keep(answer)
+        self.forget_changes()
+
+    def forget_changes(self) -> None:
+        """Forgets what a journal would have to write."""
+        self.added.clear()
+        self.dropped.clear()
+
+    def touch_all(self) -> None:
+        """Has a journal that begins anew write all of them."""
+        self.added = {answer.serial: answer for answer in self._answers.values()}
+        self.dropped.clear()
 
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""

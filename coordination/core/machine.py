@@ -33,7 +33,7 @@ from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
 from .shutdown_barrier import ShutdownBarrier
-from .status import Code, Completions, Status, clip, name_processes
+from .status import Code, Completions, Status, clip, name_gone, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
@@ -62,7 +62,7 @@ class Machine:
         self.keys = Keys(config.limits, self.timers, self.completions)
         self.barriers = Barriers(config.limits, *waits, recoverable=config.recoverable)
         self.watches = TaskWatches(self.task_table, self.completions)
-        self.liveness = LivenessBarrier(*waits)
+        self.liveness = LivenessBarrier(config.limits, *waits)
         self.devices = Devices(config.num_tasks, self.completions)
         self.registration = Registration(
             config,
@@ -304,7 +304,7 @@ class Machine:
         self.barriers.fail_lost(task.task_id, now)
         self.keys.fail_dependents(lost)
         if self.devices.waiting:
-            sentence = f"devices cannot be enumerated: {name_processes([lost])} is lost"
+            sentence = f"devices cannot be enumerated: {name_gone([lost])}"
             self.devices.fail(Status(Code.INTERNAL, sentence, missing=(lost,)))
         self.shutdown_barrier.resolve(now)
         self._end_poll(task, error)
@@ -386,6 +386,7 @@ class Machine:
         self._tasks_changed()
 
     def _leave(self, task: Task, now: float) -> None:
+        task.note_left()
         self._lose(task, TaskState.DISCONNECTED, now)
         self.task_table.set_agent(task, 0)
         self.task_table.set_session(task, 0)
@@ -424,13 +425,13 @@ class Machine:
         task_id: int,
         now: float,
         *,
-        step: int | None = None,
-        saved_step: int | None = None,
         values: Mapping[str, float] = MappingProxyType({}),
-        trouble: str | None = None,
-        root: dict[str, Any] | None = None,
+        again: bool = False,
+        **given: Any,
     ) -> None:
-        """Notes how far a process has come. What is None keeps its value."""
+        """Notes how far a process has come. `given` are fields of TaskProgress; what is None keeps
+        its value. What is reported `again`, lest a service that was restarted lack it, is no news.
+        """
         task = self.task_table.tasks[task_id]
         most = self.config.limits.report_values
         count = len(task.progress.values.keys() | values.keys())
@@ -441,21 +442,26 @@ class Machine:
             )
             self._fail_call(call, Code.RESOURCE_EXHAUSTED, sentence)
             return
-        if trouble is not None:
-            trouble = clip(trouble, self.config.limits.error_bytes)
-        task.progress.update(values, step=step, saved_step=saved_step, trouble=trouble, root=root)
-        if saved_step is not None:
-            self._note_save(saved_step, now)
+        trouble = clip(given.get("trouble") or "", self.config.limits.error_bytes)
+        if given.get("trouble") is not None:
+            given["trouble"] = trouble
+        task.progress.update(values, **given)
+        step = given.get("step")
         if step is not None:
             task.steps.note(step, now)
-        if trouble:
+        saved_step = given.get("saved_step")
+        if saved_step is not None and (not again or self._saved_step is None):
+            self._note_save(saved_step, now, again=again)
+        if trouble and not again:
             self.events.note("trouble", f"process {task_id}: {trouble}", now, task_id)
         self.completions.succeed(call)
 
-    def _note_save(self, saved_step: int, now: float) -> None:
+    def _note_save(self, saved_step: int, now: float, *, again: bool) -> None:
         """Notes a step that is saved, once for the job."""
-        if saved_step != self._saved_step:
-            self._saved_step = saved_step
+        if saved_step == self._saved_step:
+            return
+        self._saved_step = saved_step
+        if not again:
             self.events.note("saved", f"step {saved_step} is saved", now)
 
     def waiting_calls(self) -> Counter[int]:
@@ -500,7 +506,17 @@ class Machine:
         """Forgets what a journal would have to write, where there is none."""
         for dirty in (self.task_table.dirty, self.keys.dirty, self.barriers.dirty):
             dirty.clear()
+        self.barriers.dropped_parts.clear()
         self.events.forget_changes()
+        self.liveness.forget_changes()
+
+    def touch_all(self) -> None:
+        """Has a journal that begins anew write everything."""
+        self.task_table.dirty.update(self.task_table.everyone)
+        self.keys.dirty.update(self.keys.values)
+        self.barriers.touch_all()
+        self.events.touch_all()
+        self.liveness.touch_all()
 
     # --- The end
 

@@ -65,7 +65,7 @@ class Missing:
     silent_s: float | None
     lost: bool
     progress: TaskProgress | None = None  # None where it has reported nothing
-    ended: str = ""  # how, where a launcher saw it: "ended by signal 9"
+    ended: str = ""  # how, where that is known: "ended by signal 9", LEFT
 
     def __str__(self) -> str:
         if self.ended:
@@ -97,6 +97,18 @@ def name_processes(missing: Sequence[Missing]) -> str:
         names.append(f"and {len(missing) - MAX_NAMED} more")
     what = "process" if len(missing) == 1 else "processes"
     return f"{what} {', '.join(names)}"
+
+
+LEFT = "shut down"
+"""How a process ended that left in order."""
+
+
+def name_gone(missing: Sequence[Missing]) -> str:
+    """Returns "process 2 (host b7, silent for 12 s) is lost", or that it has left the job."""
+    one = len(missing) == 1
+    if all(each.ended == LEFT for each in missing):
+        return f"{name_processes(missing)} {'has' if one else 'have'} left the job"
+    return f"{name_processes(missing)} {'is' if one else 'are'} lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from .events import EventLog
-from .status import Code, Missing, Status, TaskProgress
+from .status import LEFT, Code, Missing, Status, TaskProgress
 from .step_rate import StepRate
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
@@ -50,7 +50,7 @@ class Task:
     last_seen: float | None = None
     state_since: float = 0.0
     error: Status | None = None
-    ended: str = ""  # how this life ended, where a launcher saw it
+    ended: str = ""  # how this life ended, where it left or a launcher saw it
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
     agent_since: int = 0  # the table's version when the agent came
@@ -136,6 +136,10 @@ class Task:
             self.ended = f"ended by signal {-exit_code}"
         else:
             self.ended = f"ended with exit code {exit_code}"
+
+    def note_left(self) -> None:
+        """Notes that the process leaves in order."""
+        self.ended = LEFT
 
     def end_life(self) -> None:
         """Notes that the incarnations of the task are over for good."""

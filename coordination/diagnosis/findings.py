@@ -371,12 +371,13 @@ def _grouped(
 
 def _odd(groups: Sequence[_Group]) -> _Group | None:
     """Returns the group that the others wait for: one that does not wait, or the smallest where all
-    do; None where all are at one place.
+    do, or where most do not; None where all are at one place.
     """
     if len(groups) < 2:
         return None
     working = [group for group in groups if not group.waits]
-    if working and len(working) < len(groups):
+    count = sum(len(group.processes) for group in groups)
+    if working and len(working) < len(groups) and 2 * len(working[0].processes) <= count:
         return working[0]
     return groups[0] if len(groups[0].processes) < len(groups[-1].processes) else None
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+from ..vitals import ASLEEP
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (.+?)(?: \(most recent call first\))?:$")
 _FRAME = re.compile(r'^  File "(.*?)", line (\d+),? in (.+)$')
@@ -66,6 +68,7 @@ class Thread:
 
     name: str
     frames: tuple[Frame, ...]
+    asleep: bool = False  # in C++, for another thread or a device
 
     @property
     def place(self) -> Frame | None:
@@ -80,8 +83,10 @@ class Thread:
     @property
     def waits(self) -> str:
         """The function of the runtime that the user called and that waits for devices or other
-        processes; "" where none does.
+        processes; "" where none does. Compiled functions and `block_until_ready()` are C++.
         """
+        if self.asleep and self.frames and not self.frames[-1].library:
+            return "C++"
         called = ""
         for frame in reversed(self.frames):
             if frame.library in _RUNTIME:
@@ -101,19 +106,22 @@ class Thread:
 def parse(text: str) -> tuple[Thread, ...]:
     """Returns the threads in `text`, the main one first; none where there are none in it."""
     threads: list[tuple[str, list[Frame], bool]] = []
+    asleep: set[int] = set()  # by their number in the text
     for line in text.splitlines():
         frames = threads[-1][1] if threads else []
         source = line.strip() if line.startswith("    ") else ""
         if thread := _THREAD.match(line):
             threads.append((thread[1], [], line.endswith("(most recent call first):")))
+        elif line == ASLEEP:
+            asleep.add(len(threads) - 1)
         elif threads and (frame := _FRAME.match(line)):
             frames.append(Frame(frame[1], int(frame[2]), frame[3]))
         elif frames and source and not source.startswith(("^", "~")):
             frames[-1] = frames[-1]._replace(source=frames[-1].source or source)
     return _main_first(
         [
-            Thread(name, tuple(reversed(frames) if latest_first else frames))
-            for name, frames, latest_first in threads
+            Thread(name, tuple(reversed(frames) if latest_first else frames), number in asleep)
+            for number, (name, frames, latest_first) in enumerate(threads)
         ]
     )
 
@@ -122,7 +130,7 @@ def _main_first(threads: Sequence[Thread]) -> tuple[Thread, ...]:
     """Puts the main thread first; faulthandler names none, and lists it last."""
     named = [thread for thread in threads if thread.name == _MAIN]
     if not named and threads:
-        named = [Thread(_MAIN, threads[-1].frames)]
+        named = [replace(threads[-1], name=_MAIN)]
         threads = threads[:-1]
     return (*named, *(thread for thread in threads if thread.name != _MAIN))
 

@@ -17,6 +17,19 @@ GOODPUT_PARTS = {
 """The words for what a job did with its seconds: progress first."""
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+    """Returns text as a terminal may show it: what would steer the terminal, or turn the direction
+    of writing, becomes an escape such as \\x1b. Line ends and tabs stay where there are `lines`.
+
+    A process chooses what it is called, and what its errors say.
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 def describe_goodput(seconds: Mapping[str, float]) -> str:
     """Returns where the time of a job went, the share of new steps first."""
     total_s = sum(seconds.values())

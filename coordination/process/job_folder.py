@@ -7,6 +7,7 @@ address.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,10 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from ..address import connect
 from ..credentials import Credentials
 from ..errors import CoordinationError
 
 _LONGEST_BASE = 60  # characters: a socket's path has at most 107
+_CONNECT_TIMEOUT_S = 2.0
+_ENDED = "ended-"  # begins the names of files about jobs that have ended
+_ENDED_KEPT_S = 3600.0
 _UNPUBLISHED_S = 3600.0  # after which a folder without a job is nobody's
 _CREDENTIAL_FILES = {
     "token_file": "token",
@@ -43,11 +48,23 @@ class RunningJob:
 
     @property
     def runs(self) -> bool:
-        """Whether the coordinator's process is there."""
+        """Whether the coordinator is there: its process, or whoever listens at its address.
+
+        In another PID namespace its process has another number. An unclear answer is a yes.
+        """
         try:
             os.kill(self.pid, 0)
         except OSError:  # ended, and its number maybe another user's by now
+            return self._answers()
+        return True
+
+    def _answers(self) -> bool:
+        try:
+            connect(self.address, _CONNECT_TIMEOUT_S).close()
+        except (ConnectionRefusedError, FileNotFoundError, ValueError):
             return False
+        except OSError:
+            return True
         return True
 
 
@@ -118,6 +135,59 @@ class JobFolder:
         """Removes the folder with all that is in it: first what says that there is a job."""
         (self.path / "job").unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """How a job ended whose launcher ran on this machine. Kept for an hour, where it can be."""
+
+    job_id: str
+    attempt: int
+    address: str  # of the last coordinator
+    unix_s: float
+    outcome: str
+    exit_code: int
+    reason: str
+
+    def __str__(self) -> str:
+        ago_s = max(0.0, time.time() - self.unix_s)
+        return (
+            f"job {self.job_id}, attempt {self.attempt}, ended {ago_s:.0f} s ago: {self.outcome},"
+            f" exit code {self.exit_code}: {self.reason}"
+        )
+
+    def leave(self) -> None:
+        """Writes it into the user's folder, and removes what is older than an hour.
+
+        Raises OSError, and CoordinationError where there is no such folder.
+        """
+        parent = user_folder(create=True)
+        for path in parent.glob(f"{_ENDED}*"):
+            if time.time() - path.lstat().st_mtime > _ENDED_KEPT_S:
+                path.unlink(missing_ok=True)
+        file, name = tempfile.mkstemp(prefix=".", dir=parent)
+        whole = Path(name)
+        try:
+            with open(file, "w") as stream:
+                json.dump(asdict(self), stream)
+            whole.replace(parent / f"{_ENDED}{whole.name.lstrip('.')}")
+        except BaseException:
+            whole.unlink(missing_ok=True)
+            raise
+
+
+def ended_jobs() -> list[EndedJob]:
+    """Returns this user's jobs on this machine that ended within an hour, oldest first."""
+    ended = []
+    try:
+        parent = user_folder()
+        _check_owner(parent)
+        for path in parent.glob(f"{_ENDED}*"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                ended.append(EndedJob(**json.loads(path.read_text())))
+    except (OSError, CoordinationError):
+        return []
+    return sorted(ended, key=lambda job: job.unix_s)
 
 
 def user_folder(*, create: bool = False) -> Path:

@@ -4,7 +4,8 @@ coordinator.
 Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay
 (docs/adr/0005). It listens at a socket in a folder that only its own user can enter, and forwards
 every call of profiles A, B and D and our Session byte for byte, with its errors and their payloads.
-It lets through the task ids that it was started for, and ends with the process that started it.
+To the first answer of a Session it adds the address that it forwards to. It lets through the task
+ids that it was started for, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -138,10 +139,12 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(
         self,
         channel: grpc.aio.Channel,
+        coordinator: str,
         metadata: tuple[tuple[str, str], ...],
         allowed: frozenset[int],
     ) -> None:
         self._channel = channel
+        self._coordinator = coordinator
         self._metadata = metadata
         self._allowed = allowed
         self._incarnations: set[int] = set()  # those that registered here
@@ -214,13 +217,24 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             async for frame in frames:
                 yield frame
 
+        frames_back = self._channel.stream_stream(SESSION)(forward(), metadata=self._metadata)
+        opened = False
         try:
-            async for frame in self._channel.stream_stream(SESSION)(
-                forward(), metadata=self._metadata
-            ):
-                yield frame
+            async for frame in frames_back:
+                yield frame if opened else self._with_address(frame)
+                opened = True
         except grpc.aio.AioRpcError as error:
             await self._pass_on(error, context)
+
+    def _with_address(self, frame: bytes) -> bytes:
+        """Returns the service's first frame, with its address: this relay's own socket accepts
+        connections, whatever has become of the service's host.
+        """
+        address = session_pb2.Opened(coordinator=self._coordinator)
+        added = session_pb2.ServerFrame(opened=address)
+        first = session_pb2.ServerFrame.FromString(frame)
+        first.MergeFrom(added)
+        return bytes(first.SerializeToString())
 
     @staticmethod
     async def _pass_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
@@ -241,7 +255,7 @@ async def _serve(
         channel = grpc.aio.secure_channel(coordinator, tls, CHANNEL_OPTIONS)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     server.add_generic_rpc_handlers(
-        (_Forwarder(channel, credentials.metadata(), frozenset(process_ids)),)
+        (_Forwarder(channel, coordinator, credentials.metadata(), frozenset(process_ids)),)
     )
     address = f"{_UNIX}{folder}/relay"
     server.add_insecure_port(address)

@@ -18,7 +18,8 @@ from ..deadline import Deadline
 from ..errors import CoordinationError
 from ..settings import Endpoint, JobIdentity, ServiceTimeouts
 
-PROGRAM = (sys.executable, "-m", "holdfast.coordination")
+# -P: in the working folder a module may have the name of one that a server imports.
+PROGRAM = (sys.executable, "-P", "-m", "holdfast.coordination")
 
 
 class SpawnedServer:

@@ -1,14 +1,20 @@
 """The journal, in which a coordinator's state survives its death: an SQLite database in WAL mode,
-written before each answer.
+written before each answer, that only its user can read.
 
 It survives the process, not the machine: nothing is fsynced. A lock on `<path>.lock` is held for
 life, so that a second coordinator on the same journal is refused, with the name of the holder.
+
+A journal that cannot be written (no space) is removed before the next answer: a stale one would let
+processes pass barriers twice. The coordinator goes on without it, and writes a whole new one as
+soon as it can.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import sqlite3
@@ -21,7 +27,11 @@ from ..core.journal_codec import META, Row
 from ..core.machine import Machine
 from ..limits import Config
 
+log = logging.getLogger("holdfast.coordination")
+
 FORMAT = "holdfast/journal/2"
+
+_RETRY_S = 5.0  # between two attempts to write a new journal
 
 # synchronous=OFF: what is written is the kernel's, which outlives this process, and an fsync for
 # each answer would cost milliseconds. locking_mode=EXCLUSIVE: no other process reads it.
@@ -45,15 +55,37 @@ class SqliteJournal:
         self.path = Path(path)
         self._clock = clock
         self._lock = self._take_lock()
+        self._config = Config(1, incarnation=0)  # until `open`
+        self._lost = ""  # why there is no journal now
+        self._retry_at = 0.0
         try:
-            self._database = sqlite3.connect(self.path, isolation_level=None)
-            self._database.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
+            self._database = self._connect()
+        except (OSError, sqlite3.DatabaseError) as error:
             os.close(self._lock)
-            raise JournalError(
-                f"journal {self.path}: not a journal of a coordinator ({error}); expected one, or"
-                " no file"
-            ) from None
+            what = f"not a journal of a coordinator ({error}); expected one, or no file"
+            if isinstance(error, OSError | sqlite3.OperationalError):
+                what = f"cannot be opened: {error}; expected a file that can be written"
+            raise JournalError(f"journal {self.path}: {what}") from None
+
+    def _connect(self) -> sqlite3.Connection:
+        # Keys of the job are in it. SQLite gives its other files the mode of this one.
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(file, 0o600)
+        finally:
+            os.close(file)
+        database = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            database.executescript(_SCHEMA)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @property
+    def state(self) -> str:
+        """Where it is, and why it is not written."""
+        return f"{self.path} is not written: {self._lost}" if self._lost else str(self.path)
 
     def _take_lock(self) -> int:
         path = f"{self.path}.lock"
@@ -107,9 +139,9 @@ class SqliteJournal:
         """
         now = self._clock()
         machine = Machine(config, now)
+        self._config = config
         if incarnation is None:
-            identity = _identity(config) | {"incarnation": config.incarnation}
-            self._put([Row(META, "identity", json.dumps(identity).encode())])
+            self._begin(machine)
         else:
             kept = self._database.execute(
                 "SELECT tab, key, value FROM rows WHERE key != 'identity' OR tab != ?", (META,)
@@ -125,11 +157,61 @@ class SqliteJournal:
         # does not.
         return time.time() - self._clock()
 
+    def _begin(self, machine: Machine) -> None:
+        """Writes the identity and what there is to write; without the first, a journal is fresh."""
+        identity = _identity(self._config) | {"incarnation": self._config.incarnation}
+        rows = journal_codec.drain(machine, self._wall_offset_s())
+        self._put([Row(META, "identity", json.dumps(identity).encode()), *rows])
+
     def write(self, machine: Machine) -> None:
-        """Writes what has changed, in one transaction."""
+        """Writes what has changed, in one transaction.
+
+        Raises JournalError where it can neither be written nor removed.
+        """
+        if self._lost:
+            self._renew(machine)
+            return
         parts = (machine.task_table.dirty, machine.keys.dirty, machine.barriers.dirty)
-        if any(parts) or machine.events.added:
-            self._put(journal_codec.drain(machine, self._wall_offset_s()))
+        if any(parts) or machine.events.added or machine.liveness.added:
+            try:
+                self._put(journal_codec.drain(machine, self._wall_offset_s()))
+            except sqlite3.Error as error:
+                self._lose(str(error))
+                text = f"the journal cannot be written ({error}); it is removed until it can be"
+                machine.events.note("coordinator", text, self._clock())
+                log.warning("journal %s", self.state)
+
+    def _lose(self, why: str) -> None:
+        """Removes the journal: a coordinator that began with it would repeat what is over."""
+        self._lost = why
+        self._retry_at = self._clock() + _RETRY_S
+        try:
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        except OSError as error:
+            raise JournalError(
+                f"journal {self.path}: cannot be written ({why}), nor removed ({error.strerror});"
+                " the coordinator ends, since its next life would begin with an old state: remove"
+                " the journal"
+            ) from None
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _renew(self, machine: Machine) -> None:
+        """Writes a whole new journal, where that is due and there is room."""
+        if self._clock() < self._retry_at:
+            machine.forget_changes()
+            return
+        machine.touch_all()
+        try:
+            self._database = self._connect()
+            self._begin(machine)
+        except (OSError, sqlite3.Error) as error:
+            self._lose(str(error))
+            return
+        self._lost = ""
+        log.warning("journal %s is written again", self.path)
+        machine.events.note("coordinator", "the journal is written again", self._clock())
 
     def _put(self, rows: list[Row]) -> None:
         # One transaction: a coordinator that dies in between leaves all of a batch, or nothing.
@@ -148,9 +230,13 @@ class SqliteJournal:
         """Releases the journal. A job that has `finished` leaves it empty: the next run of the same
         name begins anew.
         """
-        if finished:
-            self._database.execute("DELETE FROM rows")
-        self._database.close()
+        if not self._lost:
+            try:
+                if finished:
+                    self._database.execute("DELETE FROM rows")
+                self._database.close()
+            except sqlite3.Error as error:
+                self._lose(str(error))
         os.close(self._lock)
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import json
 import logging
 import logging.handlers
 import os
 import resource
 import secrets
 import select
+import shutil
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,7 @@ _SHUT_DOWN_GRACE_S = 1.0
 _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
+_OWN_FILES = 64  # the coordinator's own, with some to spare
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -58,6 +63,8 @@ class Options:
     journal: str | None
     metrics_port: int | None
     metrics_host: str
+    own_folder: Path | None  # which goes when the coordinator ends
+    own_file: Path | None  # JSON, whose "coordinator" is the address; goes too
 
 
 @click.command()
@@ -168,6 +175,8 @@ class Options:
 @click.option(
     "--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics at."
 )
+@click.option("--own-folder", type=click.Path(path_type=Path), hidden=True)
+@click.option("--own-file", type=click.Path(path_type=Path), hidden=True)
 @click.option(
     "--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API."
 )
@@ -262,10 +271,13 @@ def serve(
     Does not return after SIGTERM or SIGINT: once all is closed, this process ends by that signal,
     so that whoever started it can tell.
     """
-    _allow_many_connections()
+    doubt = _allow_connections(config.num_tasks)
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(_address(options.host, options.port), tls, token)
     machine = _machine(config, journal)
+    if doubt:
+        print(f"holdfast coordinator: {doubt}", file=sys.stderr, flush=True)
+        machine.events.note("coordinator", doubt, time.monotonic())
     service = Service(machine, listening.clock, journal, secured=listening.secured)
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
@@ -275,15 +287,17 @@ def serve(
         metrics = MetricsServer(service.published_status, options.metrics_port, host)
         url = f"http://{_address(host, metrics.port)}/metrics"
         print(f"metrics at {url}", file=sys.stderr, flush=True)
-    if is_tested_grpc() and not options.public_api:
-        transport = CompletionQueueTransport(service, listening)
-        _announce(options, transport.bind(), journal)
-        gc.freeze()  # what stands now stays: the collector need not visit it again
-        gc.set_threshold(50_000, 20, 20)
-        reason = transport.serve(stop.reason)
-    else:
-        reason = asyncio.run(_serve_aio(service, listening, options, stop, journal))
-    log.info("ends: %s", reason)
+    with contextlib.ExitStack() as at_end:
+        announce = functools.partial(_announce, options, journal, at_end)
+        if is_tested_grpc() and not options.public_api:
+            transport = CompletionQueueTransport(service, listening)
+            announce(transport.bind())
+            gc.freeze()  # what stands now stays: the collector need not visit it again
+            gc.set_threshold(50_000, 20, 20)
+            reason = transport.serve(stop.reason)
+        else:
+            reason = asyncio.run(_serve_aio(service, listening, announce, stop))
+        log.info("ends: %s", reason)
     if stop.signal is not None:
         signal.signal(stop.signal, signal.SIG_DFL)
         os.kill(os.getpid(), stop.signal)
@@ -296,14 +310,32 @@ def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
     return journal.open(replace(config, incarnation=incarnation or config.incarnation), incarnation)
 
 
-def _allow_many_connections() -> None:
+def _allow_connections(num_tasks: int) -> str:
     """Lifts the soft limit of open files, often 1,024, to the hard one: each client is a
-    connection.
+    connection, and jax's agent is one more. Returns what may be too few, "" where nothing is.
+
+    Raises OSError where the hard limit is too low for the job; a connection too many would wait for
+    ever, unanswered.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return ""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cure = "raise the hard limit (ulimit -Hn, or LimitNOFILE= of systemd)"
+    if allowed < num_tasks + _OWN_FILES:
+        raise OSError(
+            f"a coordinator of {num_tasks} processes opens {num_tasks + _OWN_FILES} files, one for"
+            f" each process among them; it may open {allowed}: {cure}"
+        )
+    if allowed < 2 * num_tasks + _OWN_FILES:
+        return (
+            f"{num_tasks} processes with jax's agents need {2 * num_tasks + _OWN_FILES} open files,"
+            f" two for each process; the coordinator may open {allowed}: {cure}"
+        )
+    return ""
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
@@ -327,29 +359,41 @@ def _warn_if_open(host: str, listening: Listening) -> None:
 async def _serve_aio(
     service: Service,
     listening: Listening,
-    options: Options,
+    announce: Callable[[int], None],
     stop: _StopCondition,
-    journal: SqliteJournal | None,
 ) -> str:
     transport = AioTransport(service, listening)
-    _announce(options, transport.bind(), journal)
+    announce(transport.bind())
     return await transport.serve(stop.reason)
 
 
-def _announce(options: Options, port: int, journal: SqliteJournal | None) -> None:
-    """Prints the address that others reach the service at, and writes it into the journal's
-    lock.
+def _announce(
+    options: Options, journal: SqliteJournal | None, at_end: contextlib.ExitStack, port: int
+) -> None:
+    """Prints the address that others reach the service at, and writes it into the journal's lock.
+    `at_end` removes what is the service's own.
     """
     host = options.advertise or options.host
     if host in ("0.0.0.0", "::", "[::]"):
         host = socket.gethostname()
     address = _address(host, port)
+    at_end.callback(_remove_own, options, address)
     if journal is not None:
         journal.announce(address)
     print(f"coordinator at {address}", flush=True)
     if options.log_file is not None:
         _log_to(options.log_file)
     log.info("serves at %s, process %d", address, os.getpid())
+
+
+def _remove_own(options: Options, address: str) -> None:
+    """Removes the folder, and the file unless a later coordinator has taken its name."""
+    if options.own_file is not None:
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(options.own_file.read_text())["coordinator"] == address:
+                options.own_file.unlink()
+    if options.own_folder is not None:
+        shutil.rmtree(options.own_folder, ignore_errors=True)
 
 
 def _log_to(path: str) -> None:

@@ -13,7 +13,7 @@ from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 
 from ..core.barriers import Arrival
-from ..core.liveness import Living
+from ..core.liveness import Living, Sending
 from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..core.task_table import Task
@@ -28,6 +28,7 @@ class Caller(NamedTuple):
     session: bool
     deadline: float = math.inf
     depends_on: frozenset[int] = frozenset()
+    number: int = 0  # of the call, in each sending of it; 0: it is sent once
 
 
 class Claim(NamedTuple):
@@ -203,8 +204,17 @@ def _alive(call: Call) -> None:
 
 def _ask_who_lives(call: Call, task_ids: Sequence[int]) -> None:
     caller = call.caller
+    sending = None
+    if caller.number:
+        life = call.machine.task_table.life_of(caller.task_id, caller.incarnation)
+        sending = Sending(life, caller.number)
     call.machine.liveness.arrive(
-        call.handle, caller.task_id, task_ids, call.now, deadline=caller.deadline
+        call.handle,
+        caller.task_id,
+        task_ids,
+        call.now,
+        deadline=caller.deadline,
+        sending=sending,
     )
 
 
@@ -269,7 +279,7 @@ def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
     return a.BarrierResponse(counter=value).SerializeToString()
 
 
-def _encode_alive(machine: Machine, value: list[Living], caller: Caller) -> bytes:
+def _encode_alive(machine: Machine, value: Sequence[Living], caller: Caller) -> bytes:
     incarnations = [each.session if caller.session else each.agent for each in value]
     return a.GetAliveTasksResponse(
         alive_task_ids=[each.task_id for each in value], incarnations=incarnations
@@ -415,7 +425,7 @@ def _encode_states_b(machine: Machine, value: list[int], caller: Caller) -> byte
     ).SerializeToString()
 
 
-def _encode_alive_b(machine: Machine, value: list[Living], caller: Caller) -> bytes:
+def _encode_alive_b(machine: Machine, value: Sequence[Living], caller: Caller) -> bytes:
     alive = [_task_b(each.task_id) for each in value]
     return b.GetAliveTasksResponse(
         alive_tasks=alive, incarnations=[each.agent for each in value]

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -81,7 +80,7 @@ class Journal(Protocol):
     """Where the machine's state survives the process."""
 
     @property
-    def path(self) -> Path: ...
+    def state(self) -> str: ...
     def write(self, machine: Machine) -> None: ...
     def close(self, finished: bool) -> None: ...
 
@@ -239,8 +238,13 @@ class Service:
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that it ends the processes, and why: every Session hears it, and
-        a key holds it for whoever has none.
+        a key holds it for whoever has none. The launcher holds the key of a process that has come.
         """
+        if self._owners is not None:
+            denied = self._owners.may_call(-1, writer.key, writer.names)
+            if denied is not None:
+                writer.fail(denied.code, denied.message, b"")
+                return
         why = clip(request.why, self.config.limits.error_bytes)
         self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
         self.sessions.tell_over(why)
@@ -250,7 +254,7 @@ class Service:
         """Returns what `holdfast status` shows."""
         status = status_of(self.machine, self.calls, self._clock(), self.sessions.open_tasks())
         status.goodput_s.update(self._goodput_s)
-        status.journal = "" if self._journal is None else str(self._journal.path)
+        status.journal = "" if self._journal is None else self._journal.state
         return status
 
     def published_status(self) -> session_pb2.StatusResponse:

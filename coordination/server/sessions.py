@@ -16,7 +16,7 @@ from ..core.machine import Machine
 from ..core.status import Code, Completion, Missing, Status, clip
 from ..core.task_table import Task
 from ..limits import Config, Limits
-from ..names import MISSING_TYPE
+from ..names import MISSING_TYPE, REPORT_AGAIN
 from .admission import TaskOwners
 from .job_status import left_stacks
 from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
@@ -345,7 +345,14 @@ class SessionStreams:
         timeout_ms = request.timeout_ms
         deadline = now + timeout_ms / 1000 if timeout_ms > 0 else math.inf
         depends_on = frozenset(request.needs) if request.needs else _NOBODY
-        caller = Caller(session.task_id, session.incarnation, True, deadline, depends_on=depends_on)
+        caller = Caller(
+            session.task_id,
+            session.incarnation,
+            True,
+            deadline,
+            depends_on=depends_on,
+            number=request.number,
+        )
         number = request.id
         call = SessionCall(session, number, rpc, caller)
         if (sentence := session.count(self._machine.config.limits, now)) is not None:
@@ -366,13 +373,14 @@ class SessionStreams:
     def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
         task_id = call.caller.task_id
-        if request.method == "Report":
+        if request.method in ("Report", REPORT_AGAIN):
             report = session_pb2.ReportRequest.FromString(request.body)
             names = ("step", "saved_step", "trouble")
             given = {name: getattr(report, name) for name in names if report.HasField(name)}
             if report.HasField("root"):
                 given["root"] = _root(report.root, machine.config)
-            machine.report(call, task_id, now, values=dict(report.values), **given)
+            again = request.method == REPORT_AGAIN
+            machine.report(call, task_id, now, values=dict(report.values), again=again, **given)
         elif request.method == "ReportError":
             error = session_pb2.ReportErrorRequest.FromString(request.body)
             machine.report_error(call, task_id, error.error_code, error.error_message, now=now)

@@ -85,9 +85,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._admission = listening.admission(service.config.limits)
         self._flushing = False
         self._woken = asyncio.Event()
-        self._server = grpc.aio.server(
-            handlers=(self,), options=channel_options(service.config.limits)
-        )
+        self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config))
 
     def bind(self) -> int:
         """Binds the port; OSError where it is taken."""

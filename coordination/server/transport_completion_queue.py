@@ -208,7 +208,7 @@ class CompletionQueueTransport:
         self.unanswered: list[_UnaryWriter] = []
         self._admission = listening.admission(service.config.limits)
         self._queue = cygrpc.CompletionQueue()
-        self._server = cygrpc.Server(tuple(channel_options(service.config.limits)), False)
+        self._server = cygrpc.Server(tuple(channel_options(service.config)), False)
         self._server.register_completion_queue(self._queue)
 
     def bind(self) -> int:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from ..limits import Limits
+from ..limits import Config, Limits, silence_options
 from .admission import Admission
 
 ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 """The key of a call's authentication context that holds the names in the client's certificate."""
+
+_SILENT_TIMEOUTS = 4  # heartbeat timeouts: a client that waits for a stopped coordinator has three
+_LEAST_SILENCE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,14 @@ class Listening:
         return int(port)
 
 
-def channel_options(limits: Limits) -> list[tuple[str, int]]:
+def channel_options(config: Config) -> list[tuple[str, int]]:
     """Returns gRPC's settings for a server."""
+    limits = config.limits
+    # Silence is for the heartbeat to decide: a connection that ended before would look like a
+    # death.
+    silence_s = max(_LEAST_SILENCE_S, _SILENT_TIMEOUTS * config.heartbeat_timeout_s)
     return [
+        *silence_options(silence_s),
         # A second server on the port is refused; the default binds both, silently.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limits.message_bytes),

@@ -9,12 +9,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
-from holdfast.coordination import Credentials
+from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.diagnosis.step_curve import StepCurve
+from holdfast.coordination.process.job_folder import EndedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
@@ -65,6 +67,8 @@ class BaseEngine(Engine):
         self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._goodput: Callable[[], Goodput] = Goodput
+        self._address = ""  # of the last coordinator
+        self._ended: EndedJob | None = None
         self._signals = 0
         self._sent_sigterm = False  # to the processes of this attempt
 
@@ -109,6 +113,7 @@ class BaseEngine(Engine):
     ) -> None:
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
+        self._address = address
         self._output.say(f"attempt {attempt}, coordinator at {address}")
         self._watch = ProgressWatch(
             address,
@@ -230,6 +235,24 @@ class BaseEngine(Engine):
                 self._curve.add(point)
             self._events.extend(event for event in watch.events if event.kind != "launcher")
 
+    def leave_verdict(self, result: JobResult, attempt: int) -> None:
+        """Has `holdfast status` find, for an hour, how the job ended that had a coordinator."""
+        if not self._address:
+            return
+        self._ended = EndedJob(
+            job_id=result.job_id,
+            attempt=attempt,
+            address=self._address,
+            unix_s=time.time(),
+            outcome=result.outcome,
+            exit_code=result.exit_code,
+            reason=result.reasons[-1] if result.reasons else "",
+        )
+        try:
+            self._ended.leave()
+        except (OSError, CoordinationError) as error:
+            self._output.say(f"`holdfast status` will not find how the job ended: {error}")
+
     def leave_status(self, file: Path, result: JobResult) -> None:
         """Writes how the job ended, its last status and its history, as JSON.
 
@@ -241,9 +264,12 @@ class BaseEngine(Engine):
             "outcome": f"{result.outcome}: {last}",
             "status": MessageToDict(self._whole_status(result.goodput)),
             "samples": self._curve.samples(),
+            "ended": None if self._ended is None else asdict(self._ended),
         }
         try:
-            file.write_text(json.dumps(kept))
+            whole = file.with_suffix(".new")
+            whole.write_text(json.dumps(kept))
+            whole.replace(file)
         except OSError as error:
             self._output.say(f"{file} cannot be written: {error.strerror}")
 
@@ -283,4 +309,6 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
     meter = GoodputMeter(time.monotonic())
     engine.account_by(meter)
     with passing_on(engine.forward):
-        return supervise(job, engine, on_decision=on_decision, meter=meter)
+        result = supervise(job, engine, on_decision=on_decision, meter=meter)
+    engine.leave_verdict(result, job.attempt + result.attempts)
+    return result

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -35,13 +34,14 @@ from ..supervisor.job import (
 from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
-from ..workers.output import ConsoleOutput, LogFiles, Output
+from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
+_NOT_STARTED = 127  # the exit code of a process that could not be started
 _NEVER = RestartPolicy()
 _STANDBY = StandbySettings()
 
@@ -120,6 +120,7 @@ class LocalEngine(BaseEngine):
         self._prepared: dict[tuple[int, int], Coordinator] = {}
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
+        self._unread = ""  # why the capacity file cannot be read
         self._poll_at = 0.0
 
     # --- Actions
@@ -151,6 +152,8 @@ class LocalEngine(BaseEngine):
             self._prepared.popitem()[1].close()
 
     def _launch(self, attempt: int, num_processes: int) -> None:
+        # What is left of an attempt that SIGKILL has not ended: this one fences it off.
+        self._give_back()
         prepared = self._prepared.pop((attempt, num_processes), None)
         self._drop_prepared()
         self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
@@ -167,7 +170,12 @@ class LocalEngine(BaseEngine):
                 coordinator=self._coordinator.address,
                 local_rank=process,
             )
-            self._start(spec)
+            try:
+                self._start(spec)
+            except OSError:
+                for missing in range(process, num_processes):
+                    self._queue.put(Exited(attempt, missing, _NOT_STARTED))
+                raise
         if self._standbys is not None:
             self._standbys.close()
 
@@ -201,16 +209,23 @@ class LocalEngine(BaseEngine):
             self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        for process in self._workers if processes is None else processes:
-            self._workers[process].signal(number)
+        for worker in self._chosen(processes):
+            worker.signal(number)
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        for process in self._workers if processes is None else processes:
-            self._workers[process].kill()
+        for worker in self._chosen(processes):
+            worker.kill()
+
+    def _chosen(self, processes: frozenset[int] | None) -> list[WorkerProcess]:
+        """Returns those of the processes (None: all) that were started."""
+        started = self._workers.items()
+        return [worker for process, worker in started if processes is None or process in processes]
 
     def _release(self) -> None:
-        if any(worker.alive for worker in self._workers.values()):
-            return
+        if not any(worker.alive for worker in self._workers.values()):
+            self._give_back()
+
+    def _give_back(self) -> None:
         self._workers.clear()
         self._close_watch()
         if self._coordinator is not None:
@@ -258,11 +273,24 @@ class LocalEngine(BaseEngine):
             return None
         try:
             self._capacity = int(Path(self._settings.capacity_file).read_text())
+            self._unread = ""
         except FileNotFoundError:
             self._capacity = None
         except ValueError:  # being written: what it said before still holds
             pass
+        except OSError as error:
+            self._say_unread(str(error.strerror))
         return self._capacity
+
+    def _say_unread(self, why: str) -> None:
+        """Says, once, that the capacity file cannot be read, and what holds instead."""
+        if why != self._unread:
+            self._unread = why
+            room = "all processes" if self._capacity is None else self._capacity
+            self._output.say(
+                f"capacity file {self._settings.capacity_file} cannot be read: {why}; until it can"
+                f" there is room for {room}, as it last said"
+            )
 
     def close(self) -> None:
         """Ends whatever still runs.
@@ -305,9 +333,9 @@ def run_local(
     if not command:
         raise ValueError("no command to run")
     job = settings.job(num_processes)
-    output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
     folder = settings.log_folder
     with contextlib.ExitStack() as stack:
+        output = stack.enter_context(console_unless(output, num_processes))
         lines = output
         if folder is not None:
             lines = stack.enter_context(contextlib.closing(LogFiles(output, folder)))

@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from holdfast.coordination.address import own_host
+
 from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Exited, Job, Reserve, Reserved, RestartPolicy
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
-from ..workers.output import ConsoleOutput, Output
+from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess
 from ..workers.secrets import require_cryptography
 from ..workers.signals import passing_on
@@ -71,6 +72,8 @@ class SlurmEngine(BaseEngine):
         self._queue.put(Reserved(action.attempt, action.max_processes))  # the allocation is ours
 
     def _launch(self, attempt: int, num_processes: int) -> None:
+        # That of an attempt whose step SIGKILL has not ended: this one fences it off.
+        self._close_coordinator()
         coordinator = Coordinator(
             self._job_id,
             attempt,
@@ -95,8 +98,9 @@ class SlurmEngine(BaseEngine):
     def _task(self, attempt: int, address: str) -> list[str]:
         """Returns the command of each task of the step."""
         main = "from holdfast.cli import main; main()"
+        # -P: a module of the program may have the name of one that holdfast imports.
         return [
-            *(sys.executable, "-c", main, "task", "--report"),
+            *(sys.executable, "-P", "-c", main, "task", "--report"),
             *("--coordinator", address),
             *("--job-id", self._job_id),
             *("--attempt", str(attempt)),
@@ -175,8 +179,11 @@ class SlurmEngine(BaseEngine):
 
     def _release(self) -> None:
         self._close_watch()
-        ended = self._srun is None or self._srun.wait(self._policy.grace_s)
-        if self._coordinator is not None and ended:
+        if self._srun is None or self._srun.wait(self._policy.grace_s):
+            self._close_coordinator()
+
+    def _close_coordinator(self) -> None:
+        if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
 
@@ -218,8 +225,9 @@ def run_slurm(
     and SIGUSR1 (ask for it with `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A
     preempted job is handed back with `scontrol requeue`, unless `requeue` is False; then the call
     does not return before Slurm ends this process. `host` is where tasks reach the coordinator
-    (default: this node's name, or loopback where there is one node only). The job has a token and
-    certificates of its own, which srun hands to its tasks, unless `insecure`.
+    (default: this node's name, or its address where the name is loopback's; loopback where there is
+    one node only). The job has a token and certificates of its own, which srun hands to its tasks,
+    unless `insecure`.
 
     Raises ValueError outside an allocation, ImportError where certificates cannot be made.
     """
@@ -234,25 +242,25 @@ def run_slurm(
     nodes = environment.get("SLURM_JOB_NUM_NODES")
     num_processes = int(environment.get("SLURM_NTASKS") or nodes or 1)
     if not host:
-        host = socket.gethostname() if nodes not in (None, "1") else "127.0.0.1"
+        host = own_host() if nodes not in (None, "1") else "127.0.0.1"
     policy = restart or RestartPolicy(max_failures=3)
     before = slurm_attempt(environment) - 1
     job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
-    output = output or ConsoleOutput(sys.stdout, sys.stderr, num_processes)
-    engine = SlurmEngine(
-        command,
-        job.job_id,
-        environment,
-        output,
-        host=host,
-        policy=policy,
-        secured=not insecure,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-    )
-    with passing_on(engine.forward, signal.SIGUSR1):
-        result = run_job(job, engine, output)
-        if result.outcome == "preempted" and not result.interrupted and requeue:
-            _hand_back(slurm_job, output)
+    with console_unless(output, num_processes) as lines:
+        engine = SlurmEngine(
+            command,
+            job.job_id,
+            environment,
+            lines,
+            host=host,
+            policy=policy,
+            secured=not insecure,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+        )
+        with passing_on(engine.forward, signal.SIGUSR1):
+            result = run_job(job, engine, lines)
+            if result.outcome == "preempted" and not result.interrupted and requeue:
+                _hand_back(slurm_job, lines)
     return result
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import stat
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
-from holdfast.coordination.address import address_towards
+from holdfast.coordination.address import address_towards, own_host
 from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 
@@ -57,7 +56,7 @@ class TaskSettings:
     """
 
     coordinator: str | None = None  # HOST:PORT
-    host: str | None = None  # None: the name of process 0's machine
+    host: str | None = None  # None: the name of process 0's machine, or its address
     rendezvous: Path | None = None  # all processes must see it
     job_id: str | None = None  # None: the launcher's
     attempt: int | None = None  # None: the launcher's
@@ -173,8 +172,8 @@ def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobS
         detected.job_id,
         detected.attempt,
         detected.num_processes,
-        host=None if at_socket else settings.host or socket.gethostname(),
-        outlives_us=True,
+        host=None if at_socket else settings.host or own_host(),
+        published=path.absolute(),
         secured=secured,
     )
     shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()

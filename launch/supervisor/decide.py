@@ -80,6 +80,8 @@ _BUDGETS: dict[type[JobError], str] = {
     Hang: "max_failures",
 }
 
+_LEFT = (DONE, PREEMPTED)  # exit codes of a process that has left as a notice asks it to
+
 _OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progressed | Stalled
 
 _STEPS_WANTED = (
@@ -132,11 +134,13 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         alive=frozenset(),
         exit_codes={},
         notices={},
+        reported_done=False,
         progressed=False,
         saves={},
         silent=frozenset(),
         killing=frozenset(),
         asked=frozenset(),
+        leaving=frozenset(),
         killed=False,
         why_waiting="",
         error=None,
@@ -216,7 +220,9 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
     ran = f"{len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
-    error = _error(job, WorkerFailed, f"{event.why} while {ran}")
+    # After a notice a death is a preemption.
+    kind = Preempted if job.state is State.PREEMPTING else WorkerFailed
+    error = _error(job, kind, f"{event.why} while {ran}")
     # Nobody says any more how a save stands, and none can be committed: waiting is in vain.
     return _end_attempt(replace(job, saves={}), error, now)
 
@@ -245,6 +251,7 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
         step=step,
         saved_step=saved,
         saves=event.saves or job.saves,
+        leaving=job.leaving | event.leaving,
         reported_done=job.reported_done or event.done,
     )
     if not better:
@@ -256,8 +263,10 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
 
 def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
     source = f"notice from {event.source}"
-    # The echo of our own notice: the processes leave in any case.
+    # Most often the echo of our own notice: the processes leave in any case.
     if event.delivered and job.state is State.RESIZING:
+        if event.deadline is not None and job.wake_at is not None:
+            job = replace(job, wake_at=min(job.wake_at, event.deadline))
         return _decision(job, f"{source}, while all are leaving to come back as more")
     following = _add_notice(job, event.source, event.deadline)
     if event.delivered or job.state is not State.RUNNING:
@@ -271,6 +280,8 @@ def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     others = {source: at for source, at in job.notices.items() if source != event.source}
     job = replace(job, notices=others)
     if others or job.stopping or job.exit_codes:
+        if _all_left_well(job):
+            job = replace(job, wake_at=_leave_by(job))
         left = f"{len(others)} others hold, {len(job.exit_codes)} processes have left"
         return _decision(job, f"{event.source} withdrew its notice; {left}")
     job = replace(job, state=State.RUNNING, wake_at=None)
@@ -286,7 +297,8 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     young = now - job.started_at < job.policy.grow_after_s
     if num_processes == job.num_processes or young or job.exit_codes:
         return _decision(job, f"{room}, {job.num_processes} run")
-    following = replace(job, state=State.RESIZING, wake_at=now + job.policy.preemption_grace_s)
+    wake_at = now + job.policy.preemption_grace_s
+    following = replace(job, state=State.RESIZING, leaving_since=now, wake_at=wake_at)
     change = f"save, leave and come back as {num_processes}"
     return _decision(following, f"{room}, {job.num_processes} run: {change}", Notify("growing"))
 
@@ -313,14 +325,23 @@ def _add_notice(job: Job, source: str, deadline: float | None) -> Job:
     return replace(job, notices={**job.notices, source: min(known, default=None)})
 
 
+def _until(job: Job, at: float) -> float:
+    """Returns `at`, or the earliest deadline of a notice, where that comes first."""
+    return min([at, *(deadline for deadline in job.notices.values() if deadline is not None)])
+
+
+def _leave_by(job: Job) -> float:
+    return _until(job, job.leaving_since + job.policy.preemption_grace_s)
+
+
 def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> Decision:
     """Goes to (or stays in) preempting; the earliest deadline of all notices wins."""
-    deadlines = [at for at in job.notices.values() if at is not None]
-    if before.state in (State.PREEMPTING, State.RESIZING) and before.wake_at is not None:
-        deadlines.append(before.wake_at)
-    else:
-        deadlines.append(now + job.policy.preemption_grace_s)
-    deadline = min(deadlines)
+    if before.state not in (State.PREEMPTING, State.RESIZING):
+        job = replace(job, leaving_since=now, wake_at=None)
+    deadline = _leave_by(job)
+    # Those whom a failure has left less time get no more by another notice.
+    if job.wake_at is not None:
+        deadline = min(deadline, job.wake_at)
     job = replace(job, state=State.PREEMPTING, wake_at=deadline)
     if not job.alive:
         return _on_all_left(job, now)
@@ -335,12 +356,41 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
         return _end_attempt(job, _worker_error(job, event), now)
     if not job.alive:
         return _on_all_left(job, now)
-    if event.code not in (DONE, PREEMPTED):
-        # The others may wait for the dead process in vain, in a save of all.
-        assert job.wake_at is not None
-        job = replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s))
     left = f"{len(job.alive)} of {job.num_processes} still there"
-    return _decision(job, f"process {event.process} left with exit code {event.code}; {left}")
+    reason = f"process {event.process} left with exit code {event.code}; {left}"
+    if event.code not in _LEFT:
+        job, hurry = _hurry(job, now)
+        reason += hurry
+    return _decision(job, reason)
+
+
+def _hurry(job: Job, now: float) -> tuple[Job, str]:
+    """Leaves the others less time to leave once a process has failed, and says how much.
+
+    They may wait for the dead process in vain, in a save of all. Those of a save that can still be
+    committed have `commit_grace_s`, where that is more. The deadline of the notice holds for all.
+    """
+    assert job.wake_at is not None
+    if waiting := _committing(job):
+        # No less than where there is nothing to commit: they have to leave, too.
+        until = min(job.wake_at, now + max(job.policy.commit_grace_s, job.policy.grace_s))
+        task = f"{until - now:.0f} s to end the save that can still be committed"
+        return replace(job, wake_at=until), f"; {len(waiting)} of them have {task}"
+    return replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s)), ""
+
+
+def _all_left_well(job: Job) -> bool:
+    """Returns whether each process that is gone has left as a notice asks it to."""
+    return all(code in _LEFT for code in job.exit_codes.values())
+
+
+def _on_progress_while_preempting(job: Job, event: Progressed, now: float) -> Decision:
+    decision = _on_progress(job, event, now)
+    if _all_left_well(job):
+        return decision
+    # The save that they were given time for may be committed by now, or lost.
+    job, _ = _hurry(decision.job, now)
+    return _decision(job, decision.reason)
 
 
 def _on_all_left(job: Job, now: float) -> Decision:
@@ -393,10 +443,12 @@ def _committing(job: Job) -> frozenset[int]:
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
     """Ends at once each process that has nothing to do any more.
 
-    A process without a client of ours may have something to do: it gets SIGTERM first.
+    A process without a client of ours may have something to do: it gets SIGTERM first. A process
+    that is leaving has an exit code of its own to end with, and gets nothing.
     """
-    unknown = job.alive - job.saves.keys()
-    ready = job.alive - unknown - _committing(job) - job.killing
+    staying = job.alive - job.leaving
+    unknown = staying - job.saves.keys()
+    ready = staying - unknown - _committing(job) - job.killing
     asked = unknown - job.asked
     actions: list[Action] = []
     if ready:
@@ -441,8 +493,11 @@ def _why_last(job: Job, setting: str, tries: int, idle: int) -> str | None:
 
 
 def _end_last(job: Job, error: JobError, reason: str, now: float, *, patient: bool) -> Decision:
-    """Ends the attempt, and the job with it; first a save that can be committed."""
-    if patient and _committing(job):
+    """Ends the attempt, and the job with it.
+
+    First come a save that can be committed, and those that are leaving.
+    """
+    if patient and (_committing(job) or job.leaving & job.alive):
         job = replace(job, error=error, why_final=reason)
         return _end_processes(job, now, reason, patient=True)
     cleared = _clear(job)[1] if patient else (Kill(),)
@@ -476,32 +531,45 @@ def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decis
     )
     if not patient:
         return _decision(job, reason, Kill())
-    job, actions = _clear(job)
+    # The machines go at the deadline of a notice, whatever has come since.
+    job, actions = _clear(replace(job, wake_at=_until(job, now + job.policy.grace_s)))
     if waiting := _committing(job):
         limit = f"{job.policy.commit_grace_s:g} s to end the save that can still be committed"
         reason += f"; {len(waiting)} of them have {limit}"
     return _decision(job, reason, *actions)
 
 
-def _go_on_ending(job: Job, reason: str) -> Decision:
+def _go_on_ending(job: Job, now: float, reason: str) -> Decision:
     """Ends those for whom nothing is left to do since something has happened."""
-    if job.killed:
+    if job.killed or not job.alive:
         return _decision(job, reason)
     job, actions = _clear(job)
+    if not _committing(job):
+        # Those that leave have this time; those that SIGKILL does not end, too.
+        assert job.wake_at is not None
+        job = replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s))
     return _decision(job, reason, *actions)
 
 
 def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
+    is_counted = event.process in job.exit_codes
     job = _without(job, event)
+    if event.code == DO_NOT_RESTART:
+        # It had said so before it saw that another one failed, which came through first.
+        error = _worker_error(job, event)
+        job = replace(job, error=error, why_final=str(error))
+    elif is_counted:
+        # SIGKILL did not end it in time. The back-off has begun, and goes on.
+        return _decision(job, f"process {event.process} of attempt {job.attempt} is gone at last")
     if not job.alive:
         return _back_off(job, now, f"attempt {job.attempt} is gone")
     left = f"{len(job.alive)} of {job.num_processes} processes are still to end"
-    return _go_on_ending(job, left)
+    return _go_on_ending(job, now, left)
 
 
 def _on_progress_while_restarting(job: Job, event: Progressed, now: float) -> Decision:
     decision = _on_progress(job, event, now)
-    return _go_on_ending(decision.job, decision.reason)
+    return _go_on_ending(decision.job, now, decision.reason)
 
 
 def _on_coordinator_ended_while_restarting(
@@ -509,7 +577,9 @@ def _on_coordinator_ended_while_restarting(
 ) -> Decision:
     if job.killed or not job.alive:
         return _decision(job, event.why)
-    return _kill_the_rest(job, now, f"{event.why}: nobody says any more how the last save ends")
+    # No save can be committed any more. Those that leave by themselves still have their time.
+    job = replace(job, silent=job.alive)
+    return _go_on_ending(job, now, f"{event.why}: nobody says any more how the last save ends")
 
 
 def _back_off(job: Job, now: float, why: str) -> Decision:
@@ -536,7 +606,7 @@ def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
     if job.killed:
         why = f"{late} did not even end by SIGKILL; their attempt is fenced off"
         return _back_off(job, now, why)
-    until = job.ending_since + job.policy.commit_grace_s
+    until = _until(job, job.ending_since + job.policy.commit_grace_s)
     waiting = _committing(job)
     if not waiting or now >= until:
         waited_s = now - job.ending_since
@@ -563,8 +633,9 @@ def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decisi
 def _exit_code(job: Job, error: JobError) -> int:
     if not isinstance(error, WorkerFailed):
         return {Preempted: PREEMPTED, Hang: HANG, Fatal: DO_NOT_RESTART}.get(type(error), 1)
-    failed = (code for code in job.exit_codes.values() if code not in (DONE, PREEMPTED))
-    code = next(failed, 1)
+    # What the others ended with since then does not count.
+    failed = [job.exit_codes[process] for process in error.processes if process in job.exit_codes]
+    code = failed[0] if failed else 1
     return code if code >= 0 else 128 - code
 
 
@@ -621,10 +692,12 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
     (State.PREEMPTING, Exited): _on_exit_while_preempting,
+    (State.PREEMPTING, CoordinatorEnded): _on_coordinator_ended,
     (State.PREEMPTING, Noticed): _on_notice,
     (State.PREEMPTING, Withdrawn): _on_withdrawn,
     (State.PREEMPTING, Tick): _on_tick_while_preempting,
     (State.RESIZING, Exited): _on_exit_while_preempting,
+    (State.RESIZING, CoordinatorEnded): _on_coordinator_ended,
     (State.RESIZING, Noticed): _on_notice,
     (State.RESIZING, Tick): _on_tick_while_preempting,
     (State.RESTARTING, Exited): _on_exit_while_restarting,
@@ -633,6 +706,6 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RESTARTING, Progressed): _on_progress_while_restarting,
     (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
     (State.RUNNING, Progressed): _on_progress,
-    (State.PREEMPTING, Progressed): _on_progress,
-    (State.RESIZING, Progressed): _on_progress,
+    (State.PREEMPTING, Progressed): _on_progress_while_preempting,
+    (State.RESIZING, Progressed): _on_progress_while_preempting,
 }

@@ -107,12 +107,14 @@ class Job:
     wake_at: float | None = None  # when the supervisor wants a Tick
     # Of this attempt; not of processes that report nothing.
     saves: Mapping[int, SavePosition] = field(default_factory=dict)
+    leaving_since: float = 0.0  # when the first notice of this attempt came
     ending_since: float = 0.0
     silent: frozenset[int] = frozenset()  # those that cannot report any more
     # Those whose end was ordered while others may still commit.
     killing: frozenset[int] = frozenset()
     # Those that were asked to end: nothing is known of their saves.
     asked: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()  # those that have begun to leave by themselves
     killed: bool = False  # all of them
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room
@@ -201,6 +203,7 @@ class Progressed:
     saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of our clients' processes
     restored_s: float = 0.0  # spent in restores, by the process that spent most
     blocked_s: float = 0.0  # spent blocked in saves, likewise
+    leaving: frozenset[int] = frozenset()  # processes in `multihost.shutdown()`
 
 
 @dataclass(frozen=True)

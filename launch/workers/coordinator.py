@@ -46,8 +46,10 @@ class Coordinator:
     """The coordinator of one (job, attempt): at a free port of `host`, or at a Unix socket.
 
     The socket is of this user's alone. With `secured`, callers show the certificates and the token
-    that are made for the coordinator. It ends with this process, unless `outlives_us`. Raises
-    StartupFailed, which no other attempt can mend, where it does not start.
+    that are made for the coordinator. It ends with this process. With `published`, the
+    file in which its address will be, it outlives this process, and removes that file and its
+    folder when it ends. Raises StartupFailed, which no other attempt can mend, where it does not
+    start.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Coordinator:
         host: str | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         log_file: Path | None = None,
-        outlives_us: bool = False,
+        published: Path | None = None,
         secured: bool = False,
     ) -> None:
         self._closed = threading.Event()
@@ -68,16 +70,18 @@ class Coordinator:
         arguments: list[str] = []
         if log_file is not None:
             arguments.append(f"--log-file={log_file}")
-        if not outlives_us:
-            arguments.append("--end-with-input")
         timeouts = ServiceTimeouts(
             heartbeat_s=heartbeat_timeout_s,
             linger_s=_LINGER_S,
-            startup_s=_STARTUP_TIMEOUT_S if outlives_us else 0,
+            startup_s=0 if published is None else _STARTUP_TIMEOUT_S,
         )
         with _startup_failures(attempt), contextlib.ExitStack() as undone:
             self._folder = JobFolder.create()
             undone.callback(self._folder.remove)
+            if published is None:
+                arguments.append("--end-with-input")
+            else:
+                arguments += [f"--own-folder={self._folder.path}", f"--own-file={published}"]
             if secured:
                 assert host is not None, "a socket needs no secrets"
                 arguments += self._make_secrets(host)

@@ -208,6 +208,7 @@ class ProgressWatch:
 
     def _progress(self, status: session_pb2.StatusResponse) -> Progressed:
         tasks = status.tasks
+        leaving = [task.task_id for task in tasks if task.progress.values.get("leaving")]
         done = len(tasks) > 0 and all(task.progress.values.get("done", 0) for task in tasks)
         return Progressed(
             self._attempt,
@@ -217,6 +218,7 @@ class ProgressWatch:
             saves={process: _save_position(tasks[process]) for process in self._ours},
             restored_s=_most(status, "restore_s"),
             blocked_s=_most(status, "save_blocked_s"),
+            leaving=frozenset(leaving),
         )
 
     def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:

@@ -211,14 +211,25 @@ class GroupClient:
 
         A second is the least, so that cleaning up is tried where no time is left.
         """
-        if deadline is None or not self._pushes:
+        if deadline is None or not self.pushes:
             return {}
         return {"timeout_s": max(1.0, deadline.remaining_s())}
+
+    @contextmanager
+    def _answered(self, what: str) -> Iterator[None]:
+        """Raises CoordinatorLost where a call that waits for no process is not answered in time."""
+        try:
+            with self.errors(what):
+                yield
+        except CoordinationError as error:
+            if error.code != "DEADLINE_EXCEEDED":
+                raise
+            raise CoordinatorLost(f"{what}: {error.message}") from error
 
     def set(self, key: str, value: bytes, deadline: Deadline | None = None) -> None:
         """Sets a key, whether it exists or not."""
         client: Any = self.client
-        with self.errors(f"setting {key!r}"):
+        with self._answered(f"setting {key!r}"):
             client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
@@ -228,7 +239,7 @@ class GroupClient:
         """
         client: Any = self.client
         # jaxlib's own client does not hear of a loss.
-        depends_on = {"depends_on": [self.task(source)]} if self._pushes else {}
+        depends_on = {"depends_on": [self.task(source)]} if self.pushes else {}
         try:
             self._refuse([source], name)
             with self.errors(f"value {name!r}", name, deadline.timeout_s):
@@ -248,20 +259,20 @@ class GroupClient:
 
     def list(self, folder: str) -> dict[str, bytes]:
         """Returns the keys of a folder, by the part after it, with their values, in one call."""
-        with self.errors(f"listing {folder!r}"):
+        with self._answered(f"listing {folder!r}"):
             entries = self.client.key_value_dir_get_bytes(folder)
         return {key.strip("/").removeprefix(folder).strip("/"): value for key, value in entries}
 
     def delete(self, folder: str, deadline: Deadline | None = None) -> None:
         """Deletes a key and everything below it."""
         client: Any = self.client
-        with self.errors(f"deleting {folder!r}"):
+        with self._answered(f"deleting {folder!r}"):
             client.key_value_delete(folder, **self._within(deadline))
 
     def delete_after(self, folder: str, calls: int, deadline: Deadline | None = None) -> None:
         """Deletes a folder at the last of `calls` calls, whoever makes it."""
         client: Any = self.client
-        with self.errors(f"deleting {folder!r}"):
+        with self._answered(f"deleting {folder!r}"):
             if client.key_value_increment(f"{folder}/done", 1, **self._within(deadline)) == calls:
                 client.key_value_delete(folder, **self._within(deadline))
 
@@ -281,7 +292,7 @@ class GroupClient:
         return task if self.tasks is None else list(self.tasks).index(task)
 
     @property
-    def _pushes(self) -> bool:
+    def pushes(self) -> bool:
         """Returns whether the client hears of other processes: ours does, jaxlib's own does not."""
         return hasattr(self.client, "watch_processes")
 
@@ -293,7 +304,7 @@ class GroupClient:
         with self._changed:
             first = self._pushed is None
             self._pushed = self._pushed or ()
-        if first and self._pushes:
+        if first and self.pushes:
             client: Any = self.client
             client.watch_processes(self._take)  # which calls it at once
         with self._changed:
@@ -339,6 +350,18 @@ class GroupClient:
             for info in infos
             if info.state == state
         ]
+
+    def lost_tasks_now(self) -> Sequence[int]:
+        """Returns the task ids of processes that are gone. Asks the coordinator where some are.
+
+        A list that was pushed may be older than the return of a process that was started again.
+        """
+        lost = self.lost_tasks()
+        if not lost:
+            return lost
+        client: Any = self.client  # ours: it has pushed a list
+        alive = {info.process_id for info in client.process_info() if info.alive}
+        return [task for task in lost if task not in alive]
 
     def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
         """Raises ProcessLost when one of `processes` is known to be gone. Asks nobody.
@@ -402,7 +425,7 @@ class GroupClient:
 
         self.infos()
         with self._changed:
-            self._changed.wait_for(lambda: not self._pushes or ended(), _PUSHED_S)
+            self._changed.wait_for(lambda: not self.pushes or ended(), _PUSHED_S)
             return [message for message in ended() if message]
 
     def _translated(

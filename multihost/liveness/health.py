@@ -7,12 +7,13 @@ CPU with `--xla_cpu_collective_timeout_seconds`, which `initialize()` sets; on T
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -21,11 +22,13 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 
 from ..group.barriers import coordination_timeout
 from ..group.collectives import on_thread
-from ..group.group_client import Deadline, GroupClient, lost
+from ..group.group_client import Deadline, GroupClient, bounded_name, lost
 from ..group.runtime import current_group_client
 from ..job import current_job
 
 _log = logging.getLogger(__name__)
+
+_LEFT = "it has left the job"
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Health:
         self._lock = threading.RLock()
         self._infos: list[ProcessHealth] = []
         self._failed: dict[int, ProcessHealth] = {}
+        self._admitted: dict[int, int] = {}  # process: the incarnation last admitted
         self._listeners: list[HealthListener] = []
         self._version = 0
         group_client.refuse_by(self.require)
@@ -126,6 +130,7 @@ class Health:
     def admit(self, incarnations: Mapping[int, int]) -> None:
         """Permits work with these lives from here on."""
         with self._lock:
+            self._admitted.update(incarnations)
             for process, incarnation in incarnations.items():
                 ended = self._failed.get(process)
                 if ended is not None and ended.incarnation != incarnation:
@@ -163,16 +168,34 @@ class Health:
         self.group_client.note_change()
 
     def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
-        errors = {info.process_id: info.error or "it was started again" for info in infos}
+        now = {info.process_id: info for info in infos}
         for process, ended in failed_incarnations(self._infos, infos).items():
-            why = errors.get(process, "it left")
+            found = now.get(process)
+            if found is not None and self._is_old_news(ended, found):
+                continue
+            why = _LEFT if found is None else found.error or "it was started again"
+            host = ended.host or "unknown"
             self._failed[process] = replace(ended, state="ERROR", error=why)
-            _log.warning("process %d (host %s) is lost: %s", process, ended.host or "unknown", why)
+            if why == _LEFT:
+                _log.info("process %d (host %s) has left the job", process, host)
+            else:
+                _log.warning("process %d (host %s) is lost: %s", process, host, why)
+
+    def _is_old_news(self, ended: ProcessHealth, found: ProcessHealth) -> bool:
+        """Returns whether a life ended before one that is admitted, and lives.
+
+        The answer of `live_processes()` may overtake the list in which the former life ends.
+        """
+        admitted = self._admitted.get(ended.process_id, ended.incarnation)
+        if ended.incarnation == admitted:
+            return False
+        lives = found.state == "CONNECTED" and found.incarnation == admitted
+        return lives or found.incarnation == ended.incarnation
 
     def _translated(self, info: Any) -> ProcessHealth:
         error = info.message or ("" if info.code == "OK" else info.code)
         if info.state == "DISCONNECTED" and not error:
-            error = "it has left the job"
+            error = _LEFT
         return ProcessHealth(
             self.group_client.process(info.process_id),
             info.state,
@@ -215,8 +238,8 @@ def live_processes(
 
     Every one of them gets the same answer. A barrier over the living: each of them has to call it,
     with the same processes, this one among them. Blocks for at most `timeout_s` (default 300).
-    Raises BarrierTimeout, CoordinatorLost, ValueError. Source of the meaning: GetAliveTasks of
-    XLA's coordination service.
+    Raises BarrierTimeout naming who has not called it, CoordinatorLost, ValueError. Source of the
+    meaning: GetAliveTasks of XLA's coordination service.
     """
     timeout_s = coordination_timeout() if timeout_s is None else timeout_s
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
@@ -233,22 +256,73 @@ def live_processes(
     if jax.process_count() == 1:
         return {0: 0}
     group_client = current_group_client()
-    # On a thread, because the call has no timeout of its own.
-    answer = on_thread("live_processes", lambda: _live(group_client, members))
-    if not wait([answer], timeout_s).done:
+    tasks = [group_client.task(process) for process in members]
+    with group_client.errors("live_processes", "live_processes", timeout_s):
+        answer = _live_tasks(group_client, tasks, timeout_s)
+    living = {group_client.process(task): answer[task] for task in sorted(answer)}
+    health().admit(living)
+    return living
+
+
+def _live_tasks(
+    group_client: GroupClient, tasks: Sequence[int], timeout_s: float
+) -> dict[int, int]:
+    client: Any = group_client.client
+    if group_client.pushes:
+        answer: dict[int, int] = client.get_live_nodes(tasks, timeout_s=timeout_s)
+        return answer
+    # The call of jaxlib's own client has no timeout: it stays behind on its thread.
+    asked = on_thread("live_processes", lambda: client.get_live_nodes(tasks))
+    if not wait([asked], timeout_s).done:
         raise BarrierTimeout(
             f"live_processes did not end in {timeout_s:g} s: a living process has not called it",
             name="live_processes",
         )
-    health().admit(answer.result())
-    return answer.result()
+    return dict(asked.result())
 
 
-def _live(group_client: GroupClient, members: Sequence[int]) -> dict[int, int]:
-    client: Any = group_client.client
-    with group_client.errors("live_processes", "live_processes"):
-        answer = client.get_live_nodes([group_client.task(process) for process in members])
-    return {group_client.process(task): incarnation for task, incarnation in sorted(answer.items())}
+@dataclass(frozen=True)
+class _Block:
+    """A block of `live_devices`. `name` is the same in every process that began it, and no other
+    block has it.
+    """
+
+    name: str
+    members: Sequence[int]
+    began: Mapping[int, int]  # process: incarnation
+
+    @property
+    def folder(self) -> str:
+        """Where each process tells how the latest of its blocks ended."""
+        return f"holdfast/live/{bounded_name('-'.join(map(str, self.members)))}"
+
+
+@dataclass(frozen=True)
+class _BlockEnd:
+    """How a block ended in one process: `failure` is empty where it ended well."""
+
+    block: str
+    failure: str
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _BlockEnd:
+        return cls(**json.loads(data))
+
+
+def _begin_block(
+    members: Sequence[int], began: Mapping[int, int], timeout_s: float | None
+) -> _Block:
+    group_client = current_group_client()
+    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
+    # The number counts blocks since the latest start of one of them: all that a process knows that
+    # was started again.
+    lives = "-".join(f"{process}.{incarnation:x}" for process, incarnation in began.items())
+    name = f"{'-'.join(map(str, members))}~{lives}"
+    with group_client.call("block", name, deadline) as call:
+        return _Block(call.folder, members, began)
 
 
 @contextmanager
@@ -261,13 +335,15 @@ def live_devices(
     answers with what it knew at the end of the block before), and gives the devices in order of
     their ids. On exit it asks again: either the block ended well in every process that began it, or
     every survivor raises: ProcessLost when one died or was started again, the block's own exception
-    where it raised, and CoordinationError (ABORTED) naming the process elsewhere. Every living
-    process enters with the same devices, some of them its own. Each end blocks for at most
-    `timeout_s` (default 300).
+    where it raised, and CoordinationError (ABORTED) naming the process elsewhere. A process that
+    came to the exit without having ended this block has failed it, too. Every living process enters
+    with the same devices, some of them its own. Each end blocks for at most `timeout_s` (default
+    300).
     """
     devices = jax.devices() if devices is None else devices
     members = sorted({device.process_index for device in devices})
     began = live_processes(members, timeout_s=timeout_s)
+    block = _begin_block(members, began, timeout_s) if jax.process_count() > 1 else None
     failure: Exception | None = None
     try:
         yield sorted(
@@ -276,47 +352,48 @@ def live_devices(
         )
     except Exception as error:
         failure = error
-    if jax.process_count() > 1:
-        _end_alike(members, began, failure, timeout_s)
+    if block is not None:
+        _end_alike(block, failure, timeout_s)
     if failure is not None:
         raise failure
 
 
-def _exchange_outcomes(
-    members: Sequence[int], outcome: str, timeout_s: float | None
+def _exchange_ends(
+    block: _Block, failure: Exception | None, timeout_s: float | None
 ) -> tuple[dict[int, int], dict[int, str]]:
-    """Returns who lives after the block, and the outcome of each process that told one."""
+    """Returns who lives after the block, and how it failed in each process where it did."""
     group_client = current_group_client()
-    me = jax.process_index()
-    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
-    with group_client.call("live", "-".join(map(str, members)), deadline) as call:
-        group_client.set(f"{call.folder}/{me}", outcome.encode())
-        now = live_processes(members, timeout_s=timeout_s)
-        outcomes = {int(key): text.decode() for key, text in group_client.list(call.folder).items()}
-        # All that are here have read the outcomes of the block before.
-        if me == min(now) and call.number:
-            group_client.delete(f"{call.key}/{call.number - 1}")
-    return now, outcomes
+    own = _BlockEnd(block.name, f"{type(failure).__name__}: {failure}" if failure else "")
+    # One key a process: who comes to the end of a block has read the ends of the one before.
+    group_client.set(f"{block.folder}/{jax.process_index()}", own.to_bytes())
+    now = live_processes(block.members, timeout_s=timeout_s)
+    told = {
+        int(key): _BlockEnd.from_bytes(end) for key, end in group_client.list(block.folder).items()
+    }
+    failures = {}
+    for process in block.began:
+        end = told.get(process)
+        if end is None or end.block != block.name:
+            failures[process] = "it did not come to the end of this block"
+        elif end.failure:
+            failures[process] = end.failure
+    return now, failures
 
 
-def _end_alike(
-    members: Sequence[int],
-    began: Mapping[int, int],
-    failure: Exception | None,
-    timeout_s: float | None,
-) -> None:
+def _end_alike(block: _Block, failure: Exception | None, timeout_s: float | None) -> None:
     """Reports how the block ended here, waits for all that live, and raises what concerns all."""
-    outcome = f"{type(failure).__name__}: {failure}" if failure else ""
-    now, outcomes = _exchange_outcomes(members, outcome, timeout_s)
+    now, failures = _exchange_ends(block, failure, timeout_s)
     ended = sorted(
-        process for process, incarnation in began.items() if now.get(process) != incarnation
+        process for process, incarnation in block.began.items() if now.get(process) != incarnation
     )
     if ended:
         # A start within the block may not have been pushed yet.
-        unheard = ProcessHealth(ended[0], "ERROR", began[ended[0]], "it died during the block")
+        unheard = ProcessHealth(
+            ended[0], "ERROR", block.began[ended[0]], "it died during the block"
+        )
         raise _lost(health().failed().get(ended[0], unheard), "live_devices") from failure
-    others = sorted(process for process, text in outcomes.items() if text and process in began)
-    if others and failure is None:
+    if failures and failure is None:
+        first = min(failures)
         raise CoordinationError(
-            f"the block failed in process {others[0]}: {outcomes[others[0]]}", code="ABORTED"
+            f"the block failed in process {first}: {failures[first]}", code="ABORTED"
         )

@@ -22,10 +22,15 @@ from typing import Any
 
 from holdfast.coordination import CoordinationError
 from holdfast.coordination.diagnosis.stacks import Frame, Thread
-from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S, vitals_file
+from holdfast.coordination.vitals import (
+    LOOK_SIGNAL,
+    VITALS_INTERVAL_S,
+    main_sleeps,
+    stacks,
+    vitals_file,
+)
 
 from ..job import current_job
-from .watchdog import stacks
 
 _REPORT_INTERVAL_S = 2.0
 _REPORTS_PER_S = 256  # of all processes together
@@ -76,7 +81,7 @@ class Vitals:
         main = threading.main_thread().ident
         file = _open_file(self._process_id)
         while not self._closed.wait(VITALS_INTERVAL_S):
-            waits = _waits(sys._current_frames().get(main or 0))
+            waits = _waits(sys._current_frames().get(main or 0), main_sleeps())
             self._waiting_share += _MEMORY * (waits - self._waiting_share)
             if file is not None:
                 _answer(file)
@@ -91,14 +96,14 @@ class Vitals:
                 self._client.report(**self.statistics(), report_interval_s=self._interval_s)
 
 
-def _waits(frame: FrameType | None) -> bool:
+def _waits(frame: FrameType | None, asleep: bool) -> bool:
     calls = []
     while frame is not None:
         calls.append(Frame(frame.f_code.co_filename, 0, frame.f_code.co_name))
         if calls[-1].library != "python":
             break
         frame = frame.f_back
-    return bool(Thread("", tuple(reversed(calls))).waits)
+    return bool(Thread("", tuple(reversed(calls)), asleep).waits)
 
 
 def _open_file(process_id: int) -> int | None:

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import Any
 from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.diagnosis.findings import diagnose
 from holdfast.coordination.process.diagnose import gather
+from holdfast.coordination.vitals import stacks
 
 from ..group.collectives import on_thread
 from ..group.runtime import current_client, current_spec, distributed_process_id
@@ -140,17 +140,6 @@ class Watchdog:
             reporter.join(_LAST_RESORT_S)
             os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{all_stacks}\n".encode())
             os._exit(HANG_EXIT_CODE)
-
-
-def stacks() -> str:
-    """Returns where each thread of this process is, the main thread last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames
-    )
 
 
 def progress() -> None:

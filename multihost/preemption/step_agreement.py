@@ -86,6 +86,9 @@ class SyncPoint:
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
         if self._group_client is not None:
+            # Until it is known what was decided before: a process that was started again would
+            # answer about steps from which a change holds.
+            self._log.freeze()
             # A thread, because rounds have to go on while the main thread sits in a device
             # collective.
             self._follower = threading.Thread(
@@ -215,9 +218,14 @@ class SyncPoint:
         with suppress(CoordinationError):
             if floor is not None:
                 group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
-            self._send(group_client, self._log.round, "", [self._process_id])
-            if floor is not None and self._follower is not None:
+            number = self._log.round
+            self._send(group_client, number, "", [self._process_id])
+            if self._follower is not None:
                 self._follower.join(2 * TAKE_OVER_S)  # it writes no more
+            if floor is None:
+                # Mail that came in its place is no loss: a later life looks for the change itself.
+                group_client.delete(f"{self.folder}/{number}/mail/{self._process_id}")
+            else:
                 group_client.delete_after(self.folder, len(self._tasks))
 
     def __enter__(self) -> Self:
@@ -291,8 +299,15 @@ class SyncPoint:
         while not self._closed.is_set():
             change = group_client.list(f"{self.folder}/{self._log.round}").get("change")
             if change is None:
+                self._thaw()
                 return
             self._round(group_client, change.decode())
+
+    def _thaw(self) -> None:
+        """Lets questions be answered: all that was decided is known, and nothing is under way."""
+        with self._changed:
+            self._log.thaw()
+            self._changed.notify_all()
 
     def _skip(self, group_client: GroupClient) -> bool:
         """Decides the last round of all, where this process does not know it.

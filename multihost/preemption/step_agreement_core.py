@@ -110,7 +110,9 @@ class StepLog:
         return self.floor
 
     def thaw(self) -> None:
-        """Answers again, although the round was not decided: nobody follows the log any more."""
+        """Answers again, although no round was decided: none is under way, or nobody follows the
+        log any more.
+        """
         self.frozen = False
 
     def decide(self, step: int, value: str) -> None:

@@ -187,6 +187,8 @@ def shutdown(timeout_s: float | None = None) -> None:
         health().close()  # from the barrier on the others leave, which is no loss
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
         try:
+            # A launcher that sees another process fail lets this one end with its own exit code.
+            member.client.report(leaving=1)
             member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
         except CoordinationError as error:
             _log.warning("leaving without the others: %s", error)
@@ -223,7 +225,7 @@ def _join(
     job.join(client, spec)
     start_vitals(client, spec.process_id, spec.num_processes)
     group_client = group_client_of(client)
-    preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks)
+    preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks_now)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
     with ended_by_loss(group_client, spec, credentials, deadline):
         route = _route_for_jax(member, spec, credentials)
@@ -252,7 +254,7 @@ def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentia
 def _connect(
     spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: Timeouts
 ) -> CoordinationClient:
-    arrivals = _Arrivals(spec.num_processes)
+    arrivals = Arrivals(spec.num_processes)
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
@@ -278,8 +280,9 @@ def _connect(
     return client
 
 
-class _Arrivals:
-    """Logs how many processes have arrived, until all have.
+class Arrivals:
+    """Logs how many processes have arrived, until all have: each time that as many again as lack
+    now have come, or gone. So a process of a job of thousands logs a dozen lines.
 
     `update` is called from a thread of the client.
     """
@@ -287,6 +290,7 @@ class _Arrivals:
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
         self._here: frozenset[int] = frozenset()
+        self._logged: int | None = None  # how many were missing in the latest line
         self._lock = threading.Lock()
 
     @property
@@ -307,13 +311,26 @@ class _Arrivals:
             if here == self._here or len(self._here) == self._num_processes:
                 return
             self._here = here
-        _log.info("%s", self)
+            missing = self._num_processes - len(here)
+            before = self._logged
+            if before is not None and before < 2 * missing and missing < 2 * before:
+                return
+            self._logged = missing
+            line = str(self)
+        _log.info("%s", line)
+
+
+MAX_NAMED = 40
+"""A line names at most this many processes: a job may have ten thousand."""
 
 
 def arrival_line(here: Collection[int], num_processes: int) -> str:
     """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
     missing = [str(process) for process in range(num_processes) if process not in here]
-    waiting = f", waiting for {', '.join(missing)}" if missing else ""
+    named = missing[:MAX_NAMED]
+    if len(missing) > MAX_NAMED:
+        named.append(f"and {len(missing) - MAX_NAMED} more")
+    waiting = f", waiting for {', '.join(named)}" if named else ""
     return f"{len(here)} of {num_processes} processes{waiting}"
 
 

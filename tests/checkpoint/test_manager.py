@@ -31,6 +31,7 @@ from holdfast.checkpoint import (
     UnsupportedLeaf,
     iterate_steps,
     load,
+    save,
     verify,
     wait_for_new_step,
 )
@@ -209,7 +210,7 @@ def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
                 Corrupt,
                 match=(
                     r"run/5/checkpoint.json: this is the record of step 4, in the folder of step 5;"
-                    r" .* 4 again"
+                    r" .* as step 4 again"
                 ),
             ):
                 read()
@@ -221,6 +222,30 @@ def test_a_step_that_was_copied_under_another_number(tmp_path: Path) -> None:
         assert equal(manager.restore(4, like=tree(0)), 4)
         manager.delete(5)
         assert files(tmp_path / "run" / "5") == [] and manager.all_steps() == [4, 6]
+
+
+def test_a_copied_step_of_a_root_with_names(tmp_path: Path) -> None:
+    """After `cp -r step_0004 step_0005` step 5 is Corrupt wherever it is read, also where its
+    folder is opened by itself; under a name that is no step's it is well.
+    """
+    options = Options(step_format="step_{:04d}")
+    with CheckpointManager(tmp_path, options=options) as manager:
+        manager.save(4, tree(4), metrics={"loss": 1})
+        manager.wait_until_finished()
+        shutil.copytree(tmp_path / "step_0004", tmp_path / "step_0005")
+        shutil.copytree(tmp_path / "step_0004", tmp_path / "best_5")
+        for read in (
+            lambda: manager.restore(5, like=tree(0)),
+            lambda: manager.metrics(5),
+            lambda: load(tmp_path),
+            lambda: load(tmp_path / "step_0005"),
+        ):
+            with pytest.raises(Corrupt, match="the record of step 4, in the folder of step 5"):
+                read()
+        assert equal(manager.restore(like=tree(0), fallback=True), 4)
+        assert equal(load(tmp_path / "best_5", tree(0)), 4)
+    with pytest.raises(ValueError, match="called as step 7 is"):
+        save(tmp_path / "step_0007", tree(8), step=8)
 
 
 def test_an_empty_folder_is_no_step(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -25,7 +26,14 @@ from holdfast.checkpoint import (
     KeepPolicy,
     OnPreemption,
 )
-from holdfast.checkpoint.policy import PolicyContext, StepFacts, best_rule, to_delete
+from holdfast.checkpoint.policy import (
+    CLOCK_SLACK_S,
+    PolicyContext,
+    StepFacts,
+    best_rule,
+    contradicted_steps,
+    to_delete,
+)
 
 STEPS = [
     StepFacts(step, {"loss": loss})
@@ -111,7 +119,7 @@ def test_of_equally_close_steps_the_newer_stays() -> None:
             KeepLatestFor(10),
             [1000, 500, 400],
             [1],
-        ),  # a clock that was set back: the newest step stays nevertheless
+        ),  # the job went back to an older step: the newest step stays nevertheless
         (KeepEverySeconds(60), [0, 30, 60, 61, 119, 120, 130], [1, 3, 4]),
         (KeepEverySeconds(60), [0, None, 30, 90], [2]),
         (KeepAnyOf(KeepLatestFor(20), KeepEverySeconds(60)), [0, 30, 60, 75, 90], [1]),
@@ -124,6 +132,52 @@ def test_steps_are_kept_by_their_times(
     the seconds apart.
     """
     assert to_delete(policy, _timed(*times_s)) == deleted
+
+
+DAY_S = 86400.0
+YEAR_S = 365 * DAY_S
+FOR_A_DAY = KeepLatestFor(DAY_S)
+
+
+@pytest.mark.parametrize(
+    ("policy", "writers", "times_s", "deleted"),
+    [
+        (FOR_A_DAY, "aabbcc", [0, 1, YEAR_S, YEAR_S + 1, 2, 3], []),  # b's clock was ahead
+        (FOR_A_DAY, "aabbc", [YEAR_S, YEAR_S + 1, 2, 3, YEAR_S + 4], []),  # b's was behind
+        (FOR_A_DAY, "aabc", [0, 1, YEAR_S, 2 * YEAR_S], [0, 1, 2]),  # or else b came later
+        (FOR_A_DAY, "aabb", [0, 90, 60, 2 * DAY_S], [0, 1, 2]),  # clocks always differ a little
+        (FOR_A_DAY, "aaaa", [0, YEAR_S, 1, 2], [0, 2]),  # one clock: the job went back
+        (FOR_A_DAY, "abac", [None, 0, None, 2 * DAY_S], [1]),
+        (KeepEverySeconds(60), "abbb", [YEAR_S, 0, 1, 2], []),
+        (KeepEverySeconds(60), "abbb", [0, 1, 2, 3], [1, 2]),
+    ],
+)
+def test_times_that_contradict_each_other_delete_nothing(
+    policy: KeepPolicy, writers: str, times_s: list[float | None], deleted: list[int]
+) -> None:
+    """A step stays where its time and that of another manager's step are not in the order of the
+    steps, until they are; within one manager all times count.
+    """
+    steps = [
+        StepFacts(step, started_s=time_s, writer=writer)
+        for step, (writer, time_s) in enumerate(zip(writers, times_s, strict=True))
+    ]
+    assert to_delete(policy, steps) == deleted
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0, 1e3)), max_size=30))
+def test_contradictions_are_found_in_pairs(times: list[tuple[str, float]]) -> None:
+    """A step is contradicted if there is a pair of it and another manager's step that is."""
+    steps = [
+        StepFacts(step, started_s=time_s, writer=writer)
+        for step, (writer, time_s) in enumerate(times)
+    ]
+    expected = set()
+    for low, high in itertools.combinations(steps, 2):
+        assert low.started_s is not None and high.started_s is not None
+        if low.writer != high.writer and low.started_s > high.started_s + CLOCK_SLACK_S:
+            expected |= {low.step, high.step}
+    assert contradicted_steps(steps) == expected
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(1, 1e5))

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, StepExists, StepNotFound, save
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
 
 STATE = {"w": np.arange(4.0)}
 
@@ -46,3 +48,30 @@ def test_a_missing_step_is_not_deleted(tmp_path: Path) -> None:
             manager.delete(2)
         manager.delete(1)
         assert manager.all_steps() == [] and not (tmp_path / "1").exists()
+
+
+def test_a_failed_deletion_is_everybodys(tmp_path: Path) -> None:
+    """A step that the primary could not delete stays listed on all processes, which raise the
+    error; deleted again, it is gone on all.
+    """
+    step = tmp_path / "root" / "1"
+
+    def deletes(group: Group) -> list[object]:
+        with CheckpointManager(tmp_path / "root", group=group) as manager:
+            manager.save(1, STATE).wait()
+            manager.save(2, STATE).wait()
+            if group.index == 0:
+                step.rename(tmp_path / "elsewhere")
+                step.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+            with pytest.raises(CheckpointError, match="could not be deleted and is still") as error:
+                manager.delete(1)
+            listed = manager.all_steps()
+            if group.index == 0:
+                step.unlink()
+                (tmp_path / "elsewhere").rename(step)
+            manager.delete(1)
+            return [error.value.step, error.value.path, listed, manager.all_steps()]
+
+    with groups(3) as all_of_them:
+        found = at_once([lambda group=group: deletes(group) for group in all_of_them])
+    assert found == [[1, str(tmp_path / "root"), [1, 2], [2]]] * 3

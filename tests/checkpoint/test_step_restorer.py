@@ -4,25 +4,32 @@ whole. (Local ones: test_tier.py.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
+    CheckpointError,
     CheckpointManager,
     Corrupt,
     Json,
     KeepLast,
     Options,
+    StepExists,
     StepGone,
     StepNotFound,
     TreeMismatch,
+    load,
 )
+from holdfast.checkpoint.format import record
 from holdfast.checkpoint.step_restorer import StepRestorer
-from holdfast.checkpoint.storage.base import Entry, Storage
+from holdfast.checkpoint.storage.base import Entry, Part, Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -78,6 +85,111 @@ def read_through(manager: CheckpointManager, storage: Storage) -> None:
     catalog = manager._catalog
     catalog = replace(catalog, root=replace(catalog.root, storage=storage))
     manager._parts = replace(manager._parts, restorer=StepRestorer(catalog))
+
+
+class Failing(LocalStorage):
+    """Fails the first `times` calls of a verb on names that end so."""
+
+    def __init__(self, root: Path, verb: str, end: str, number: int, times: int) -> None:
+        super().__init__(root)
+        self._verb = verb
+        self._end = end
+        self._number = number
+        self._left = times
+
+    def _may_fail(self, verb: str, name: str) -> None:
+        if verb == self._verb and self._end in name and self._left:
+            self._left -= 1
+            raise OSError(self._number, os.strerror(self._number), f"{self.root}/{name}")
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        self._may_fail("read", name)
+        return super().read(name, offset, buffers)
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        self._may_fail("fetch", name)
+        return super().fetch(name, limit_bytes)
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        self._may_fail("write", name)
+        super().write(name, size, parts)
+
+
+RECORD = "2/checkpoint.json"
+PACK = "2/state/"
+
+
+def two_steps(root: Path) -> CheckpointManager:
+    manager = CheckpointManager(root)
+    for step in (1, 2):
+        manager.save(step, tree(step)).wait()
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("verb", "end", "number", "times"),
+    [
+        ("fetch", RECORD, errno.EMFILE, 1),
+        ("read", PACK, errno.EMFILE, 1000),
+        ("read", PACK, errno.ESTALE, 1000),
+        ("read", PACK, errno.ENOENT, 1000),  # a listing shows it
+        ("write", ".holdfast/holds/2-", errno.ENOSPC, 1),
+    ],
+)
+def test_falling_back_passes_over_no_passing_error(
+    verb: str, end: str, number: int, times: int, tmp_path: Path
+) -> None:
+    """What says nothing of the step is raised, with the path; the step stays as it is, and a save
+    does not replace it.
+    """
+    with two_steps(tmp_path) as manager:
+        read_through(manager, Failing(tmp_path, verb, end, number, times))
+        with pytest.raises(CheckpointError, match=str(tmp_path)) as caught:
+            manager.restore(like=tree(0), fallback=True, hold_s=60)
+        assert type(caught.value) is CheckpointError
+        with pytest.raises(StepExists):
+            manager.save(2, tree(20))
+        assert equal(load(tmp_path), 2)
+
+
+def test_falling_back_for_no_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that there is no memory for is not a hostile one."""
+
+    def refuse(data: Any, path: str) -> Any:
+        raise MemoryError
+
+    with two_steps(tmp_path) as manager, monkeypatch.context() as patch:
+        patch.setattr(record, "_parse", refuse)
+        with pytest.raises(CheckpointError, match="no memory for this record of") as caught:
+            manager.restore(like=tree(0), fallback=True)
+        assert type(caught.value) is CheckpointError
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO])
+@pytest.mark.parametrize(("verb", "end"), [("fetch", RECORD), ("read", RECORD), ("read", PACK)])
+def test_an_error_that_goes_away_costs_no_step(
+    verb: str, end: str, number: int, tmp_path: Path
+) -> None:
+    """A file that is not found or not read twice, and then is, is whole."""
+    with two_steps(tmp_path) as manager:
+        read_through(manager, Failing(tmp_path, verb, end, number, 2))
+        assert equal(manager.restore(like=tree(0), fallback=True), 2)
+
+
+@pytest.mark.parametrize(("verb", "end"), [("fetch", RECORD), ("read", PACK)])
+def test_an_io_error_that_stays_is_damage(verb: str, end: str, tmp_path: Path) -> None:
+    """A file that is listed and cannot be read: an older step comes back, and a save may replace
+    the damaged one.
+    """
+    with two_steps(tmp_path) as manager:
+        read_through(manager, Failing(tmp_path, verb, end, errno.EIO, 1000))
+        with pytest.raises(Corrupt, match="cannot be read: Input/output error"):
+            manager.restore(like=tree(0))
+        assert equal(manager.restore(like=tree(0), fallback=True), 1)
+        manager.save(2, tree(20)).wait()
+        assert equal(load(tmp_path), 20)
 
 
 @pytest.mark.parametrize("found", ["folders", "record", "packs"])

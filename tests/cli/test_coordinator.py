@@ -32,6 +32,24 @@ def test_the_command_prints_one_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("count", "sentence"),
+    [
+        (1000, "a coordinator of 1000 processes opens 1064 files, one for each process"),
+        (500, "500 processes with jax's agents need 1064 open files, two for each process"),
+    ],
+)
+def test_too_few_open_files_are_said(count: int, sentence: str) -> None:
+    """At the start: too few for one connection of each process is an error, and for two of each is
+    said.
+    """
+    limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"]
+    command = [*limited, *coordinator("-n", str(count), "--startup-timeout-s", "0.1")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert sentence in ended.stderr and "may open 1024: raise the hard limit" in ended.stderr
+    assert ended.returncode == (1 if count == 1000 else 0)
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ((), "Missing option '--num-processes'"),

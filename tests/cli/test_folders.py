@@ -19,7 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.checkpoint import CheckpointManager, Json, Options, load, save
-from holdfast.cli import main
+from holdfast.checkpoint.steps.holds import add_hold
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.tombstone import sealed
+from holdfast.cli.entry import main
 
 FOLDER_COMMANDS = ("ls", "show", "verify", "diff", "convert", "prune", "sweep", "cp")
 
@@ -131,6 +134,43 @@ def test_a_damaged_record(command: str, code: int, root: Path, tmp_path: Path) -
     if command != "sweep":
         assert "damaged" in result.output
     assert (root / "3" / "checkpoint.json").read_text() == "{}" and pack_of(root / "3").exists()
+
+
+def test_cp_brings_the_names_of_steps(tmp_path: Path) -> None:
+    """A copy of a root has its steps, before the first one is whole, and nobody's claims or holds;
+    a root that calls its steps otherwise is left alone.
+    """
+    named = Options(step_format="checkpoint_{:04d}")
+    for name, options in (("named", named), ("plain", Options())):
+        with CheckpointManager(tmp_path / name, options=options) as manager:
+            for k in (1, 2):
+                manager.save(k, {"n": np.arange(k)}).wait()
+    add_hold(LocalStorage(tmp_path / "named"), 1, 3600)
+    damaged = pack_of(shutil.copytree(tmp_path / "named", tmp_path / "damaged") / "checkpoint_0001")
+    flip(damaged)
+    run("cp", tmp_path / "damaged", tmp_path / "half", "--step", 1, code=4)
+    assert (tmp_path / "half/.holdfast/steps.json").exists()
+    run("cp", tmp_path / "named", tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy/.holdfast") == ["steps.json"]
+    with CheckpointManager(tmp_path / "copy") as manager:
+        assert manager.all_steps() == [1, 2]
+    for source, target in (("named", "plain"), ("plain", "named")):
+        before = sorted(tmp_path.joinpath(target).rglob("*"))
+        refused = run("cp", tmp_path / source, tmp_path / target, code=5)
+        assert "a root has one format for good" in refused.output
+        assert sorted(tmp_path.joinpath(target).rglob("*")) == before
+
+
+def test_a_hostile_writer_makes_no_folders(root: Path, tmp_path: Path) -> None:
+    """A record whose writer is a path is damaged for every command, and a copy makes nothing."""
+    record = json.loads((root / "3" / "checkpoint.json").read_text())
+    del record["crc32c"]
+    record["writer"] = "../../x"
+    (root / "3" / "checkpoint.json").write_bytes(sealed(json.dumps(record).encode()[:-1]))
+    for command in ("show", "verify", "cp"):
+        result = run(*arguments(command, root / "3", tmp_path), code=4)
+        assert "'../../x' is no id of a save" in result.output
+    assert sorted(os.listdir(tmp_path)) == ["run"]
 
 
 def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path) -> None:

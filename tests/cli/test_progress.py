@@ -127,10 +127,10 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     "command",
     [
-        "convert A B --to holdfast",
-        "convert A B --to orbax",
-        "convert A B --to safetensors",
         "verify A",
+        "convert A B --to orbax",
+        pytest.param("convert A B --to holdfast", marks=pytest.mark.slow),
+        pytest.param("convert A B --to safetensors", marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c(command: str, tmp_path: Path) -> None:

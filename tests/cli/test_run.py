@@ -4,16 +4,25 @@ went while it runs.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from holdfast.cli.entry import main
+from holdfast.cli.run import run
+from holdfast.cli.slurm import slurm
 from holdfast.coordination import StatusClient
 from tests.support.paths import program
+from tests.support.processes import wait_until
 
 RUN = [sys.executable, "-c", "from holdfast.cli import main; main()", "run"]
 PARTS = {"starting_s", "restoring_s", "stepping_s", "saving_s", "redoing_s", "ending_s"}
@@ -76,6 +85,7 @@ def test_all_time_of_a_job_is_accounted_for(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_people_read_where_the_time_went(tmp_path: Path) -> None:
     """One line on stderr, of a job that has reported steps; a program's failure is a sentence in
     the JSON.
@@ -97,6 +107,129 @@ def test_people_read_where_the_time_went(tmp_path: Path) -> None:
     ended = json.loads(failed.stdout)
     assert failed.returncode == 1 and ended["outcome"] == "failed"
     assert ended["error"] == "process 0 of 1 ended with exit code 1 in attempt 1"
+
+
+@pytest.mark.parametrize("module", ["click", "rich.console", "numpy", "jax._src.core"])
+def test_control_c_at_the_start_is_130(module: str) -> None:
+    """While the command imports: no traceback, and the job does not run on."""
+    command = [*RUN, "-n", "1", "--", "sleep", "600"]
+    command[1:1] = ["-X", "importtime"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        imported = (line.split("|")[-1].strip() for line in process.stderr)
+        assert module in imported
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_control_c_at_any_moment(seed: int) -> None:
+    """Of the first two seconds: 130, or before holdfast's first line Python's own death of it. No
+    traceback of holdfast's, and nothing runs on.
+    """
+    after_s = random.Random(seed).uniform(0, 2)
+    token = f"{600 + os.getpid()}.{seed:02}"  # the job is found by it
+    with subprocess.Popen(
+        [*RUN, "-n", "1", "--", "sleep", token],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        time.sleep(after_s)  # the moment is what is tested
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    if process.returncode == -signal.SIGINT:
+        assert "holdfast" not in said.replace("from holdfast.cli import main", ""), said
+    else:
+        assert process.returncode == 130 and "Traceback" not in said, (after_s, said)
+    wait_until(lambda: not _running(token))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_a_stop_while_processes_start(seed: int) -> None:
+    """It reaches them all: the job ends within 5 s."""
+    token = f"{600 + os.getpid()}.{seed:02}"
+    with subprocess.Popen(
+        [*RUN, "-n", "4", "--", "sleep", token], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # the launcher is there, and starts them
+        time.sleep(random.Random(seed).uniform(0, 0.5))  # the moment is what is tested
+        process.terminate()
+        stopped = time.monotonic()
+        _, said = process.communicate(timeout=60)
+    assert time.monotonic() - stopped < 5.0, first + said
+    assert not _running(token)
+
+
+def _running(token: str) -> bool:
+    """Returns whether a process has this among its arguments."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and token.encode() in (folder / "cmdline").read_bytes():
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("run -n 1 --slices 2", "--slices is for jobs on a Ray cluster"),
+        ("run -n 1 --resource GPU=1", "--resource is for jobs on a Ray cluster"),
+        ("run -n 1 --insecure", "--insecure is for jobs on a Ray cluster"),
+        ("run -n 1 --ray auto --capacity-file room", "--capacity-file is for jobs of this machine"),
+        ("slurm --log-dir logs", "not of this: the output of the batch script has the lines"),
+        ("slurm -n 4", "not of this: the allocation says how many"),
+        ("slurm --json", "not of this: how the job ended is in the exit code"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(command: str, sentence: str) -> None:
+    """With what it is for."""
+    refused = CliRunner().invoke(main, [*command.split(), "--", "true"])
+    assert refused.exit_code == 2 and sentence in " ".join(refused.output.split()), refused.output
+
+
+@pytest.mark.parametrize("command", ["run -n 1", "slurm", "task", "kubernetes"])
+def test_a_mistyped_option_is_no_command(command: str) -> None:
+    """It is named, with the option that it may be; what follows the command is the command's."""
+    mistyped = "--heartbeat-timeout"
+    refused = CliRunner().invoke(main, [*command.split(), mistyped, "3", "true", "--lr", "3"])
+    assert refused.exit_code == 2
+    said = " ".join(refused.output.split())
+    assert "o such option" in said and mistyped in said and "--lr" not in said, said
+
+
+def test_slurm_has_the_options_of_run() -> None:
+    """Or it refuses them, and says why."""
+    options = {
+        name: {text for each in command.params for text in (*each.opts, *each.secondary_opts)}
+        for name, command in (("run", run), ("slurm", slurm))
+    }
+    assert options["run"] <= options["slurm"]
+
+
+def test_what_the_system_refuses_is_no_usage(tmp_path: Path) -> None:
+    """A log folder below a file: one sentence, and no text on how to call the command."""
+    (tmp_path / "file").touch()
+    arguments = ["run", "-n", "1", "--log-dir", str(tmp_path / "file" / "logs"), "--", "true"]
+    failed = CliRunner().invoke(main, arguments)
+    assert failed.exit_code == 5 and "Usage" not in failed.output
+    assert failed.output.strip() == f"Error: {tmp_path}/file/logs: Not a directory"
+
+
+def test_a_full_disk_leaves_the_exit_code(tmp_path: Path) -> None:
+    """Log files that cannot be written are said once, and the job's exit code stays."""
+    (tmp_path / "process-0.log").symlink_to("/dev/full")
+    command = [*RUN, "-n", "1", "--log-dir", str(tmp_path), "--", "sh", "-c", "echo hi; exit 7"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stderr.count("process-0.log cannot be written: [Errno 28]") == 1
+    assert ended.stdout == "[0] hi\n" and "Usage" not in ended.stderr
 
 
 def test_a_table_and_json_do_not_go_together() -> None:

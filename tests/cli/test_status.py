@@ -74,6 +74,31 @@ def test_status_shows_who_waits_and_who_is_missing() -> None:
         assert service.wait(30) == 0
 
 
+def test_no_process_steers_the_terminal() -> None:
+    """What a process is called, what it says of itself, its barriers and its threads come to the
+    terminal without control characters.
+    """
+    hostile = "\x1b]0;owned\x07\x9b31m\u202e"
+    stop = threading.Event()
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0, host=f"b{hostile}") as client,
+    ):
+        threading.Thread(target=stop.wait, name=f"t{hostile}", daemon=True).start()
+        client.report(step=1, trouble=f"step 1 was not saved{hostile}")
+        for option in ((), ("--events",), ("--stacks",)):
+            shown = subprocess.run(
+                holdfast("status", service.address, *option),
+                capture_output=True,
+                check=True,
+                text=True,
+                env=WIDE,
+            ).stdout
+            assert r"\x1b]0;owned\x07\x9b31m\u202e" in shown, option
+            assert all(each.isprintable() or each == "\n" for each in shown), option
+        stop.set()
+
+
 def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
     """Which steps the hosts have, where each process's part has its copies, and how many hosts may
     be lost: now, and after a loss.
@@ -162,6 +187,25 @@ def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
     assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
+def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
+    """By the address of its coordinator, by its log folder, and as the last of this user."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        env = os.environ | {"TMPDIR": base}
+
+        def say(*arguments: str) -> str:
+            return subprocess.run(
+                holdfast(*arguments), env=env, capture_output=True, text=True, check=False
+            ).stderr
+
+        ran = say(*f"run -n 1 --log-dir {tmp_path} --job-id j -- false".split())
+        address = ran.split()[5]
+        assert address.startswith(f"unix:{base}/"), ran
+        ended = r"job j, attempt 1, ended \d+ s ago: failed, exit code 1: process 0 of 1 ended with"
+        for arguments in ((address,), (str(tmp_path),), ()):
+            assert re.search(ended, say("status", *arguments, "--timeout-s", "0.5")), arguments
+
+
+@pytest.mark.slow
 def test_status_without_an_address_finds_this_users_jobs() -> None:
     """None: a sentence. One: its table. Two: a list of both. One that is dead counts no more."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.checkpoint import CheckpointManager, Json
-from holdfast.cli import main
+from holdfast.cli.entry import main
 
 HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 COMMANDS = {
@@ -51,6 +51,7 @@ DAMAGED = {  # kind: what the sentence says of it, to those that read it
     ),
     "pack missing": "the file is missing, and the record names it",
 }
+QUICK = ("ls", "convert --to safetensors", "prune")  # one that lists, reads arrays, deletes
 READ_NO_ARRAYS = ("ls", "show", "prune", "prune --dry-run", "sweep")
 GO_AROUND = ("ls", "prune", "prune --dry-run", "sweep")  # what is damaged, as long as they can tell
 
@@ -176,7 +177,13 @@ def test_every_command_on_every_kind_of_path(
             )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        command if command in QUICK else pytest.param(command, marks=pytest.mark.slow)
+        for command in COMMANDS
+    ],
+)
 def test_the_installed_command(command: str, good: Path, tmp_path: Path) -> None:
     """The same as real processes: a good path and a missing one."""
     words = {"PATH": str(tmp_path / "no"), "GOOD": str(good), "TARGET": str(tmp_path / "target")}

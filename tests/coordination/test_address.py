@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination.address import address_towards, connect, split_address
+from holdfast.coordination.address import address_towards, connect, own_host, split_address
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,17 @@ def test_a_service_here_is_reached_by_loopback() -> None:
     """At a Unix socket, and at loopback itself."""
     assert address_towards("unix:/some/socket") == "127.0.0.1"
     assert address_towards("127.0.0.1:1") == "127.0.0.1"
+
+
+def test_a_name_that_means_loopback_is_not_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives a host's own name the address 127.0.1.1: others would not come there. They are
+    given the address that this machine sends from, where it has a route to others.
+    """
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    try:
+        expected = address_towards("192.0.2.1:9")
+    except OSError:
+        expected = "localhost"
+    assert own_host() == expected
+    monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.7")
+    assert own_host() == "192.0.2.7"

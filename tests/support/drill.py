@@ -106,14 +106,19 @@ class Drill:
 
 
 @contextmanager
-def drill(folder: Path, *options: str, under_launcher: bool = True) -> Iterator[Drill]:
+def drill(
+    folder: Path, *options: str, under_launcher: bool = True, compiled: bool = False
+) -> Iterator[Drill]:
     """Runs the trainer as three processes: under `holdfast run OPTIONS`, or alone beside a
-    coordinator, the victim through a proxy.
+    coordinator, the victim through a proxy. The processes wait for each other in Python code, or in
+    a compiled function.
     """
     script = folder / "train.py"
     script.write_text(TRAINER.read_text())
     with tempfile.TemporaryDirectory(dir="/tmp") as base, open(folder / "run.log", "w") as log:
         environment = os.environ | {"TMPDIR": base, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        if compiled:
+            environment["DRILL_COMPILED"] = "1"
         if under_launcher:
             command = [
                 *HOLDFAST,

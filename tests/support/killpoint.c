@@ -48,6 +48,7 @@ static char root[4096]; /* "": calls that change files, anywhere */
 static pthread_t armed_by;
 static sem_t held, released;
 static int signalled;
+static __thread int telling; /* in the handler of killpoint_signal(), whose stack is small */
 
 static void arm(const char *below, long n, int error, long times, int after) {
   atomic_store(&at, -1);
@@ -88,10 +89,9 @@ static int is_below(const char *path) {
   return strncmp(path, root, size) == 0 && (path[size] == '/' || path[size] == 0);
 }
 
-static int fd_counts(int fd, int does) {
+/* Not inlined: its buffer and snprintf would overflow the alternate stack on which faulthandler writes. */
+static __attribute__((noinline)) int fd_is_below(int fd) {
   char name[64], found[4096];
-  if (atomic_load(&at) < 0) return 0;
-  if (!root[0]) return does == CHANGES;
   int before = errno;
   snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
   long size = syscall(SYS_readlink, name, found, sizeof found - 1);
@@ -99,6 +99,12 @@ static int fd_counts(int fd, int does) {
   if (size < 0) return 0;
   found[size] = 0;
   return is_below(found);
+}
+
+static int fd_counts(int fd, int does) {
+  if (atomic_load(&at) < 0 || telling) return 0;
+  if (!root[0]) return does == CHANGES;
+  return fd_is_below(fd);
 }
 
 static int path_counts(int folder, const char *path, int does) {
@@ -130,7 +136,11 @@ static int hit(int does) {
     while (sem_wait(&released) != 0) continue;
     return NONE;
   }
-  if (signalled && here == first) pthread_kill(pthread_self(), signalled);
+  if (signalled && here == first) {
+    telling = 1;
+    pthread_kill(pthread_self(), signalled);
+    telling = 0;
+  }
   errno = atomic_load(&fault);
   return when;
 }

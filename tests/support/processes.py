@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -25,3 +25,11 @@ def wait_until_ended(pids: Sequence[int], within_s: float = 20) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def wait_until(happened: Callable[[], object], within_s: float = 30) -> None:
+    """Waits until something has happened, and fails after a time."""
+    deadline = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < deadline, "it has not happened in time"
+        time.sleep(0.02)

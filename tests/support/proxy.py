@@ -1,10 +1,13 @@
-"""A TCP proxy before a service: it cuts connections, and refuses new ones, when a test says so."""
+"""A TCP proxy before a service: it cuts connections, holds them, and refuses new ones, when a test
+says so.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -15,32 +18,55 @@ class Proxy:
     """
 
     def __init__(self, target: str) -> None:
-        self._target = target.rsplit(":", 1)[0], int(target.rsplit(":", 1)[1])
+        self.retarget(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self.refusing = self._dropping = False
+        self.refusing = False
+        self._dropping: Collection[str] = ()
+        self._moves = threading.Event()
+        self._moves.set()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def retarget(self, target: str) -> None:
+        """Forwards new connections to another service; to none, where it is ""."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port)) if port else None
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 incoming, _ = self._listener.accept()
                 with self._lock:
-                    outgoing = None if self.refusing else socket.create_connection(self._target)
+                    outgoing = self._connect()
                     if outgoing is not None:
                         self._open |= {incoming, outgoing}
                 if outgoing is None:
                     incoming.close()
                     continue
-                for source, sink in ((incoming, outgoing), (outgoing, incoming)):
-                    threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+                for what, source, sink in (
+                    ("requests", incoming, outgoing),
+                    ("answers", outgoing, incoming),
+                ):
+                    threading.Thread(
+                        target=self._forward, args=(what, source, sink), daemon=True
+                    ).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _connect(self) -> socket.socket | None:
+        """Returns a connection to the service, None where there is none to be had."""
+        if self.refusing or self._target is None:
+            return None
+        try:
+            return socket.create_connection(self._target)
+        except OSError:
+            return None
+
+    def _forward(self, what: str, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
-                if not self._dropping:
+                self._moves.wait()
+                if what not in self._dropping:
                     sink.sendall(data)
         self._close(source, sink)
 
@@ -52,9 +78,25 @@ class Proxy:
         with self._lock:
             self._open.difference_update(sockets)
 
-    def drop(self) -> None:
-        """Lets nothing through any more, in either direction, and closes nothing."""
-        self._dropping = True
+    def drop(self, *what: str) -> None:
+        """Lets no "requests" and no "answers" through any more, or not those named; closes
+        nothing.
+        """
+        self._dropping = what or ("requests", "answers")
+
+    def vanish(self) -> None:
+        """Lets nothing through any more and takes no new connections, as a host that is gone."""
+        self.drop()
+        self._listener.shutdown(socket.SHUT_RDWR)
+
+    def hold(self) -> None:
+        """Lets nothing through until `deliver`; what comes waits. Closes nothing."""
+        self._moves.clear()
+
+    def deliver(self) -> None:
+        """Lets everything through again, what was held too; what was dropped is lost."""
+        self._dropping = ()
+        self._moves.set()
 
     def cut(self, refuse: bool = False) -> None:
         """Closes all connections; new ones are refused until the next `cut()`, where `refuse` says
@@ -76,3 +118,4 @@ class Proxy:
     ) -> None:
         self._listener.close()
         self.cut(refuse=True)
+        self._moves.set()

@@ -11,7 +11,15 @@ from typing import Any
 import grpc
 
 from holdfast.coordination import CoordinationClient, Credentials, Timeouts
-from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, REPORT_EXIT, STACKS, STATUS
+from holdfast.coordination.names import (
+    END_ATTEMPT,
+    PROFILE_A,
+    PROFILE_B,
+    PROFILE_D,
+    REPORT_EXIT,
+    STACKS,
+    STATUS,
+)
 from holdfast.coordination.server.profile_d import RPCS_D
 from holdfast.coordination.server.profiles import RPCS
 from holdfast.proto import (
@@ -22,7 +30,7 @@ from holdfast.proto import (
 )
 from tests.support.tls import Authority
 
-UNARY = [*RPCS, *RPCS_D, STATUS, STACKS, REPORT_EXIT]
+UNARY = [*RPCS, *RPCS_D, STATUS, STACKS, REPORT_EXIT, END_ATTEMPT]
 MESSAGES = {
     PROFILE_A: coordination_pb2,
     PROFILE_B: coordination_b_pb2,

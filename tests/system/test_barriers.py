@@ -56,6 +56,7 @@ def test_the_missing_are_named(which: str) -> None:
         ]
 
 
+@pytest.mark.slow
 @BOTH
 def test_threads_of_one_name_take_turns(which: str) -> None:
     """Eight threads that use one name at once do not disturb each other: as many calls as there are
@@ -97,6 +98,7 @@ def run_concurrent(which: str, rounds: int, folder: Path, timeout_s: float) -> i
     return int(re.search(r"grew by (-?\d+) bytes", outputs[0])[1])  # type: ignore[index]
 
 
+@pytest.mark.slow
 @BOTH
 def test_fifty_names_from_ten_threads(which: str, tmp_path: Path) -> None:
     """50 named barriers from 10 threads on 8 processes, over all and over subsets: no turn of any

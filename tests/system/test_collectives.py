@@ -26,16 +26,11 @@ def test_exact_for_every_dtype() -> None:
     )
 
 
-KILLED = ("barrier", "blocking get", "gather", "broadcast", "global_max")
-QUICK = ("barrier", "global_max")
+SLOW = ("blocking get", "gather", "broadcast", "global_max")
 
 
 @pytest.mark.parametrize(
-    "during",
-    [
-        during if during in QUICK else pytest.param(during, marks=pytest.mark.slow)
-        for during in KILLED
-    ],
+    "during", ["barrier", *(pytest.param(during, marks=pytest.mark.slow) for during in SLOW)]
 )
 def test_killed_in_the_middle(during: str) -> None:
     """SIGKILL of one of four while the others wait: every survivor gets an error naming it within
@@ -58,6 +53,7 @@ def test_killed_in_the_middle(during: str) -> None:
         print(f"{during}: process {index} heard after {took_s:.2f} s")
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_calls_is_a_timeout() -> None:
     """When a live process does not take part, the others get BarrierTimeout in time."""
     outputs = run_processes(

@@ -77,7 +77,7 @@ def failures(processes: Processes, count: int) -> list[tuple[float, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
+@pytest.mark.parametrize("whose", ["ours", pytest.param("jaxlib's", marks=pytest.mark.slow)])
 def test_a_launchers_word_ends_every_wait(whose: str) -> None:
     """SIGKILL of one of three under `holdfast task`: a barrier and a blocking get fail with its
     name and why, a hundredth of the heartbeat timeout later, with our client and with jaxlib's own.
@@ -94,7 +94,11 @@ def test_a_launchers_word_ends_every_wait(whose: str) -> None:
         assert failed_at - killed_at < HEARTBEAT_S / 10
 
 
-@pytest.mark.parametrize("served", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+@pytest.mark.parametrize(
+    "served",
+    [(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
+    ids=["completion-queue", "grpc.aio"],
+)
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
 def test_an_unseen_death_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
     """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s
@@ -137,7 +141,7 @@ def test_twenty_deaths_of_twenty(whose: str, starter: str) -> None:
 PATIENT = program("deaths_patient")
 
 
-@pytest.mark.parametrize("stop_s", [8.0, pytest.param(30.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop_s", [6.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_who_is_alive_is_not_lost(stop_s: float) -> None:
     """A process that is paused for far longer than the grace, and one whose connection was reset:
     nobody is lost, and all meet.

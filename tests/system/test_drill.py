@@ -57,6 +57,7 @@ def watched(job: Drill, tab: Any) -> Iterator[Watched]:
         yield Watched(job, tab)
 
 
+@pytest.mark.slow
 def test_a_loader_that_sleeps_on_one_host(tmp_path: Path, tab_if_any: Any) -> None:
     """Before it, rows say what they should; then process, host, line, and where the others wait."""
     with drill(tmp_path) as job:
@@ -192,17 +193,31 @@ def test_a_skipped_collective(tmp_path: Path, tab_if_any: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_host_that_is_three_times_slower(tmp_path: Path, tab_if_any: Any, compiled: bool) -> None:
     """Steps move, and all are as slow as the slowest: the one that never waits, and where it spends
-    its time.
+    its time. Waiting inside C++ counts.
     """
-    with drill(tmp_path) as job:
+    with drill(tmp_path, compiled=compiled) as job:
         job.wait_for_step(60)
         with watched(job, tab_if_any) as both:
             job.begin("slow")
             both.says(
                 rf"{WHO} keeps the others waiting for \d+% of their time \(in load_batch,"
                 rf" train\.py:{line_of('SLOW')}\).*"
+            )
+
+
+@pytest.mark.slow
+def test_a_skipped_compiled_collective(tmp_path: Path, tab_if_any: Any) -> None:
+    """The others wait inside C++, with no frame of jax's: they are not blamed for that."""
+    with drill(tmp_path, compiled=True) as job:
+        job.wait_for_step(3)
+        with watched(job, tab_if_any) as both:
+            job.begin("skip")
+            both.says(
+                rf"{WHO} waits in \w+ at train, train\.py:{line_of('BARRIER')}, no step for \d+ s; "
+                rf"the other 2 wait in C\+\+ at <lambda>, train\.py:{line_of('COMPILED')}"
             )
 
 

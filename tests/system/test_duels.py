@@ -30,7 +30,7 @@ DUELLIST = program("duels_duellist")
 
 @pytest.mark.parametrize(
     "turn",
-    [pytest.param(n, marks=[pytest.mark.slow] if n > 1 else []) for n in range(ROUNDS_OF_DUELS)],
+    [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(ROUNDS_OF_DUELS)],
 )
 def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
     """Two managers save the same steps: exactly one is acknowledged each, readable, all of it the
@@ -41,13 +41,17 @@ def test_duels_have_one_winner(tmp_path: Path, turn: int) -> None:
     last = (turn + 1) * DUELS
     for index in range(2):
         os.mkfifo(f"{root}.go{index}")
-    with Processes(DUELLIST, 2, arguments=[root, first, last, turn % 2]) as both:
+    with (
+        # For reading, too: so nobody waits for the other side, and it is open throughout.
+        open(f"{root}.go0", "r+b", buffering=0) as one,
+        open(f"{root}.go1", "r+b", buffering=0) as two,
+        Processes(DUELLIST, 2, arguments=[root, first, last, turn % 2]) as both,
+    ):
         for step in range(first, last):
             for index in range(2):
                 both.wait_for(index, f"ready {step}\n")
-            with open(f"{root}.go0", "wb") as one, open(f"{root}.go1", "wb") as two:
-                one.write(b"!")
-                two.write(b"!")
+            one.write(b"!")
+            two.write(b"!")
         finished = both.wait()
     assert [one.code for one in finished] == [0, 0], finished
     won = [set(json.loads(one.output.split("won ")[1].splitlines()[0])) for one in finished]

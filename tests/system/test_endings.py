@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from holdfast.checkpoint import iterate_steps, verify
 from holdfast.launch import RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
@@ -54,9 +56,24 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     assert told == {0, 1}, output.text
 
 
+DO_NOT_RESTART = program("endings_do_not_restart")
+
+
+def test_a_peers_exit_does_not_overtake_93() -> None:
+    """A process leaves with 93 and waits for the others in its exit hook when a peer fails: the job
+    ends with 93, and is not started again.
+    """
+    output = CollectedOutput()
+    settings = RunSettings(restart=RestartPolicy(max_failures=2, grace_s=GRACE_S))
+    result = run_local([sys.executable, str(DO_NOT_RESTART)], 2, settings, output=output)
+    assert (result.outcome, result.exit_code, result.attempts) == ("failed", 93, 1), output.text
+    assert result.elapsed_s < GRACE_S, output.text
+
+
 PLAIN = program("endings_plain")
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_end_is_no_notice() -> None:
     """Under plain jax.distributed nothing is known of a process's saves, so it gets SIGTERM: it
     logs that the attempt is over, and why.

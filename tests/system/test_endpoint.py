@@ -11,6 +11,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
@@ -35,6 +37,7 @@ def late_worker(env: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_never_joins_the_next_attempt(tmp_path: Path) -> None:
     """Started late, it finds nobody at its own endpoint and is refused at that of attempt 2, which
     ends as if it had never been there.

@@ -51,10 +51,11 @@ def network() -> Iterator[Network]:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("SIGSTOP", marks=pytest.mark.slow),
         "SIGKILL",
-        "link down",
-        pytest.param("packet drop", marks=pytest.mark.slow),
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in ("SIGSTOP", "link down", "packet drop")
+        ),
     ],
 )
 def test_every_other_peer_names_it_in_time(fault: str, network: Network, tmp_path: Path) -> None:
@@ -107,12 +108,54 @@ def test_every_other_peer_names_it_in_time(fault: str, network: Network, tmp_pat
                 group.__exit__(None, None, None)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cut_below_the_timeout_loses_nobody(tmp_path: Path) -> None:
+    """Twenty hosts without a network for less than their heartbeat timeout, with bytes under way in
+    both directions, are silent. Their processes are not lost, and pass the next barrier.
+    """
+    hosts = 20
+    with (
+        namespaces(hosts) as network,
+        CoordinationService.spawn(
+            hosts + 1,
+            endpoint=Endpoint(host=network.host),
+            timeouts=ServiceTimeouts(heartbeat_s=100),
+            recoverable=True,
+        ) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        survivors = [
+            stack.enter_context(
+                Processes(
+                    program("faults_survivor"),
+                    1,
+                    arguments=[service.address, index + 1, hosts + 1],
+                    python=python_in(name, tmp_path),
+                )
+            )
+            for index, name in enumerate(network.names)
+        ]
+        near = stack.enter_context(CoordinationClient(service.address, 0))
+        for survivor in survivors:
+            survivor.wait_for(0, "started")
+        for index in range(hosts):
+            network.unplug(index)
+        near.key_value_set("news", "x" * 100_000)  # which the others wait for
+        time.sleep(40)  # nothing happens meanwhile: that is what is tested
+        for index in range(hosts):
+            network.plug(index)
+        near.wait_at_barrier("after", 100_000)
+        assert [survivor.wait(30)[0].code for survivor in survivors] == [0] * hosts
+
+
 # --- The coordinator dies and comes back
 
 STEPPER = program("faults_stepper")
 
 
-@pytest.mark.parametrize("wire", ["session", pytest.param("unary", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["session", "unary"])
 def test_a_restarted_coordinator_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
     """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's
     key of that step is there.
@@ -145,7 +188,7 @@ def test_a_restarted_coordinator_loses_and_doubles_no_barrier(wire: str, tmp_pat
 RETURNER = program("faults_returner")
 
 
-@pytest.mark.parametrize("recoverable", [True, False])
+@pytest.mark.parametrize("recoverable", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_process_that_was_given_up_is_fenced(recoverable: bool) -> None:
     """Stopped beyond its heartbeat timeout and continued: this life of it is over, and it learns
     so, whether or not another may come.

@@ -19,8 +19,16 @@ from tests.support.paths import SUPPORT
 FEWEST_PHASES = 40
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", ["saving", "beginning", "oneshot"])
+@pytest.mark.parametrize(
+    ("way", "every"),
+    [
+        ("saving", 10),
+        *(
+            pytest.param(way, 1, marks=pytest.mark.slow)
+            for way in ("saving", "beginning", "oneshot")
+        ),
+    ],
+)
 def test_a_fork_in_every_phase_of_a_save(way: str, every: int, tmp_path: Path) -> None:
     """At each system call of the threads that save, at each line of `save`, and at each system call
     of a one-shot save.

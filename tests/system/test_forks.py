@@ -7,6 +7,8 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 
+import pytest
+
 from holdfast.coordination import CoordinationService
 from tests.support.cluster import Processes, run_processes
 from tests.support.paths import program
@@ -25,6 +27,7 @@ def test_a_child_of_fork_leaves_the_job_alone() -> None:
         assert service.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_child_forked_in_initialize_is_no_process() -> None:
     """Forked in the handler of a signal while its parent waits for the last process: it ends by
     itself, and the job starts.

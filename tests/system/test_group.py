@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.coordination import CoordinationService
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
 
-BOTH = pytest.mark.parametrize("which", ["jaxlib", "ours"])
+BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
 
 
 def run(which: str, script: Path, count: int = 3) -> list[str]:
@@ -68,6 +69,10 @@ def test_a_sent_value_counts_though_its_sender_dies() -> None:
     the others hear who died.
     """
     body = program("group_value_was_sent_counts")
-    outputs = run_processes(body, 3, arguments=[free_port(), "ours", 4], codes=[0, 0, -9])
+    with CoordinationService.spawn(
+        3, recoverable=True, survivable=True, arguments=("--reconnect-grace-s=1",)
+    ) as service:
+        port = service.address.rpartition(":")[2]
+        outputs = run_processes(body, 3, arguments=[port, "ours"], codes=[0, 0, -9])
     assert "complete" in outputs[0]
     assert "heard of 2" in outputs[1]

@@ -19,7 +19,7 @@ def run(script: Path, count: int, root: Path, *arguments: object) -> None:
     run_together(script, count, root, *arguments)
 
 
-@pytest.mark.parametrize("read_once", ["", "read_once"])
+@pytest.mark.parametrize("read_once", [pytest.param("", marks=pytest.mark.slow), "read_once"])
 def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read_once: str) -> None:
     """One damaged shard is Corrupt on every process, naming the one that found it, before any
     collective; the next restore is in step.
@@ -54,6 +54,7 @@ def test_the_agreement_is_one_small_message_each(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_process_missing_at_the_end_is_named(tmp_path: Path) -> None:
     """One process never restores: the others learn in the time given who is missing."""
     run(
@@ -74,6 +75,7 @@ def test_steps_that_processes_know_differently(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_failed_listing_fails_on_all(tmp_path: Path) -> None:
     """The root cannot be listed any more: every process has the primary's error, at once."""
     run(

@@ -68,6 +68,7 @@ def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
     assert all("cannot write a checkpoint in" in output for output in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["clock", "load"])
 def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path, which: str) -> None:
     """EveryNSeconds and on_busy="skip" save the same steps on all processes, though their loops run
@@ -94,6 +95,7 @@ def test_a_busy_primary_skips_for_all(tmp_path: Path) -> None:
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
 
+@pytest.mark.slow
 def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
     """SIGTERM to one process: all save the same step, once, and stop at it; a policy of none or
     steps needs not name preemption.
@@ -140,6 +142,7 @@ def test_unknown_steps_are_learnt_with_the_next_save(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_single_save_is_known(tmp_path: Path) -> None:
     """One-shot `save` of a group ends alike where one process passes a bad step or name: at once,
     naming it, and nothing is left.

@@ -95,6 +95,30 @@ def test_a_block_that_fails_fails_in_all() -> None:
 
 
 @pytest.mark.slow
+def test_a_wait_for_the_living_names_who_lacks() -> None:
+    """`live_processes` that ends with its time names the living processes that did not call it."""
+    with CoordinationService.spawn(3, recoverable=True, survivable=True) as service:
+        outputs = run_processes(
+            program("health_one_never_asks"), 3, arguments=[service.address, 100]
+        )
+    assert "live_processes (1, 2) DEADLINE_EXCEEDED: 1 of 3 asked who is alive" in outputs[0]
+    assert "waited 0.5 s" in outputs[0]
+
+
+@pytest.mark.slow
+def test_a_block_that_one_never_ended_fails() -> None:
+    """A process that came to the exit and said nothing of this block did not end it well: the
+    others get an error that names it.
+    """
+    with CoordinationService.spawn(2, recoverable=True, survivable=True) as service:
+        outputs = run_processes(
+            program("health_ends_no_block"), 2, arguments=[service.address, 100]
+        )
+    why = "it did not come to the end of this block"
+    assert f"ABORTED: the block failed in process 1: {why}" in outputs[0]
+
+
+@pytest.mark.slow
 def test_a_death_inside_a_block_ends_it_everywhere() -> None:
     """A process killed inside a block, in front of a collective: all survivors raise ProcessLost
     naming it, and compute on without it.

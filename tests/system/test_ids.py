@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
 
@@ -12,6 +14,7 @@ def run(script: Path, count: int) -> list[str]:
     return run_processes(script, count, arguments=[free_port()])
 
 
+@pytest.mark.slow
 def test_numbers_that_differ() -> None:
     """Where runtime and distributed ids differ, the maps hold what each process said of itself, in
     both orders; no key stays.
@@ -23,8 +26,8 @@ def test_numbers_that_differ() -> None:
 
 
 def test_subsets_and_errors_speak_in_runtime_numbers() -> None:
-    """With ids that differ, a barrier of runtime processes reaches the right tasks, and who is
-    missing is named by runtime number.
+    """With ids that differ, the maps hold them, a barrier of runtime processes reaches the right
+    tasks, and who is missing is named by runtime number.
     """
     outputs = run(
         program("ids_subsets_errors_speak_runtime"),
@@ -46,6 +49,7 @@ def test_two_that_claim_one_number() -> None:
     )
 
 
+@pytest.mark.slow
 def test_flag_that_counts_by_distributed_ids() -> None:
     """Where Orbax's flag is registered and set, processes are counted by distributed id, devices
     and subsets too; we never define it.

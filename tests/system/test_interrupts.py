@@ -14,13 +14,13 @@ import pytest
 
 from tests.support.paths import ROOT
 
-FAST_SAVES = 60
-SAVES = 500
 WAYS = ("manager", "managers", "oneshot", "convert")
 
 
-@pytest.mark.parametrize("saves", [FAST_SAVES, pytest.param(SAVES, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "saves"),
+    [("manager", 60), *(pytest.param(way, 500, marks=pytest.mark.slow) for way in WAYS)],
+)
 def test_an_interrupt_at_a_random_moment(way: str, saves: int, tmp_path: Path) -> None:
     """A SIGINT in each save of a job; it looks at all it has after each."""
     command = [

@@ -79,7 +79,10 @@ class RawSession:
         self._channel.close()
 
 
-@pytest.fixture(params=[(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
+@pytest.fixture(
+    params=[(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
+    ids=["completion-queue", "grpc.aio"],
+)
 def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
         3,
@@ -131,7 +134,11 @@ def test_a_coordinator_that_was_stopped_loses_nobody(
 CLIENT = program("leases_client")
 
 
-@pytest.mark.parametrize("relayed", [False, True], ids=["straight", "relay"])
+@pytest.mark.parametrize(
+    "relayed",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["straight", "relay"],
+)
 def test_our_clients_outwait_a_coordinator_that_is_stopped(
     service: CoordinationService, relayed: bool, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from holdfast.checkpoint import load
 from holdfast.coordination import CoordinationService, StatusClient
 from tests.support.cluster import Processes
@@ -72,6 +74,7 @@ def test_a_process_that_leaves_is_not_needed(tmp_path: Path) -> None:
     assert writers(step) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_what_a_leaving_process_loses_is_named(tmp_path: Path) -> None:
     """A leaf of which the leaving process alone has a part: it writes that part; where it dies
     first, the error has the leaf's path.
@@ -87,6 +90,7 @@ def test_what_a_leaving_process_loses_is_named(tmp_path: Path) -> None:
         assert "nobody else held all of sharded" in one.output
 
 
+@pytest.mark.slow
 def test_a_living_process_writes_what_it_holds(tmp_path: Path) -> None:
     """The same leaves, and the leaving process lives long enough: nothing is missing, and of the
     replicated leaf it has written nothing.

@@ -1,4 +1,4 @@
-"""The main job, end to end: four processes train on real digits, one is preempted, and the run goes
+"""The main job, end to end: a job trains on real digits, one process is preempted, and the run goes
 on as if nothing had been.
 """
 
@@ -26,38 +26,45 @@ SAVE_EVERY = 20
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """examples/demo.py as a module, working in a folder of its own with fewer steps."""
+def load_demo(folder: Path) -> ModuleType:
+    """Returns examples/demo.py as a module that works in this folder, with fewer steps."""
     spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.FOLDER = tmp_path_factory.mktemp("demo")
+    module.FOLDER = folder
     module.STEPS = STEPS
     module.SAVE_EVERY = SAVE_EVERY  # type: ignore[attr-defined]
     return module
 
 
-@pytest.fixture(scope="module")
-def runs(demo: ModuleType) -> dict[str, Any]:
-    """Four runs: uninterrupted; preempted at a random step; and from there resumed on four
-    processes and on two.
+@pytest.fixture(
+    scope="module",
+    params=[(2, 1), pytest.param((4, 2), marks=pytest.mark.slow)],
+    ids=["2-1", "4-2"],
+)
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Four runs: uninterrupted; preempted at a random step; and from there resumed on as many
+    processes and on fewer.
     """
+    many, few = request.param
+    folder = tmp_path_factory.mktemp("demo")
+    demo = load_demo(folder)
     reports = {}
-    code, reports["whole"] = demo.run("whole", 4, "whole")
+    code, reports["whole"] = demo.run("whole", many, "whole")
     assert code == 0
     code, reports["preempted"] = demo.run(
-        "preempted", 4, "four", preempt_at=random.randrange(5, STEPS - 20)
+        "preempted", many, "many", preempt_at=random.randrange(5, STEPS - 50)
     )
     assert code == demo.PREEMPTED
-    for suffix in ("", ".jsonl"):
-        copy = shutil.copytree if not suffix else shutil.copy
-        copy(demo.FOLDER / f"four{suffix}", demo.FOLDER / f"two{suffix}")
-    for name, processes in (("four", 4), ("two", 2)):
+    shutil.copytree(folder / "many", folder / "few")
+    shutil.copy(folder / "many.jsonl", folder / "few.jsonl")
+    for name, processes in (("many", many), ("few", few)):
         code, reports[name] = demo.run(name, processes, name)
         assert code == 0
-    return {"folder": demo.FOLDER, **reports}
+    return {"folder": folder, "counts": {"preempted": many, "few": few}, **reports}
 
 
 def _losses(path: Path) -> dict[int, float]:
@@ -70,7 +77,7 @@ def test_all_stop_at_one_step_and_save(runs: dict[str, Any]) -> None:
     """The preempted job stopped before its end, at a step from which the resumed ones began."""
     stopped = runs["preempted"]["last"]
     assert 5 <= stopped < STEPS
-    assert runs["four"]["first"] == runs["two"]["first"] == stopped + 1
+    assert runs["many"]["first"] == runs["few"]["first"] == stopped + 1
 
 
 def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
@@ -78,11 +85,11 @@ def test_an_interrupted_run_ends_bit_identical(runs: dict[str, Any]) -> None:
     bit for bit.
     """
     whole = load(runs["folder"] / "whole" / str(STEPS))
-    four = load(runs["folder"] / "four" / str(STEPS))
-    assert jax.tree.structure(whole) == jax.tree.structure(four)
-    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(four), strict=True):
+    many = load(runs["folder"] / "many" / str(STEPS))
+    assert jax.tree.structure(whole) == jax.tree.structure(many)
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(many), strict=True):
         assert np.asarray(expected).tobytes() == np.asarray(found).tobytes()
-    assert _losses(runs["folder"] / "whole.jsonl") == _losses(runs["folder"] / "four.jsonl")
+    assert _losses(runs["folder"] / "whole.jsonl") == _losses(runs["folder"] / "many.jsonl")
 
 
 def test_a_resumed_run_follows_the_same_curve(runs: dict[str, Any]) -> None:
@@ -90,18 +97,18 @@ def test_a_resumed_run_follows_the_same_curve(runs: dict[str, Any]) -> None:
     uninterrupted run's.
     """
     whole = _losses(runs["folder"] / "whole.jsonl")
-    two = _losses(runs["folder"] / "two.jsonl")
+    few = _losses(runs["folder"] / "few.jsonl")
     steps = sorted(whole)
-    assert steps == sorted(two) == list(range(1, STEPS + 1))
+    assert steps == sorted(few) == list(range(1, STEPS + 1))
     np.testing.assert_allclose(
-        [two[s] for s in steps], [whole[s] for s in steps], rtol=1e-5, atol=1e-6
+        [few[s] for s in steps], [whole[s] for s in steps], rtol=1e-5, atol=1e-6
     )
-    assert runs["two"]["accuracy"] == pytest.approx(runs["whole"]["accuracy"], abs=0.01)
+    assert runs["few"]["accuracy"] == pytest.approx(runs["whole"]["accuracy"], abs=0.01)
 
 
 def test_what_was_saved_verifies(runs: dict[str, Any]) -> None:
     """Every kept step of every run passes its checksums."""
-    for name in ("whole", "four", "two"):
+    for name in ("whole", "many", "few"):
         steps = [path for path in (runs["folder"] / name).iterdir() if path.name.isdigit()]
         assert len(steps) == 3, "KeepLast(3)"
         for step in steps:
@@ -112,10 +119,10 @@ def test_its_reports_open_from_disk(runs: dict[str, Any], tab: Any) -> None:
     """Each run has left one: how it ended, its processes, the steps that it saved; nothing is
     fetched, and axe finds no serious fault.
     """
-    for name, headline in (("preempted", "preempted: "), ("two", "done: ")):
+    for name, headline in (("preempted", "preempted: "), ("few", "done: ")):
         tab.goto(f"file://{runs['folder'] / 'logs' / name / 'report.html'}")
         assert tab.locator("#headline").inner_text().startswith(headline)
-        assert tab.locator(".cell").count() == (4 if name == "preempted" else 2)
+        assert tab.locator(".cell").count() == runs["counts"][name]
         assert (
             tab.locator("#events").get_by_text(f"step {runs[name]['last']} is saved").count() == 1
         )

@@ -102,6 +102,7 @@ def test_seeds_of_each_source_stop_at_one_step(source: str, service: str, tmp_pa
         ]
 
 
+@pytest.mark.slow
 def test_processes_in_lockstep_collectives_stop_without_deadlock() -> None:
     """With a device collective in every step, which blocks main threads, all still agree, and no
     process passes the step.
@@ -171,6 +172,7 @@ def test_without_its_coordinator_a_process_still_answers() -> None:
     assert finished[0].code == 0 and "answered" in finished[0].output, finished[0].output
 
 
+@pytest.mark.slow
 def test_jax_own_sync_point_is_served_too() -> None:
     """A notice that JAX's C handler never saw reaches `reached_preemption_sync_point`, and one that
     only JAX got reaches ours.
@@ -226,7 +228,7 @@ def test_one_sync_point_has_all_sources_throughout() -> None:
 LEAVING = program("preemption_leaving")
 
 
-@pytest.mark.parametrize("notified", [0, 1])
+@pytest.mark.parametrize("notified", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_notice_while_some_leave_is_agreed_on(notified: int) -> None:
     """Process 0 waits in shutdown(), 1 and 2 still ask: a SIGTERM to one that waits, or asks, stops
     both at one step; nobody dies of it.
@@ -235,6 +237,7 @@ def test_a_notice_while_some_leave_is_agreed_on(notified: int) -> None:
     assert "left" in outputs[0]
 
 
+@pytest.mark.slow
 def test_a_notice_after_some_left_is_agreed_on() -> None:
     """Process 0 did not wait for the others, and is gone: the agreement does not wait for it."""
     notify_while_leaving(1, ("left", "asking", "asking"), shutdown_s=0.1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint import save
 from tests.support.checkpointing import run_together
@@ -15,6 +16,7 @@ from tests.support.paths import program
 SCRIPT = program("ranged_reads_script")
 
 
+@pytest.mark.slow
 def test_eight_processes_read_an_eighth_each(tmp_path: Path) -> None:
     """Of two chunks of 58 MB, no multiple of a block, each of 8 processes reads at most 1.05 of its
     eighth, headers and all; and a flipped byte is Corrupt for the process that needs it, and for no

@@ -22,16 +22,10 @@ CALLS = (
     *("restore", "restore a step", "fallback", "load", "load safetensors"),
     *("verify", "metrics", "metadata", "all_steps", "best_step"),
 )
-OF_A_STEP = (
-    "restore a step",
-    "metrics",
-    "metadata",
-)  # elsewhere ENOENT is an answer: the step is not there
 FAST = {
     ("restore", "EIO", 1),
-    ("fallback", "EIO", 1),
-    ("load", "EACCES", 1000),
-    ("best_step", "ESTALE", 1),
+    ("fallback", "EMFILE", 1),
+    ("all_steps", "ENOENT", 1),
     ("load safetensors", "EIO", 1),
 }
 
@@ -48,21 +42,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
             call, error, times, marks=[] if (call, error, times) in FAST else [pytest.mark.slow]
         )
         for call in CALLS
-        for error in (
-            "EIO",
-            "ESTALE",
-            "EACCES",
-            "EMFILE",
-            *(["ENOENT"] if call in OF_A_STEP else []),
-        )
+        for error in ("EIO", "ESTALE", "EACCES", "EMFILE", "ENOENT")
         for times in (1, 1000)
     ],
 )
 def test_an_error_at_each_call_of_a_restore(
     tmp_path: Path, library: Path, call: str, error: str, times: int
 ) -> None:
-    """Whatever is read when an error comes up, once or from then on: exact values or a
-    CheckpointError that names a path below the root.
+    """Whatever is read when an error comes up, once or from then on: exact values, of the newest
+    step, or a CheckpointError that names a path below the root.
     """
     command = [
         sys.executable,
@@ -81,7 +69,7 @@ def test_an_error_at_each_call_of_a_restore(
     assert found[-1][0] == "exact" and not found[-1][3] and len(found) > 3, (
         "the walk did not come to the end"
     )
-    if call in ("restore", "verify") and error == "EIO":
+    if call in ("restore", "verify") and error == "EIO" and times > 1:
         assert any(
             ".safetensors cannot be read: Input/output error; look at the disk" in text
             for _, _, text, _ in found

@@ -16,6 +16,7 @@ from tests.support.secured import secure
 JAX_JOB = program("relays_jax_job")
 
 
+@pytest.mark.slow
 def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     """Four jax processes, each with its relay and our own client beside jaxlib's agent, run the
     full path against mTLS and token.
@@ -34,6 +35,7 @@ def test_an_ordinary_jax_job_runs_through_relays(tmp_path: Path) -> None:
     assert all("done" in output for output in outputs)
 
 
+@pytest.mark.slow
 def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
     """Four processes of jax that know of nothing but an address: devices, collectives,
     live_devices, the SIGTERM sync point, shutdown.
@@ -57,7 +59,11 @@ def test_the_full_jax_path_runs_through_relays(tmp_path: Path) -> None:
 INITIALIZED = program("relays_initialized")
 
 
-@pytest.mark.parametrize("token", [True, False], ids=["mTLS and token", "mTLS alone"])
+@pytest.mark.parametrize(
+    "token",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["mTLS and token", "mTLS alone"],
+)
 def test_initialize_joins_a_secured_coordinator(token: bool, tmp_path: Path) -> None:
     """`multihost.initialize()` takes certificate and token from its spec, and a real
     jax.distributed job of 4 processes runs.

@@ -27,7 +27,7 @@ from tests.support.paths import SUPPORT
 SCRIPT = (SUPPORT / "roundtrip_job.py").read_text()
 TOPOLOGIES = [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2)]  # processes, devices of each
 PAIRS = list(itertools.product(TOPOLOGIES, repeat=2))
-FAST_PAIRS = [((4, 2), (2, 1)), ((2, 1), (1, 8)), ((1, 8), (4, 2))]
+FAST_PAIRS = [((2, 1), (1, 8)), ((1, 8), (2, 1))]
 ANSWER_S = 60.0
 
 
@@ -293,7 +293,7 @@ def test_any_sharding_to_any_other(
     tmp_path: Path, job: Callable[[tuple[int, int]], Job], draw: int
 ) -> None:
     """In one process of 8 devices, where most can be drawn."""
-    examples = 300 if draw else 40
+    examples = 300 if draw else 20
     assert round_trips(tmp_path, job((1, 8)), job((1, 8)), examples, draw) >= examples
 
 

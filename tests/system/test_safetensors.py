@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from tests.support.checkpointing import free_port
@@ -15,6 +16,7 @@ from tests.support.paths import program
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
+@pytest.mark.slow
 def test_each_process_reads_only_its_bytes(tmp_path: Path) -> None:
     """Sharded over the devices of four processes, along either axis, each process asks the store
     for its own bytes and no more.

@@ -94,6 +94,7 @@ def test_a_process_that_never_comes_is_named() -> None:
         assert "INFO 2 of 3 processes, waiting for 1" in output
 
 
+@pytest.mark.slow
 def test_the_coordinator_sets_the_heartbeat_timeout() -> None:
     """By initialize() where process 0 starts it, and all have it; where somebody else did, another
     value is refused with a sentence.

@@ -16,6 +16,7 @@ from tests.support.killpoints import build
 ALL = [Fault(error, times, after) for error in ERRORS for times in TIMES for after in (False, True)]
 FEW = [Fault(errno.EIO, 2, True), Fault(errno.EIO, 1000, True), Fault(errno.ENOENT, 1, False)]
 FEWEST_CALLS = 60  # of any of the operations
+EVERY = 26
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +50,13 @@ def check(trials: list[dict[str, Any]], every: int) -> None:
     )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", ["save", "delete"])
 def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
-    """Every thirteenth call that touches the root, reading ones too: what is there is exact, what
-    was acknowledged is there.
+    """One call in so many that touch the root, reading ones too: what is there is exact, what was
+    acknowledged is there.
     """
-    check(inject(library, operation, FEW, first=sum(map(ord, operation)) % 13, every=13), 13)
+    first = sum(map(ord, operation)) % EVERY
+    check(inject(library, operation, FEW, first=first, every=EVERY), EVERY)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ..
 SURVIVOR = program("unmodified_jax_survivor")
 
 
+@pytest.mark.slow
 def test_others_go_on_when_process_0_is_killed() -> None:
     """With --recoverable, SIGKILL of process 0 of an unmodified jax job: the others hear who is
     lost and go on.

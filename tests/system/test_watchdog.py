@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from holdfast.coordination import CoordinationService
 from tests.support.cluster import Processes, free_port
 from tests.support.paths import program
 
 
+@pytest.mark.slow
 def test_the_stacks_stay_with_the_coordinator() -> None:
     """A process that ends in a hang has left its stacks, and why, where the others and `holdfast
     status` find them.

@@ -80,6 +80,8 @@ def test_a_viewer_sees_the_job_as_it_is() -> None:
                 and "Thread MainThread" in stacks
                 and headers["Content-Type"].startswith("text/plain")
             )
+            for nobody in ("99999999999999999999", "9" * 5_000, "-1", "x"):
+                assert fetch(f"{url}stacks/{nobody}")[:2] == (404, "there is no such process\n")
 
 
 def test_a_coordinator_that_dies_comes_back(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_viewer_that_stops_reading_delays_nobody() -> None:
     ):
         with not_reading(url):
             first = next(seen)["unix_s"]
-            assert all(later["unix_s"] > first for later, _ in zip(seen, range(2), strict=False))
+            assert all(later["unix_s"] > first for _, later in zip(range(2), seen, strict=False))
 
 
 def test_an_end_with_viewers_is_quiet() -> None:

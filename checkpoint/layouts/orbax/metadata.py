@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import Corrupt, HostileCheckpoint
-from ...format.sharding import axes_of
+from ...format.sharding import axes_of, parse_sharding
 
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 TREE_METADATA = "_METADATA"
@@ -192,12 +192,13 @@ def read_sharding(about: Any) -> Any:
         devices = list(range(math.prod(sizes)))
         if about.get("device_mesh"):
             devices = _flat(about["device_mesh"]["mesh"])
-        return {
+        description = {
             "axes": [str(axis) for axis in about["axis_names"]],
             "sizes": sizes,
             "devices": devices,
             "spec": spec,
         }
+        return parse_sharding(description)
     except (KeyError, TypeError, ValueError):
         return None
 

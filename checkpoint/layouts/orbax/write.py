@@ -1,19 +1,27 @@
 """Writes checkpoints in Orbax's layout: what its v0 manager and its v1 free functions both restore.
 
 The checkpoint is made under a temporary name that no version of Orbax takes for a step, and gets
-its own name when all is there. One process writes an OCDBT database; several write plain zarr
-files, each the chunks that it owns, since a database has one writer.
+its own name when all is there. The temporary name is the writer's own, and a lock in its folder
+says whether the writer lives: of two writers of one checkpoint the first that renames wins. An
+object store cannot rename: there the first that makes a mark beside the checkpoint writes it.
+
+One process writes an OCDBT database; several write plain zarr files, each the chunks that it owns,
+since a database has one writer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +31,7 @@ import tensorstore as ts
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
-from ...agreement.exchange import raise_of_any
+from ...agreement.exchange import ask_primary, raise_of_any
 from ...errors import (
     SaveFailed,
     StepExists,
@@ -32,6 +40,7 @@ from ...errors import (
 )
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
+from ...steps.file_lock import LOCK_NAME, FileLock, hold_lock_in, locks_are_local, read_mountinfo
 from ...storage.local import sync_folder
 from ...storage.path import StorePath, join
 from . import metadata as orbax
@@ -73,10 +82,15 @@ class OrbaxWriter:
         self._group = group or Solo()
         self._timeout_s = timeout_s
         self._local = folder.storage.posix is not None
-        parent, _, base = folder.name.rpartition("/")
         self._folder = folder
+        self._messages = f"orbax/{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
         if self._local:
-            self._folder = StorePath(folder.storage, join(parent, f"{base}{orbax.TEMPORARY}"))
+            token = ask_primary(
+                self._group, f"{self._messages}/token", lambda: secrets.token_hex(4), timeout_s
+            )
+            self._folder = StorePath(folder.storage, f"{folder.name}{orbax.TEMPORARY}-{token}")
+        self._has_place = False  # only the primary ever has it
+        self._lock: FileLock | None = None
         self._started_ns = time.time_ns()
         # What is written is not read again.
         self._context = context_of(folder, cache_pool={"total_bytes_limit": 0})
@@ -86,22 +100,53 @@ class OrbaxWriter:
         self._ocdbt = self._group.count == 1
         self._agreements = 0
         self._failure: HoldfastError | None = None
-        with self.agreed():
-            if self._group.index == 0:
-                self._begin()
-            self._files = ts.KvStore.open(kvstore_of(self._folder), context=self._context).result()
+        try:
+            with self.agreed():
+                self._files = ts.KvStore.open(
+                    kvstore_of(self._folder), context=self._context
+                ).result()
+                if self._group.index == 0:
+                    self._begin()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _begin(self) -> None:
-        """Makes sure that there is nothing yet, and removes what a writer that died has left."""
+        """Makes sure that there is nothing yet, and takes the place where the checkpoint is made.
+
+        What writers that died have left is removed, where locks show it.
+        """
+        self._refuse_existing()
+        if self._local:
+            _remove_dead(Path(str(self._final)))
+            self._has_place = True
+            self._lock = hold_lock_in(Path(str(self._folder)))
+            return
+        self._put_mark()
+        self._has_place = True
+        # Between the first look and the mark another writer may have finished.
+        self._refuse_existing()
+
+    def _refuse_existing(self) -> None:
         if self._final.names():
-            raise StepExists(
-                f"{self._final} is there already; choose another place or delete it first",
-                path=str(self._final),
-            )
-        if self._local and os.path.islink(str(self._folder)):
-            os.unlink(str(self._folder))
-        elif self._local:
-            shutil.rmtree(str(self._folder), ignore_errors=True)
+            raise self._taken("is there already")
+
+    def _taken(self, why: str) -> StepExists:
+        message = f"{self._final} {why}; choose another place or delete it first"
+        return StepExists(message, path=str(self._final))
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._final.name}{orbax.TEMPORARY}"
+
+    def _put_mark(self) -> None:
+        """Puts the object that keeps other writers away. Raises StepExists where it is there."""
+        values = self._final.storage.conditions
+        assert values is not None
+        standing, generation = values.get(self._mark)
+        if standing is not None or not values.put(self._mark, _MARK, generation):
+            mark = join(self._final.storage.root, self._mark)
+            raise self._taken(f"is being written by another, or was by one that died ({mark})")
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
@@ -139,9 +184,7 @@ class OrbaxWriter:
         any process.
         """
         self._agreements += 1
-        place = hashlib.sha256(str(self._final).encode()).hexdigest()[:16]
-        name = f"orbax/{place}/{self._agreements}"
-        raise_of_any(self._group, name, own, self._timeout_s)
+        raise_of_any(self._group, f"{self._messages}/{self._agreements}", own, self._timeout_s)
 
     def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
         """Adds a JSON item, under the names of both versions."""
@@ -316,8 +359,28 @@ class OrbaxWriter:
         self._put(orbax.MARKER, _MARK)
         self._put(orbax.COMMITTED, _MARK)
         if self._local:
+            self._rename()
+        self._leave_place()
+
+    def _rename(self) -> None:
+        """Gives the checkpoint its name, durably. Raises StepExists where another writer did."""
+        os.unlink(Path(str(self._folder), LOCK_NAME))
+        try:
             os.rename(str(self._folder), str(self._final))
-            sync_folder(os.path.dirname(str(self._final)))
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise self._taken("was saved by another meanwhile") from error
+            raise
+        sync_folder(os.path.dirname(str(self._final)))
+
+    def _leave_place(self) -> None:
+        """Lets other writers come; a mark that cannot be deleted keeps them away."""
+        self._has_place = False
+        if self._lock is not None:
+            self._lock.close()
+        if not self._local:
+            with contextlib.suppress(OSError):
+                self._final.storage.delete([self._mark])
 
     def abandon(self) -> None:
         """Removes what an unfinished save has written, once what is on its way has arrived: it
@@ -325,13 +388,16 @@ class OrbaxWriter:
         """
         self._drain()
         self._stores = {}
-        if self._group.index == 0 and self._local:
+        if not self._has_place:
+            return
+        if self._local:
             shutil.rmtree(str(self._folder), ignore_errors=True)
-        elif self._group.index == 0:
+        else:
             with contextlib.suppress(
                 ValueError, OSError
             ):  # of a store that fails; an unfinished checkpoint is none
                 self._files.delete_range(ts.KvStore.KeyRange()).result()
+        self._leave_place()
 
     def _drain(self) -> None:
         """Waits until nothing is on its way any more."""
@@ -344,6 +410,24 @@ class OrbaxWriter:
     def _put(self, name: str, data: bytes) -> None:
         if self._group.index == 0:
             self._files.write(name, data).result()
+
+
+def _remove_dead(final: Path) -> None:
+    """Removes what writers of one checkpoint that died have left in a POSIX folder.
+
+    It stays where a free lock does not show that its writer is dead.
+    """
+    if locks_are_local(final.parent, read_mountinfo()):
+        return
+    for made in final.parent.glob(f"{glob.escape(final.name)}{orbax.TEMPORARY}-*"):
+        if made.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # it has no lock yet, or no more
+            lock = FileLock(made / LOCK_NAME, create=False)
+            # The lock is held until all is gone: a writer that is about to hold it begins anew.
+            with contextlib.closing(lock):
+                if lock.try_hold():
+                    shutil.rmtree(made, ignore_errors=True)
 
 
 def save_orbax(

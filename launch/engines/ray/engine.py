@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -34,7 +33,7 @@ from ...supervisor.job import (
     Waiting,
 )
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
-from ...workers.output import ConsoleOutput, Output
+from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, credentials_in, require_cryptography
 from ..base import BaseEngine, run_job
 from .cluster import cluster_nodes, load_ray
@@ -142,9 +141,9 @@ def _run(
         ray.init(address=address, log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
     job = Job(job_id, spec.min_processes or spec.num_processes, spec.num_processes, spec.restart)
-    output = output or ConsoleOutput(sys.stdout, sys.stderr, spec.num_processes)
-    engine = RayEngine(job_id, spec, command=command, call=call, output=output)
-    return RayResult(run_job(job, engine, output), engine.values())
+    with console_unless(output, spec.num_processes) as lines:
+        engine = RayEngine(job_id, spec, command=command, call=call, output=lines)
+        return RayResult(run_job(job, engine, lines), engine.values())
 
 
 @dataclass(frozen=True)

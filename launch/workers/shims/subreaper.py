@@ -33,8 +33,11 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def execute(command: list[str], hangup: signal.Handlers) -> None:
-    """Becomes the command, in a session of its own; the kernel ends it with this process."""
+def execute(command: list[str], hangup: signal.Handlers, blocked: set[int]) -> None:
+    """Becomes the command, in a session of its own; the kernel ends it with this process.
+
+    A signal that came since the fork is blocked, and ends the process before it is the command.
+    """
     parent = os.getppid()
     signal.set_wakeup_fd(-1)
     os.setsid()
@@ -43,6 +46,7 @@ def execute(command: list[str], hangup: signal.Handlers) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, hangup)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     if os.getppid() != parent:  # it died before prctl, and its death was no signal to us
         os._exit(127)
     try:
@@ -135,8 +139,8 @@ def main() -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     hangup = signal.signal(signal.SIGHUP, lambda number, frame: None)
-    for number in _NOT_FOR_US:
-        signal.signal(number, signal.SIG_IGN)
+    # Blocked, not ignored: what the command gets before it has begun must wait for it.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*_NOT_FOR_US, signal.SIGHUP))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
@@ -144,9 +148,11 @@ def main() -> None:
         os._exit(127)
     pid = os.fork()
     if pid == 0:
-        execute(command, hangup if isinstance(hangup, signal.Handlers) else signal.SIG_DFL)
+        handler = hangup if isinstance(hangup, signal.Handlers) else signal.SIG_DFL
+        execute(command, handler, blocked)
     subreaper = Subreaper(pid, parent, woken)
     signal.signal(signal.SIGHUP, subreaper.hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     subreaper.hang_up()  # for what came before the handler
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -165,6 +171,7 @@ def end_as(status: int | None) -> None:
     prctl(_PR_SET_DUMPABLE, 0)
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
 
 

@@ -186,7 +186,7 @@ def test_who_does_not_come_is_named_once() -> None:
         error = agreement.run(restore, "root")[1].error
         assert isinstance(error, BarrierTimeout) and error.missing == (1,)
         assert error.__notes__ == [
-            "it came up while all processes were to agree on step 1, before a collective"
+            "it came up while all processes were to agree on step 1, before collective 1"
         ]
         own = Corrupt("damaged")
         assert (

@@ -11,12 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from crc32c import crc32c
 
 import holdfast.checkpoint
-from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, load, save, verify
+from holdfast.checkpoint import (
+    SAVED,
+    CheckpointError,
+    Corrupt,
+    HostileCheckpoint,
+    TreeMismatch,
+    load,
+    save,
+    structure,
+    verify,
+)
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import ChunkChecksum, count_prefixes
 from holdfast.checkpoint.saving.pack_writer import plan_pack
@@ -169,6 +180,7 @@ def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | Non
     assert sys.getallocatedblocks() - blocks < 100_000  # objects: there is none for each chunk
 
 
+@pytest.mark.slow
 def test_sparse_packs_beyond_memory_are_typed_errors(tmp_path: Path) -> None:
     """Packs that are 137 GB of hole, with headers that fit, are an error that names one: for verify
     at its first step, for load at the latest where memory is asked for.
@@ -223,6 +235,20 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
         seal(tmp_path / "c", record)
         with pytest.raises(HostileCheckpoint, match="not a name of a file"):
             load(tmp_path / "c")
+
+
+def test_keys_that_jax_cannot_make(tmp_path: Path) -> None:
+    """Keys of an implementation that is not there, or of data that fit no key: an error that names
+    the leaf, the data without it, and a structure that has the data.
+    """
+    save(tmp_path, {"key": jax.random.key(3)})
+    record = json.loads((tmp_path / "checkpoint.json").read_text())
+    record["items"]["state"]["leaves"][0]["impl"] = "none of jax's"
+    seal(tmp_path, record)
+    with pytest.raises(TreeMismatch, match="'key' is of keys of \"none of jax's\", and jax makes"):
+        load(tmp_path, SAVED)
+    assert load(tmp_path)["key"].shape == (2,)
+    assert structure(tmp_path).items["state"].tree["key"].shape == (2,)
 
 
 def test_no_pickle_and_no_imports_by_name() -> None:

@@ -187,3 +187,12 @@ def test_a_name_is_one_class_s() -> None:
             lambda fields: Path(fields["path"]),
             name="quantized/1",
         )
+
+
+@pytest.mark.parametrize("fields", [{1: 2, "1": 3}, {0: 2}, {True: 2}])
+def test_fields_are_called_by_strings(tmp_path: Path, fields: dict[Any, Any]) -> None:
+    """A field of another name would come back as another one: it is refused by name."""
+    register_leaf_type(datetime, lambda when: fields, lambda found: found)
+    with pytest.raises(UnsupportedLeaf, match=r"'when' .* a field is called .*, expected a str"):
+        save(tmp_path, {"when": datetime(2026, 1, 2, tzinfo=UTC)})
+    assert list(tmp_path.iterdir()) == []

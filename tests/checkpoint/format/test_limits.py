@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Json, KeepLast, UnsupportedLeaf, save
+from holdfast.checkpoint.format.limits import JSON_DEPTH
 
 STATE = {"x": np.arange(3.0)}
 
@@ -90,6 +91,26 @@ def test_json_that_no_reader_takes_is_refused(value: Any, sentence: str, tmp_pat
         assert not _files(tmp_path / "root")
 
 
+def test_json_is_nested_only_so_deep(tmp_path: Path) -> None:
+    """JSON items and metadata of JSON_DEPTH lists come back; of one more, or of a list that holds
+    itself, they are refused before anything is written.
+    """
+    deep: Any = []
+    for _ in range(JSON_DEPTH - 1):
+        deep = [deep, {"a": 1}]
+    endless: list[Any] = []
+    endless += [endless, endless]
+    with CheckpointManager(tmp_path / "root") as manager:
+        for value in ([deep], endless):
+            with pytest.raises(ValueError, match=f"nested deeper than {JSON_DEPTH}"):
+                manager.save(1, items={"state": STATE, "facts": Json(value)})
+            with pytest.raises(ValueError, match=r"metadata .* nested deeper"):
+                manager.save(1, STATE, metadata=value)
+        assert not _files(tmp_path / "root")
+        manager.save(1, items={"state": STATE, "facts": Json(deep)}, metadata=deep).wait()
+        assert manager.restore(1, item="facts") == deep == manager.metadata(1)
+
+
 def test_a_metric_without_a_number_is_json(tmp_path: Path) -> None:
     """A loss that is NaN or infinite is saved and comes back, and the record stays JSON for every
     parser.
@@ -160,9 +181,9 @@ def test_a_forked_child_takes_nothing_away(how: str, tmp_path: Path) -> None:
 
 
 TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "bytes of 200 MB": (
-        lambda: {"state": {"blob": bytes(200_000_000)}},
-        "'blob' with 266,666,6.*: put it into an array",
+    "bytes of 80 MB": (
+        lambda: {"state": {"blob": bytes(80_000_000)}},
+        "'blob' with 106,666,6.*: put it into an array",
     ),
     "strings of 60 MB": (
         lambda: {"state": {"a": "x" * 60_000_000, "b": "y" * 60_000_000}},
@@ -190,7 +211,18 @@ TOO_LARGE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TOO_LARGE)
+LONG = {  # to make and to measure
+    "21,000 names of 5,000 characters",
+    "bytes of 80 MB",
+    "names without arrays",
+    "strings of 60 MB",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) if kind in LONG else kind for kind in TOO_LARGE],
+)
 def test_a_tree_that_no_reader_takes_is_refused(kind: str, tmp_path: Path) -> None:
     """Values and names beyond what a reader takes are refused in the caller's thread, before a byte
     is written; the next save goes on.
@@ -210,6 +242,7 @@ def test_a_tree_that_no_reader_takes_is_refused(kind: str, tmp_path: Path) -> No
         assert not _files(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [90_000_000, 45_000_000], ids=["letters", "letters of two bytes"])
 def test_what_is_just_below_a_limit_comes_back(size: int, tmp_path: Path) -> None:
     """Metadata of 90 MB is in the record as it was measured, whatever its letters are, beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from holdfast.checkpoint import (
     structure,
     verify,
 )
+from holdfast.checkpoint.format import own_files
 from holdfast.checkpoint.format.own_files import is_own_name, put_files
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -128,6 +130,16 @@ def fails(folder: Path) -> None:
     raise RuntimeError("no model")
 
 
+def _becomes_a_link(folder: Path) -> None:
+    folder.rmdir()
+    folder.symlink_to("/etc")
+
+
+def _becomes_a_file(folder: Path) -> None:
+    folder.rmdir()
+    folder.write_text("mine")
+
+
 @pytest.mark.parametrize(
     ("handler", "message"),
     [
@@ -139,6 +151,9 @@ def fails(folder: Path) -> None:
         (lambda folder: os.mkfifo(folder / "pipe"), "'pipe' is no file and no folder"),
         (lambda folder: (folder / "a\\b").write_text(""), "is no name for a file"),
         (lambda folder: (folder / "a\nb").write_text(""), "is no name for a file"),
+        (_becomes_a_link, "is a link after it; expected the files in that folder"),
+        (shutil.rmtree, "is gone after it; expected the files in that folder"),
+        (_becomes_a_file, "is gone after it; expected the files in that folder"),
         (None, "an item of files expects a `write`"),
     ],
 )
@@ -206,6 +221,57 @@ def test_files_are_the_primarys_or_each_processs(tmp_path: Path) -> None:
             [lambda group=group: _saves(group, tmp_path / "b", per_process=False) for group in two]
         )  # type: ignore[misc]
     assert shared == [{"state": b"of 0"}] * 2
+
+
+def test_json_is_each_processs_own(tmp_path: Path) -> None:
+    """With `per_process` each gets back the value that it wrote; on another number of processes
+    one must be chosen.
+    """
+
+    def saves(group: ClusterGroup) -> Any:
+        items = {"own": Json(group.index, per_process=True), "all": Json("x")}
+        with CheckpointManager(tmp_path, group=group) as manager:
+            manager.save(1, items=items).wait()
+            return manager.restore(1, items={"own": None, "all": None})
+
+    with groups(2) as two:
+        found = at_once([lambda group=group: saves(group) for group in two])  # type: ignore[misc]
+    assert found == [{"own": 0, "all": "x"}, {"own": 1, "all": "x"}]
+    with pytest.raises(TreeMismatch, match="for each of 2 processes, and this job has 1"):
+        load(tmp_path, item="own")
+    assert load(tmp_path, item="own", process=1) == 1
+    assert load(tmp_path, item="all") == "x"
+
+
+def test_empty_folders_come_back(tmp_path: Path) -> None:
+    """A folder without a file is saved, restored, verified, copied and converted."""
+
+    def make(folder: Path) -> None:
+        (folder / "a" / "empty").mkdir(parents=True)
+        (folder / "b").mkdir()
+        (folder / "b" / "c").write_text("d")
+
+    def folders(folder: Path) -> list[str]:
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+    save(tmp_path / "one", items={"data": Files(make)}, step=3)
+    convert(
+        open_checkpoint(tmp_path / "one"), StorePath(LocalStorage(tmp_path / "two")), "holdfast"
+    )
+    for path in (tmp_path / "one", tmp_path / "two"):
+        verify(path)
+        assert load(path, item="data") == {"a/empty/": b"", "b/c": b"d"}
+        assert load(path, Files(read=folders), item="data") == ["a", "a/empty", "b", "b/c"]
+    with groups(2) as both:
+        items = {"data": Files(make_own, shared=True)}
+        at_once(
+            [lambda group=group: save(tmp_path / "c", items=items, group=group) for group in both]
+        )  # type: ignore[misc]
+    assert [*load(tmp_path / "c", item="data")] == []
+
+
+def make_own(folder: Path) -> None:
+    (folder / "same").mkdir()
 
 
 def test_processes_write_files_together(tmp_path: Path) -> None:
@@ -307,7 +373,8 @@ def test_a_like_of_another_kind_is_a_mismatch(tmp_path: Path) -> None:
         ".",
         "..",
         "/a",
-        "a/",
+        "/",
+        "a//",
         "a//b",
         "a/../b",
         "./a",
@@ -322,7 +389,16 @@ def test_a_like_of_another_kind_is_a_mismatch(tmp_path: Path) -> None:
 def test_names_that_could_lead_astray(name: Any) -> None:
     """No part of a name may be empty, `.` or `..`."""
     assert not is_own_name(name)
-    assert is_own_name("a/b..c/.d/...")
+    assert is_own_name("a/b..c/.d/...") and is_own_name("an/empty/folder/")
+
+
+def test_a_long_file_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is too long for one object is the caller's own: the error says what to pass."""
+    monkeypatch.setattr(own_files, "JSON_LIMIT_BYTES", 1000)
+    save(tmp_path, items={"data": Files(lambda folder: (folder / "a").write_bytes(bytes(1001)))})
+    with pytest.raises(TreeMismatch, match=r"'a' has more than 1,000 bytes.*pass a `like`: Files"):
+        load(tmp_path, item="data")
+    assert load(tmp_path, Files(read=len_of), item="data") == 1
 
 
 @pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"], ["a", "a"]])

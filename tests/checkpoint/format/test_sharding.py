@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from holdfast.checkpoint import SAVED, load, save
 from holdfast.checkpoint.format.sharding import (
     axes_of,
     describe_sharding,
@@ -52,11 +54,42 @@ def test_other_shardings_are_described_too() -> None:
     assert parse_sharding(None) is None and parse_sharding({"other": "odd"}) == {"other": "odd"}
 
 
+def test_a_memory_kind_is_kept(tmp_path: Path) -> None:
+    """An array in another memory than its devices' default comes back there as saved; the default
+    is not in the description.
+    """
+    device = jax.devices()[0]
+    other = next(
+        memory.kind
+        for memory in device.addressable_memories()
+        if memory.kind != device.default_memory().kind
+    )
+    mesh = Mesh(np.array([device]), ("x",))
+    shardings = [
+        SingleDeviceSharding(device, memory_kind=other),
+        NamedSharding(mesh, PartitionSpec("x"), memory_kind=other),
+    ]
+    for sharding in shardings:
+        description = describe_sharding(sharding)
+        assert description["memory_kind"] == other and parse_sharding(description) == description
+        assert show_sharding(description).endswith(f" in {other}")
+    default = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
+    assert "memory_kind" not in describe_sharding(default)
+    saved = [jax.device_put(np.arange(4.0), sharding) for sharding in shardings]
+    save(tmp_path / "c", saved)
+    restored = load(tmp_path / "c", SAVED)
+    assert [array.sharding for array in restored] == shardings
+    assert all(np.array_equal(array, np.arange(4.0)) for array in restored)
+
+
 def test_shown_for_people() -> None:
     """The spec and the mesh are one line; an array that no axis divides is replicated."""
     facts = {"axes": ["x", "y"], "sizes": [2, 4], "devices": list(range(8))}
     assert show_sharding(facts | {"spec": [["x", "y"], []]}) == "(x+y, -) on x=2 y=4"
     assert show_sharding(facts | {"spec": [[], []]}) == "replicated on x=2 y=4"
+
+
+MESH = {"axes": ["x"], "sizes": [2], "devices": [0, 1], "spec": [["x"]]}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +99,15 @@ def test_shown_for_people() -> None:
         {"axes": []},
         {"axes": [], "sizes": [], "devices": [], "spec": "x"},
         {"device": 1, "other": ""},
+        {"device": 1, "memory_kind": 5},
+        {"device": "1"},
+        {"other": 5},
+        MESH | {"spec": [[{}], []]},
+        MESH | {"spec": [["y"]]},
+        MESH | {"spec": [["x"], ["x"]]},
+        MESH | {"sizes": [1]},
+        MESH | {"devices": [0]},
+        MESH | {"axes": ["x", "x"], "sizes": [1, 2]},
     ],
 )
 def test_what_is_no_description_is_refused(value: Any) -> None:

@@ -153,6 +153,14 @@ def test_classes_without_a_like(tmp_path: Path) -> None:
     assert found == {"n": Point(1, 2), "d": Pair(3, None)} and type(found["n"]) is Point
 
 
+def test_a_namedtuple_may_be_called_by_a_keyword(tmp_path: Path) -> None:
+    """Python has no class of that name: without the class it comes back as a `Tuple`."""
+    odd = collections.namedtuple("odd", "x")
+    odd.__qualname__ = "class"
+    save(tmp_path, odd(1))
+    assert load(tmp_path) == (1,) and type(load(tmp_path)).__name__ == "Tuple"
+
+
 def test_states_of_libraries(tmp_path: Path) -> None:
     """equinox modules, optax states and nnx states come back bit-exact."""
     module = eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0))

@@ -125,7 +125,7 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_a
 
 
 def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
-    """Opening a root lists the root and the newest folder, not every step."""
+    """Opening a root lists the root, its own folder and the newest step's, not every step."""
 
     listed: set[str] = set()
 
@@ -137,7 +137,7 @@ def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -
     for step in range(20):
         save(tmp_path / str(step), {"step": step}, step=step)
     assert open_checkpoint(tmp_path, wrap=lambda storage: Listing(storage.root)).info.step == 19
-    assert listed == {"", "19"}
+    assert listed == {"", ".holdfast", "19"}
 
 
 def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:

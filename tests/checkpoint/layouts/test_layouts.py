@@ -19,7 +19,7 @@ from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoi
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.path import open_storage
-from holdfast.cli import main
+from holdfast.cli.entry import main
 from tests.support.layouts import LAYOUTS, TREE, write
 from tests.support.object_servers import BUCKET, s3_server
 

@@ -5,6 +5,7 @@ deleted.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from holdfast.checkpoint import Corrupt, HostileCheckpoint
+from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.local_tier.host_folder import (
     PIECE_BYTES,
     HostFolder,
     HostStorage,
+    RunFolder,
     read_checked,
 )
 from holdfast.checkpoint.local_tier.parts import LocalKey, Part
@@ -47,6 +49,69 @@ def folder(tmp_path: Path) -> HostFolder:
 
 def _pack(folder: HostFolder, key: LocalKey) -> Path:
     return folder.path / key.folder / "state" / pack_name(1, 0, key.save_id)
+
+
+def test_a_run_is_its_users_alone(tmp_path: Path) -> None:
+    """Whatever the umask: the folder above, which all may write into, keeps its mode."""
+    tmp_path.chmod(0o777)
+    umask = os.umask(0)
+    try:
+        folder = RunFolder(tmp_path, syncs=False).open(RUN)
+        _saved(folder)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
+    modes = {
+        path.is_dir(): stat.S_IMODE(path.stat().st_mode)
+        for path in [folder.path, *folder.path.rglob("*")]
+    }
+    assert modes == {True: 0o700, False: 0o600}
+
+
+OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link": (lambda path: path.symlink_to(path.parent), "is a link"),
+    "a file": (lambda path: path.touch(), "is no folder"),
+    "open to all": (
+        lambda path: (path.mkdir(), path.chmod(0o777)),
+        "is a folder with mode 777",
+    ),
+    "another user's": (
+        lambda path: (path.mkdir(0o700), os.chown(path, 12345, -1)),
+        "is a folder of user 12345",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_run_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
+    """With what was found, what was expected, and what to do."""
+    make, found = OTHERS[kind]
+    if kind == "another user's" and os.geteuid() != 0:
+        pytest.skip("needs root, to give a folder to another user")
+    make(tmp_path / RUN)
+    expected = f"{found}; expected a folder of user {os.geteuid()} with mode 700, or none. Move it"
+    with pytest.raises((CheckpointError, OSError), match=expected):
+        RunFolder(tmp_path, syncs=False).open(RUN)
+
+
+def test_a_run_folder_is_never_more_open_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes of a host open it at once: neither takes it for another's."""
+    chmod = os.chmod
+    looked = []
+
+    def look_and_chmod(path: Path, mode: int) -> None:
+        looked.append(RunFolder(tmp_path, syncs=False).open(RUN))
+        chmod(path, mode)
+
+    monkeypatch.setattr(os, "chmod", look_and_chmod)
+    umask = os.umask(0o022)
+    try:
+        RunFolder(tmp_path, syncs=False).open(RUN)
+    finally:
+        os.umask(umask)
+    assert looked
 
 
 @pytest.mark.parametrize("size", [0, 50, 100, 200])

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Corrupt, StepNotFound
+from holdfast.checkpoint import CheckpointError, Corrupt, StepNotFound
 from holdfast.checkpoint.local_tier.host_steps import list_host_steps, sweep_host, verify_host_step
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.cli import main
+from holdfast.cli.entry import main
 from tests.support.local_hosts import job
 
 
@@ -38,6 +38,18 @@ def saved(tmp_path: Path) -> tuple[LocalStorage, Path]:
 def _ran(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout
+
+
+def test_a_link_is_not_swept(saved: tuple[LocalStorage, Path]) -> None:
+    """Whoever sweeps: nothing behind a link in place of a run's folder is deleted."""
+    root, folder = saved
+    run = next(path for path in (folder / "host1").iterdir() if path.is_dir())
+    outside = run.rename(folder / "outside")
+    run.symlink_to(outside)
+    there = sorted(outside.rglob("*"))
+    with pytest.raises(CheckpointError, match=f"{run} is a link; expected a folder of user"):
+        sweep_host(root, str(folder / "host1"))
+    assert sorted(outside.rglob("*")) == there
 
 
 def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path]) -> None:

@@ -276,7 +276,7 @@ class Job:
             }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_abandoned_step_ever_comes_back(data: st.DataObject) -> None:
     """In any history of lives on changing hosts, with saves that fail or are cut off, rollbacks and

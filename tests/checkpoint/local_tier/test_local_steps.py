@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.checkpoint import CheckpointManager, StepNotFound
+from holdfast.checkpoint.agreement.group_record import MESSAGE_BYTES
 from holdfast.checkpoint.agreement.save_protocol import Effect, Event, Failed, Hear, Tell
 from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.commit import EffectPerformer
+from holdfast.multihost import ClusterGroup
 from tests.support.local_hosts import Job, job
 
 
@@ -22,6 +26,54 @@ def is_unsure(first: Job) -> list[bool]:
     """Returns of each rank whether it waits for a survey."""
     tiers = [manager._catalog.tier for manager in first.managers]
     return [isinstance(tier, LocalTier) and tier._steps.is_unsure for tier in tiers]
+
+
+def test_structure_of_a_step_not_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that did not hear how a local save ended asks the hosts with all others. So does
+    each for a step that there is not.
+    """
+    hear = EffectPerformer._hear
+
+    def fail_to_hear(performer: EffectPerformer) -> Event:
+        hear(performer)
+        raise TimeoutError("the coordinator is gone")
+
+    with job(tmp_path / "root", [tmp_path / "host0", tmp_path / "host1"]) as first:
+        first.save(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(EffectPerformer, "_hear", fail_to_hear)
+            first.save(6)
+        assert first.each(lambda rank, manager: manager.local_steps()) == [[6], [5]]
+        assert first.each(lambda rank, manager: manager.structure(6).step) == [6, 6]
+        assert first.each(lambda rank, manager: manager.local_steps()) == [[5, 6]] * 2
+        with pytest.raises(StepNotFound, match="the hosts have no step 9 any more"):
+            first.each(lambda rank, manager: manager.structure(9))
+
+
+def test_a_large_record_comes_from_the_primary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One service would send it to all: each process fetches it from the primary's part server."""
+    sent: list[int] = []
+    broadcast = ClusterGroup.broadcast
+
+    def count(group: ClusterGroup, name: str, value: Any, **options: Any) -> bytes:
+        told = broadcast(group, name, value, **options)
+        sent.append(len(told))
+        return told
+
+    names = [secrets.token_hex(64) for _ in range(4000)]
+    with job(tmp_path / "root", [tmp_path / "host0", tmp_path / "host1"]) as first:
+
+        def save(rank: int, manager: CheckpointManager) -> None:
+            first.begin(rank, 5, dict.fromkeys(names, 7))
+            manager.wait_until_finished()
+
+        first.each(save)
+        monkeypatch.setattr(ClusterGroup, "broadcast", count)
+        found = first.each(lambda rank, manager: manager.restore())
+        assert found == [dict.fromkeys(names, 7)] * 2
+    assert max(sent) < MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(("effect", "unsure"), [(Hear, [False, True]), (Tell, [True, False])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from holdfast.checkpoint import EveryNSteps, Local
 from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, boot_id, meet
 from holdfast.multihost import Solo
+from tests.support.checkpointing import at_once, groups
 
 PEER = Peer("host", "machine", 0, "host 1 2", mark="mark-1", address="10.0.0.1:7")
 
@@ -31,6 +33,28 @@ def test_one_process_meets_itself(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [meeting.peers[0].mark]
     meeting.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_machines_of_one_rack_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of two machines are two, also where their device and inode numbers are equal. One
+    folder that both see, as here, is refused.
+    """
+    machines = iter(["a" * 32, "b" * 32])
+    monkeypatch.setattr("holdfast.checkpoint.local_tier.meeting.boot_id", lambda: next(machines))
+    local = Local(tmp_path, save_policy=EveryNSteps(1), failure_domain="rack", address="localhost")
+    with groups(2) as members:
+        meetings = at_once(
+            [
+                functools.partial(meet, local, tmp_path, member, "meet", tls=None)
+                for member in members
+            ]
+        )
+        for meeting in meetings:
+            meeting.close()
+    assert [meeting.lister for meeting in meetings] == [0, 1]
+    assert all("is shared by the hosts rack (" in meeting.own_error for meeting in meetings)
 
 
 def test_a_machine_has_one_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,12 +219,18 @@ def test_offsets_and_sizes_beyond_the_file_bring_nothing(server: PartServer) -> 
 def test_there_is_a_most_of_connections(
     server: PartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond it a connection is closed at once, and one that goes makes room."""
+    """Beyond it a peer waits to be greeted, until one that was answered is ended, or one goes."""
     monkeypatch.setattr(part_server, "MOST_CONNECTIONS", 1)
-    with PeerConnection(server.address, SECRET) as peer:
-        with pytest.raises(PeerFailed):
-            PeerConnection(server.address, SECRET)
-        assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+    with _raw(server) as first:
+        with pytest.raises(PeerFailed, match="could not prove itself: it was silent for too long"):
+            PeerConnection(server.address, SECRET, timeout_s=0.2)
+        name = FILE.encode()
+        first.sendall(REQUEST.pack(GET, len(name), 0, 1) + name)
+        receive_bytes(first, ANSWER.size + 1, 10)
+        for _ in range(3):
+            with PeerConnection(server.address, SECRET) as peer:
+                assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+        assert _is_ended(first)
 
 
 def test_who_waits_learns_of_the_end(server: PartServer) -> None:

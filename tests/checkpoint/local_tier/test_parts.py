@@ -130,3 +130,10 @@ def test_a_local_step_above_the_base_of_a_later_opening_is_dead(
     """Also of a branch that the root does not know, or knows as another's, nothing comes back."""
     found = why_dead(LocalKey(step, branch, f"{writer}00000001", 1), BRANCHES)
     assert found.startswith(why) and bool(found) == bool(why)
+
+
+def test_a_step_of_a_damaged_opening_is_dead() -> None:
+    """Of such an opening nobody knows who wrote it."""
+    damaged = Branch(RUN, 4, "", NOTHING)
+    found = why_dead(LocalKey(10, 4, "0000000400000001", 1), [*BRANCHES, damaged])
+    assert found.startswith("branch 4 of writer 00000004 is not known")

@@ -6,11 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.local_tier import part_server
 from holdfast.checkpoint.local_tier.part_server import (
     ANSWER,
     MAGIC,
@@ -176,6 +178,47 @@ def test_a_damaged_copy_is_passed_over_when_told(hosts: list[PartServer], tmp_pa
             assert storage.pass_over(path) == (rank < 2)
         with pytest.raises(FileNotFoundError, match="no host that is there has a copy"):
             _read(storage)
+
+
+def test_more_readers_than_places_all_read(
+    hosts: list[PartServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that keep their connections to the end give way to those that wait, however often."""
+    monkeypatch.setattr(part_server, "MOST_CONNECTIONS", 2)
+    readers = 12
+    have_read = threading.Barrier(readers)
+
+    def read(reader: int) -> bytes:
+        with _storage(hosts[1:], tmp_path, own=9) as storage:
+            first = _read(storage, reader)
+            have_read.wait(60)
+            return first + _read(storage, 100 + reader)
+
+    with ThreadPoolExecutor(readers) as pool:
+        found = list(pool.map(read, range(readers)))
+    assert found == [
+        BYTES[reader : reader + 10] + BYTES[100 + reader : 110 + reader]
+        for reader in range(readers)
+    ]
+
+
+def test_a_holder_that_failed_serves_again(hosts: list[PartServer], tmp_path: Path) -> None:
+    """A peer that could not be reached once is asked again where no other has the file."""
+    hosts[1].close()
+    addresses = {1: hosts[1].address}
+    with Peers(addresses, SECRET, 5) as peers:
+        storage = PeerStorage(
+            LocalStorage(tmp_path / "0"),
+            KEY.folder,
+            b"{}",
+            [[], [1]],
+            own=frozenset(),
+            peers=peers,
+        )
+        with pytest.raises(PeerFailed):
+            _read(storage)
+        addresses[1] = hosts[2].address
+        assert _read(storage) == BYTES[:10]
 
 
 @pytest.mark.parametrize(

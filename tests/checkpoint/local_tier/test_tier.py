@@ -11,6 +11,7 @@ import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,10 +25,12 @@ from holdfast.checkpoint import (
     Json,
     Local,
     Options,
+    SaveCancelled,
     StepNotFound,
     TreeMismatch,
 )
 from holdfast.checkpoint.local_tier import meeting, tier
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.part_copier import Throttle
 from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
@@ -289,32 +292,70 @@ def test_the_restore_of_an_older_step_is_a_rollback(root: Path, hosts: list[Path
         assert second.restore() == 5
 
 
-@pytest.mark.parametrize("deleted", [4, 7])
-def test_the_deletion_of_the_newest_step_is_a_rollback(
-    deleted: int, root: Path, hosts: list[Path]
-) -> None:
-    """Deleting the newest durable step, or a local one, takes the local steps from there on away,
-    for good.
+def test_a_rollback_ends_what_it_left(root: Path, hosts: list[Path]) -> None:
+    """With the first save after it, local or durable, the steps that were left are listed no more
+    and take no place.
     """
-    with job(root, hosts[:2], every=2) as first:
-        first.save(2)
-        first.save(4)
-        first.save(7)
-        first.each(lambda rank, manager: manager.delete(deleted))
-        left = [2] if deleted == 4 else [2, 4]
-        assert first.each(lambda rank, manager: manager.all_steps()) == [left] * 2
-        with pytest.raises(StepNotFound):
-            first.each(lambda rank, manager: manager.delete(7))
-    with job(root, hosts[:2]) as second:
-        assert second.restore() == left[-1]
+    with job(root, hosts[:2], every=10, keep=3) as first:
+
+        def local_steps() -> list[list[int]]:
+            return first.each(lambda rank, manager: manager.local_steps())
+
+        for step in (5, 6, 7):
+            first.save(step)
+        assert first.restore(5) == 5
+        assert local_steps() == [[5, 6, 7]] * 2
+        first.save(8)
+        assert local_steps() == [[5, 8]] * 2
+        first.save(9)
+        assert local_steps() == [[5, 8, 9]] * 2
+        assert first.restore(8) == 8
+        first.save(10)
+        assert local_steps() == [[5, 8]] * 2
 
 
-def test_an_older_durable_step_may_be_deleted(root: Path, hosts: list[Path]) -> None:
-    """That is no rollback: the local step above stays."""
+def test_a_later_life_keeps_as_many(root: Path, hosts: list[Path]) -> None:
+    """Steps of the life before stay until newer ones take their places."""
+    with job(root, hosts[:2], keep=3) as first:
+        for step in (5, 6, 7):
+            first.save(step)
+    with job(root, hosts[:2], keep=3) as second:
+        assert second.restore() == 7
+        second.save(8)
+        assert second.each(lambda rank, manager: manager.local_steps()) == [[6, 7, 8]] * 2
+        assert second.restore(6) == 6
+    with job(root, hosts[:2], keep=3) as third:
+        assert third.each(lambda rank, manager: manager.local_steps()) == [[6, 7, 8]] * 2
+        assert third.restore() == 8
+        third.save(9)
+        third.save(10)
+        third.save(11)
+        assert third.each(lambda rank, manager: manager.local_steps()) == [[9, 10, 11]] * 2
+    assert [len(packs(folder)) for folder in hosts[:2]] == [6, 6]
+
+
+def test_the_deletion_of_the_newest_step_is_a_rollback(root: Path, hosts: list[Path]) -> None:
+    """Deleting the newest step, a local one, takes it away for good."""
     with job(root, hosts[:2], every=2) as first:
         for step in (2, 4, 7):
             first.save(step)
-        first.each(lambda rank, manager: manager.delete(2))
+        first.each(lambda rank, manager: manager.delete(7))
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[2, 4]] * 2
+        with pytest.raises(StepNotFound):
+            first.each(lambda rank, manager: manager.delete(7))
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 4
+
+
+@pytest.mark.parametrize("deleted", [2, 4])
+def test_a_durable_step_below_may_be_deleted(deleted: int, root: Path, hosts: list[Path]) -> None:
+    """That is no rollback, of the newest durable step either: the local step above stays."""
+    with job(root, hosts[:2], every=2) as first:
+        for step in (2, 4, 7):
+            first.save(step)
+        first.each(lambda rank, manager: manager.delete(deleted))
+        left = sorted({2, 4, 7} - {deleted})
+        assert first.each(lambda rank, manager: manager.all_steps()) == [left] * 2
     with job(root, hosts[:2]) as second:
         assert second.restore() == 7
 
@@ -331,6 +372,29 @@ def test_another_root_of_the_same_hosts_is_another_run(root: Path, hosts: list[P
     shutil.rmtree(root)
     with job(root, hosts[:2]) as fourth:
         assert fourth.each(lambda rank, manager: manager.all_steps()) == [[], []]
+
+
+def test_a_copied_root_is_another_run(root: Path, hosts: list[Path]) -> None:
+    """It goes on from its newest durable step. Neither root sees the other's local steps, nor
+    deletes them; a root that was moved keeps its own.
+    """
+    copied = root.parent / "copied"
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+        shutil.copytree(root, copied)
+        first.save(6)
+    with job(copied, hosts[:2], every=4) as second:
+        assert second.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
+        assert second.restore() == 4
+        second.save(7)
+    root.rename(root.parent / "moved")
+    with job(root.parent / "moved", hosts[:2], every=4) as third:
+        assert third.each(lambda rank, manager: manager.all_steps()) == [[4, 6], [4, 6]]
+        assert third.restore() == 6
+        third.save(9)
+    with job(copied, hosts[:2], every=4) as fourth:
+        assert fourth.restore() == 7
 
 
 def test_torn_and_strange_files_are_passed_over(root: Path, hosts: list[Path]) -> None:
@@ -391,6 +455,34 @@ def test_local_saves_go_on_while_a_durable_one_takes_its_time(
         goes_on.set()
         manager.wait_until_finished()
         assert manager.all_steps() == [10, 14]
+
+
+def test_a_cancelled_save_is_no_failed_one(
+    root: Path,
+    hosts: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the caller calls off is neither counted nor logged as a failure."""
+    goes_on = threading.Event()
+    save = LocalSteps.save
+
+    def held(steps: LocalSteps, request: Any) -> Any:
+        assert goes_on.wait(60)
+        return save(steps, request)
+
+    monkeypatch.setattr(LocalSteps, "save", held)
+    local = Local(hosts[0], save_policy=EveryNSteps(1))
+    with CheckpointManager(root, save_policy=EveryNSteps(10), local=local) as manager:
+        handle = manager.save(11, state(11, 0))
+        assert handle.cancel()
+        goes_on.set()
+        with pytest.raises(SaveCancelled):
+            handle.wait()
+        assert manager.statistics()["local_saves_failed"] == 0 and manager.local_steps() == []
+        assert "failed" not in caplog.text
+        manager.save(12, state(12, 0)).wait()
+        assert manager.local_steps() == [12]
 
 
 def test_a_step_that_both_want_is_saved_durably_only(root: Path, hosts: list[Path]) -> None:
@@ -612,6 +704,34 @@ def test_a_strict_tier_that_ends_is_one_error_and_no_more(root: Path, hosts: lis
         assert first.restore() == 8
 
 
+def test_a_strict_error_holds_no_save_up(root: Path, hosts: list[Path]) -> None:
+    """A process that has heard of a failed local save, and one that has not, begin the same saves,
+    durable and local: the error comes after that.
+    """
+    with job(root, hosts[:2], every=4, strict=True) as first:
+
+        def fail(rank: int, manager: CheckpointManager) -> None:
+            first.begin(rank, 5, state(5, rank) | {"step": rank})
+            first.managers[rank]._parts.lanes[1].join(60)
+            if rank:
+                with pytest.raises(CheckpointError, match="'step' is local to each process"):
+                    manager.check_for_errors()
+
+        def save(rank: int, step: int) -> None:
+            if rank:
+                first.begin(rank, step, state(step, rank))
+            else:
+                with pytest.raises(CheckpointError, match="'step' is local to each process"):
+                    first.begin(rank, step, state(step, rank))
+            first.managers[rank].wait_until_finished()
+
+        for step in (8, 9):
+            first.each(fail)
+            first.each(lambda rank, manager, step=step: save(rank, step))
+        first.save(12)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[8, 9, 12]] * 2
+
+
 def test_copies_go_at_the_rate_that_is_given(
     root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -716,6 +836,50 @@ def test_a_folder_that_cannot_be_used_turns_the_tier_off(
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4], [4]]
     assert not list(hosts[0].glob("mark-*"))
     assert threading.active_count() <= threads + 2
+
+
+def test_a_run_folder_that_is_a_link_is_left_alone(
+    root: Path, hosts: list[Path], tmp_path: Path
+) -> None:
+    """Nothing behind it is listed, written or deleted: the tier is off, and says why."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+    run = next(path for path in hosts[1].iterdir() if path.is_dir())
+    outside = run.rename(tmp_path / "outside")
+    run.symlink_to(outside)
+    there = sorted(outside.rglob("*"))
+    with job(root, hosts[:2], every=4) as second:
+        assert all(
+            off.startswith(
+                f"process 1: CheckpointError: {run} is a link; expected a folder of user"
+            )
+            for off in _off(second)
+        ), _off(second)
+        second.save(6)
+        second.save(8)
+        assert second.each(lambda rank, manager: manager.all_steps()) == [[4, 8]] * 2
+    assert sorted(outside.rglob("*")) == there
+
+
+def test_a_run_folder_that_was_opened_to_others_fails_the_next_local_save(
+    root: Path, hosts: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, and all processes name it: nobody waits in vain for the part of the one who saw."""
+    with job(root, hosts[:2], every=4) as first:
+        first.save(4)
+        first.save(5)
+        run = next(path for path in hosts[1].iterdir() if path.is_dir())
+        run.chmod(0o755)
+        first.save(6)
+        first.save(8)
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[4, 5, 8]] * 2
+    failed = [record.getMessage() for record in caplog.records if "step 6" in record.getMessage()]
+    assert len(failed) == 2
+    assert all(
+        f"process 1 failed: CheckpointError: {run} is a folder with mode 755" in message
+        for message in failed
+    ), failed
 
 
 def test_an_address_that_is_not_this_hosts_turns_the_tier_off(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +19,11 @@ from holdfast.checkpoint import (
     SaveCancelled,
     SaveFailed,
 )
-from holdfast.checkpoint.saving import async_saver
+from holdfast.checkpoint.saving import async_saver, snapshot
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
 from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
 from holdfast.checkpoint.saving.stager import SaveRequest
+from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
 from tests.support.step_savers import open_saver, stage
@@ -97,6 +99,32 @@ def test_a_store_that_hangs_ends_the_wait(
     gate.opened.set()
     saver.join(60)
     saver.close()
+
+
+def test_arrays_wait_for_a_hanging_store_with_a_bound(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`save` returns though its arrays wait on the device for a store that hangs: with the error
+    that names store and step.
+    """
+    monkeypatch.setattr(async_saver, "RESULT_WAIT_S", -7.4)  # in all: 30 s - 4 * 7.4 s
+    monkeypatch.setattr(snapshot, "_are_on_host", lambda plan, leaves: False)
+    options = Options(host_memory_bytes=1, save_timeout_s=30)
+    with CheckpointManager(tmp_path, options=options) as manager:
+        real = LocalStorage.write
+
+        def write(storage: LocalStorage, *arguments: Any) -> None:
+            assert gate.opened.wait(20)
+            real(storage, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "write", write)
+            with pytest.raises(SaveFailed, match=r"step 1 hangs in the store .* for over 0\.4 s"):
+                manager.save(1, tree(1))
+            gate.opened.set()
+            monkeypatch.setattr(async_saver, "RESULT_WAIT_S", 30)
+            manager.wait_until_finished()
+        assert manager.restore(1)["step"] == 1
 
 
 def test_an_error_is_given_out_once(context: StepSaver, gate: Gate) -> None:
@@ -252,6 +280,41 @@ def test_callbacks_are_called_once_the_step_is_there(
         assert called == [(1, True), 1, 1]
 
 
+def test_a_callback_may_not_wait_for_its_save(tmp_path: Path, gate: Gate) -> None:
+    """What would wait for the save in flight is a RuntimeError at once, in a callback that is
+    given late too; another manager's calls are not.
+    """
+    found: list[str] = []
+    with (
+        CheckpointManager(tmp_path / "b") as other,
+        CheckpointManager(tmp_path / "a", options=Options(progress=gate)) as manager,
+    ):
+
+        def call(step: int) -> None:
+            for refused in (
+                lambda: manager.save(2, tree(2)),
+                lambda: manager.delete(1),
+                manager.restore,
+                manager.reload,
+                manager.close,
+                manager.wait_until_finished,
+            ):
+                with pytest.raises(RuntimeError, match="given to on_commit of step 1") as caught:
+                    refused()
+                found.append(str(caught.value).partition("(")[0])
+            other.save(len(found), tree(step)).wait()
+
+        handle = manager.save(1, tree(1))
+        handle.on_commit(call)
+        gate.opened.set()
+        handle.wait(60)
+        handle.on_commit(call)
+        names = ["save", "delete", "restore", "reload", "close", "wait_until_finished"]
+        assert found == 2 * names and other.all_steps() == [6, 12]
+        manager.save(2, tree(2)).wait(60)
+        assert manager.all_steps() == [1, 2]
+
+
 def test_a_cancelled_save_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
     """`cancel` returns True: the step never is, its files are deleted, `wait` raises SaveCancelled,
     later calls of the manager do not.
@@ -267,6 +330,7 @@ def test_a_cancelled_save_leaves_nothing(tmp_path: Path, gate: Gate) -> None:
             handle.wait()
         assert caught.value.step == 1 and caught.value.process == 0
         manager.check_for_errors()
+        assert manager.statistics()["saves_failed"] == 0
         assert manager.all_steps() == [] and not list(tmp_path.glob("1/**/*.safetensors"))
         manager.save(1, tree(1)).wait()
         assert manager.all_steps() == [1]

@@ -48,6 +48,29 @@ def test_differences_between_processes_are_named() -> None:
         check_reports("state", plan, [good[0], ItemReport(1, plan.hash, (), (1, 3))])
 
 
+class Looked(tuple[int, ...]):
+    """Checksums that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Looked.looks += 1
+        return super().__getitem__(index)
+
+
+def test_equal_processes_cost_no_look_each() -> None:
+    """Only the leaves of processes that differ are compared one by one, in every save."""
+    plan = plan_of(*[Leaf(f"leaf{number}", "str") for number in range(50)])
+    reports = [ItemReport(rank, plan.hash, (), Looked(range(50))) for rank in range(100)]
+    Looked.looks = 0
+    check_reports("state", plan, reports)
+    assert Looked.looks == 0
+    reports[7] = ItemReport(7, plan.hash, (), Looked([*range(49), 0]))
+    with pytest.raises(SaveFailed, match=r"leaf 'leaf49' .* differs on processes \[7\]"):
+        check_reports("state", plan, reports)
+    assert Looked.looks == 100
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "leaf", "sentence"),
     [

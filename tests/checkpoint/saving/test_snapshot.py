@@ -39,20 +39,33 @@ def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
     storage.commit("checkpoint.json", record, ".holdfast/ab12cd34")
 
 
-@pytest.mark.parametrize("views", [None, False])
-def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool | None) -> None:
-    """Arrays donated, and numpy leaves overwritten, right after the snapshot are saved as they
-    were.
+def aligned(count: int) -> np.ndarray[Any, Any]:
+    """Returns the numbers from 0 on in memory that jax takes as it is."""
+    raw = np.empty(4 * count + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    values = raw[start : start + 4 * count].view(np.float32)
+    values[:] = np.arange(count)
+    return values
+
+
+@pytest.mark.parametrize("on_host", [None, False])
+def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, on_host: bool | None) -> None:
+    """Arrays donated, numpy leaves overwritten, and numpy memory that jax shares, right after the
+    snapshot, are saved as they were.
     """
+    memory = aligned(1000)
     tree = {
         "device": jnp.arange(1 << 16, dtype=jnp.float32),
         "host": np.arange(1000),
         "key": jax.random.key(2),
     }
+    if on_host is None:
+        tree["shared"] = jax.device_put(memory)
+        assert np.shares_memory(np.asarray(tree["shared"]), memory)
     planner = Planner()
     storage = LocalStorage(tmp_path)
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(planner.plan(flat), flat, views=views)
+    snapshot = take_snapshot(planner.plan(flat), flat, on_host=on_host)
     assert snapshot.wait(0)
     step = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     array: Any = tree["device"]
@@ -60,10 +73,12 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, views: bool 
         array = step(array)
     array.block_until_ready()
     tree["host"][:] = -1  # type: ignore[index]
+    memory[:] = -1
     commit(snapshot, storage)
     found = restore_item(storage, "", read_record(storage, ""))
     np.testing.assert_array_equal(found["device"], np.arange(1 << 16, dtype=np.float32))
     np.testing.assert_array_equal(found["host"], np.arange(1000))
+    np.testing.assert_array_equal(found.get("shared", np.arange(1000)), np.arange(1000))
     np.testing.assert_array_equal(found["key"], jax.random.key_data(jax.random.key(2)))
 
 
@@ -74,7 +89,7 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     tree = {f"w{i}": jnp.full(1 << 18, i, jnp.float32) for i in range(4)}
     storage = LocalStorage(tmp_path)
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=1 << 20, views=False)
+    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=1 << 20, on_host=False)
     assert not snapshot.wait(0)
     writer = threading.Thread(target=commit, args=(snapshot, storage))
     writer.start()
@@ -90,7 +105,7 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     """`release` ends every wait, and may be called twice."""
     tree = {"w": jnp.arange(8)}
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=0, views=False)
+    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=0, on_host=False)
     assert not snapshot.wait(0)
     snapshot.release()
     snapshot.release()
@@ -116,7 +131,7 @@ def test_shards_without_room_wait_on_the_device(
     flat = FlatTree.of(tree)
     plan = Planner().plan(flat)
     monkeypatch.setattr(jax, "device_put", device_put)
-    snapshot = take_snapshot(plan, flat, views=False)
+    snapshot = take_snapshot(plan, flat, on_host=False)
     assert not snapshot.wait(0)
     (pack,) = plan.own
     for chunk, shard in zip(plan.own[pack], snapshot.take_pack(pack), strict=True):
@@ -135,7 +150,7 @@ def test_other_errors_of_the_copy_come_through(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(jax, "device_put", device_put)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        take_snapshot(plan, flat, views=False)
+        take_snapshot(plan, flat, on_host=False)
 
 
 class Device:

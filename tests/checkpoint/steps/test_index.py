@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,13 @@ from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.holds import add_hold
-from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.index import MOST_HELD, StepIndex
+from holdfast.checkpoint.storage import steady_time
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
+
+YEAR_S = 365 * 86400
 
 
 def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
@@ -128,6 +134,27 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     assert primary.remove([7]) == {}
 
 
+def test_queued_deletions_hold_few_files_open(storage: LocalStorage) -> None:
+    """A new keep policy over many steps does not take the program's descriptors."""
+    steps = range(10, 60)
+    for step in steps:
+        shutil.copytree(f"{storage.root}/1", f"{storage.root}/{step}")
+    worker = BackgroundWorker()
+    gate = threading.Event()
+    worker.put("holding the queue", lambda: gate.wait(60))
+    index = StepIndex(storage, KeepAll(), list_steps(storage), worker, Statistics(), deletes=True)
+    assert index.remove(steps) == {} and 0 < len(open_below(storage)) <= MOST_HELD
+    gate.set()
+    assert worker.wait(60) and open_below(storage) == [] and index.steps() == [1, 2, 3, 4]
+    assert not any(os.path.exists(f"{storage.root}/{step}") for step in steps)
+
+
+def open_below(storage: LocalStorage) -> list[str]:
+    """Returns the files of the root that this process has open."""
+    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [path for path in held if path.startswith(storage.root)]
+
+
 def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> None:
     """A store that refuses leaves the step in the index, so that a later save tries again; other
     steps go.
@@ -149,10 +176,7 @@ def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> No
         and has_record(storage, "2")
     )
     assert worker.wait(60)
-    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert not [path for path in held if path.startswith(storage.root)], (
-        "a record's bytes are still held"
-    )
+    assert open_below(storage) == [], "a record's bytes are still held"
 
 
 def test_a_damaged_step_is_deleted_on_request(storage: LocalStorage) -> None:
@@ -202,6 +226,31 @@ def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
         manager.save(4, tree(4), metrics={"loss": 0.5})
         manager.wait_until_finished()
         assert manager.all_steps() == [4] and manager.metrics(4) == {"loss": 0.5}
+
+
+def test_a_clock_that_jumps_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year ahead, and right again, within one manager and between two: no step is older than a
+    day.
+    """
+    clock = time.time
+    jumps = [0, YEAR_S, -YEAR_S, 0]
+    for life in range(2):
+        with CheckpointManager(tmp_path, keep_policy=KeepLatestFor(86400)) as manager:
+            for number, jump in enumerate(jumps):
+                monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
+                manager.save(len(jumps) * life + number, tree(0)).wait()
+            assert manager.all_steps() == list(range(len(jumps) * (life + 1)))
+    # Of a process whose clock was ahead when it began, then of one whose clock is right again.
+    right_s = steady_time._OFFSET_S
+    for step, offset_s in ((8, right_s + YEAR_S), (9, right_s), (10, right_s)):
+        monkeypatch.setattr(steady_time, "_OFFSET_S", offset_s)
+        with CheckpointManager(tmp_path, keep_policy=KeepLatestFor(2 * YEAR_S)) as manager:
+            manager.save(step, tree(0)).wait()
+    with CheckpointManager(tmp_path, keep_policy=KeepLatestFor(86400)) as manager:
+        manager.save(11, tree(0)).wait()
+        assert manager.all_steps() == list(range(12))
 
 
 def test_a_policy_never_deletes_a_damaged_step(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ ever used.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from holdfast.checkpoint.steps.lineage import (
     Lineage,
     read_branches,
     run_of,
+    where_of,
 )
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.base import Storage
@@ -54,9 +56,9 @@ def test_an_opening_is_durable_before_it_is_named(storage: Storage) -> None:
     second = _lineage(storage, 2)
     second.restored(40)
     second.restored(60)
-    assert second.current() == Branch(branch.run, 2, "00000002", 40)
+    assert second.current() == Branch(branch.run, 2, "00000002", 40, where=branch.where)
     second.restored(20)
-    assert second.current() == Branch(branch.run, 3, "00000002", 20)
+    assert second.current() == Branch(branch.run, 3, "00000002", 20, where=branch.where)
     assert [found.number for found in read_branches(storage)] == [1, 2, 3]
 
 
@@ -125,13 +127,36 @@ def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -
 
 def test_an_opening_of_another_root_counts_as_unknown(storage: Storage) -> None:
     """Files that were copied together from two roots: the newest says which root it is."""
+    open_claims(storage).take(Writer("00000001"))
+    where = where_of(storage)
     for number, run in enumerate("ab", 1):
-        data = Branch(run * 32, number, "00000001", 7).to_bytes()
+        data = Branch(run * 32, number, "00000001", 7, where=where).to_bytes()
         storage.write(f"{BRANCHES}/{number}.json", len(data), [(0, [memoryview(data)])])
     assert read_branches(storage) == [
         Branch("b" * 32, 1, "", NOTHING),
-        Branch("b" * 32, 2, "00000001", 7),
+        Branch("b" * 32, 2, "00000001", 7, where=where),
     ]
+
+
+@pytest.mark.parametrize("preserves", [True, False])
+def test_a_copy_is_another_root(preserves: bool, tmp_path: Path) -> None:
+    """It begins a run of its own; the root that was copied keeps its run, moved and seen through a
+    link too.
+    """
+    first = _lineage(open_storage(tmp_path / "a")).current()
+    assert first is not None
+    copy_function = shutil.copy2 if preserves else shutil.copy
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=copy_function)
+    copied = open_storage(tmp_path / "b")
+    assert run_of(read_branches(copied)) == ""
+    second = _lineage(copied, 2).current()
+    assert second is not None
+    assert second.number == 2 and second.run != first.run
+    assert run_of(read_branches(copied)) == second.run
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    for name in ("moved", "link"):
+        assert read_branches(open_storage(tmp_path / name)) == [first]
 
 
 def test_only_the_newest_branches_are_kept(storage: Storage) -> None:

@@ -83,6 +83,23 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
     assert claims.standing() == set()
 
 
+def test_a_clock_that_jumps_takes_no_claim(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year ahead, or back, while a claim stands: its writer lives."""
+    claims = ObjectClaims(storage, claim_age_s=100)
+    mine = this_writer()
+    claims.take(mine)
+    clock = time.time
+    for jump in (365 * 86400, -365 * 86400, 0):
+        monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
+        for _ in ("as it was written before the jump", "and after it"):
+            others = ObjectClaims(storage, claim_age_s=100).others("")
+            assert [is_dead for _, is_dead in others] == [False]
+            claims._renewed -= 6
+            claims.take(mine)
+
+
 def test_a_store_without_writes_is_a_clear_error(storage: ObjectStorage) -> None:
     """An OSError of the store becomes a CheckpointError with its root, which says how to only
     read.

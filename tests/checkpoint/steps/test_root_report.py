@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, KeepLast, Options
-from holdfast.checkpoint.steps.root_report import MOST_STEPS, HostCopies, root_report
+from holdfast.checkpoint import CheckpointManager, KeepAll, KeepLast, Options
+from holdfast.checkpoint.options import Statistics
+from holdfast.checkpoint.steps.background import BackgroundWorker
+from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.root_report import MOST_STEPS, HostCopies, RootReporter, root_report
+from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Solo
 
 
@@ -26,7 +30,7 @@ class Reported(Solo):
 def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
-    found = root_report("/data/run7", [5, 10], {10: copies, 12: copies}, {5}, {10: (640, True)})
+    found = root_report("/data/run7", {5, 10}, {10: copies, 12: copies}, {5}, {10: (640, True)})
     ten = {"step": 10, "bytes": 640, "incremental": True}
     twelve = {"step": 12, "bytes": 0, "incremental": False}
     durable = {"local": False, "survives": 0, "copies": []}
@@ -42,10 +46,38 @@ def test_the_newest_steps_are_described() -> None:
             "copies": [{"processes": [0, 1]}, {"processes": [1, 0]}],
         },
     ]
-    many = root_report("/data/run7", range(1000), {}, (), {})
+    many = root_report("/data/run7", set(range(1000)), {}, (), {})
     assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(
         range(1000 - MOST_STEPS, 1000)
     )
+
+
+class Compared(int):
+    """A step that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.comparisons += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_a_report_looks_at_each_step_once(tmp_path: Path) -> None:
+    """However many steps there are: it is made after every save."""
+    steps = [Compared(step) for step in range(300)]
+    index = StepIndex(
+        LocalStorage(tmp_path), KeepAll(), steps, BackgroundWorker(), Statistics(), deletes=False
+    )
+    group = Reported()
+    reporter = RootReporter(group, "root", index, dict)
+    for step in steps:
+        reporter.saved(step, 1, incremental=False)
+    Compared.comparisons = 0
+    reporter.report()
+    assert Compared.comparisons <= len(steps)
+    assert group.root["num_steps"] == len(steps)
 
 
 def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:

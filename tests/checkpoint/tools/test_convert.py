@@ -276,9 +276,25 @@ def test_what_each_process_keeps_is_not_left_out_in_silence(tmp_path: Path) -> N
     with pytest.raises(
         UnsupportedLeaf, match=r"'data' has a value of each of 3 processes.*--process N"
     ):
-        convert(source, target, "orbax", items=["state"])
-    convert(source, target, "orbax", items=["state"], process=1)
+        convert(source, target, "orbax", items=["state", "data"])
+    convert(source, target, "orbax", items=["state", "data"], process=1)
     assert load(tmp_path / "b", item="data") == {"I am": 1}
+
+
+@pytest.mark.parametrize("layout", ["holdfast", "orbax", "safetensors"])
+def test_only_the_named_items_are_taken(layout: str, tmp_path: Path) -> None:
+    """Neither JSON nor files come along where the items are named, of whatever kind these are."""
+    save_of_each(tmp_path / "a")
+    source = open_checkpoint(tmp_path / "a")
+    convert(source, StorePath(LocalStorage(tmp_path / "b")), layout, items=["state"])
+    assert [*open_checkpoint(tmp_path / "b").info.items] == ["state"]
+    target = StorePath(LocalStorage(tmp_path / "c"))
+    if layout == "safetensors":
+        with pytest.raises(UnsupportedLeaf, match=r"'config' of .* is JSON, which safetensors"):
+            convert(source, target, layout, items=["state", "config"])
+    else:
+        convert(source, target, layout, items=["config"])
+        assert [*open_checkpoint(tmp_path / "c").info.items] == ["config"]
 
 
 def test_an_interrupt_after_the_commit_deletes_nothing(

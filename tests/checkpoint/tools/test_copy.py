@@ -122,6 +122,22 @@ def test_sizes_are_found_where_listings_have_none(layout: str, tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize("layout", ["orbax", "safetensors"])
+def test_a_file_of_equal_size_is_compared(layout: str, tmp_path: Path) -> None:
+    """Other layouts have no checksums: a file with other contents is copied, whatever its size."""
+    source = StorePath.of(write(layout, str(tmp_path / "a")))
+    storage = open_storage(tmp_path / "b")
+    target = StorePath(storage, "7")
+    claims = open_claims(storage)
+    copy_checkpoint(source, target, claims)
+    sizes = file_sizes(target)
+    largest = max(sizes, key=lambda name: (not name.endswith(".json"), sizes[name]))
+    whole = (tmp_path / "b/7" / largest).read_bytes()
+    (tmp_path / "b/7" / largest).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert copy_checkpoint(source, target, claims).written == [largest]
+    assert (tmp_path / "b/7" / largest).read_bytes() == whole
+
+
 def test_another_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     """Where another checkpoint stands, nothing is changed."""
     for name in ("a", "b"):

@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.entry import main
 from tests.support.paths import program
 
 
@@ -24,6 +28,7 @@ def run(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_script_runs_unedited(tmp_path: Path) -> None:
     """Imports of every form, spawned and started children, a module that is not covered; the script
     sets jax's environment first.
@@ -110,8 +115,8 @@ def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
 def test_a_command_without_python_is_refused() -> None:
     """There is nothing to start it through; what is expected is shown."""
     for command in (["bash", "train.sh"], [sys.executable], [sys.executable, "-c", "pass"]):
-        ran = run_orbax(*command)
+        ran = CliRunner().invoke(main, ["run", "-n", "2", "--orbax", "--", *command])
         assert (
-            ran.returncode == 2
+            ran.exit_code == 2
             and "--orbax: expected a command like `python train.py`" in ran.stderr
         )

@@ -7,18 +7,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import (
+    BarrierTimeout,
     CoordinationClient,
     CoordinationError,
     CoordinationService,
     CoordinatorLost,
     Endpoint,
     ServiceTimeouts,
+    StatusClient,
     Timeouts,
 )
 from tests.support.proxy import Proxy
@@ -181,8 +186,9 @@ def test_no_coordinator_is_an_error_that_says_where(session: bool | None) -> Non
     assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
 
 
-def test_a_session_that_breaks_is_opened_again() -> None:
-    """A connection that ends in the middle of a barrier is no event for those who wait at it."""
+@contextmanager
+def pair() -> Iterator[tuple[Proxy, list[CoordinationClient], ThreadPoolExecutor]]:
+    """Yields two connected clients, the first behind the proxy. They leave after the block."""
     with CoordinationService.spawn(2, recoverable=True) as service, Proxy(service.address) as proxy:
         clients = [
             CoordinationClient(address, index)
@@ -190,13 +196,61 @@ def test_a_session_that_breaks_is_opened_again() -> None:
         ]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda client: client.connect(), clients))
-            waiting = pool.submit(clients[0].wait_at_barrier, "b", 20_000)
-            proxy.cut()
-            clients[1].wait_at_barrier("b", 20_000)
-            waiting.result(20)
-            clients[0].key_value_set("a", "b")
-            assert clients[0].statistics()["reconnects"] == 1
+            yield proxy, clients, pool
             list(pool.map(lambda client: client.shutdown(), clients))
+
+
+def test_a_session_that_breaks_is_opened_again() -> None:
+    """A connection that ends in the middle of a barrier is no event for those who wait at it."""
+    with pair() as (proxy, clients, pool):
+        waiting = pool.submit(clients[0].wait_at_barrier, "b", 20_000)
+        proxy.cut()
+        clients[1].wait_at_barrier("b", 20_000)
+        waiting.result(20)
+        clients[0].key_value_set("a", "b")
+        assert clients[0].statistics()["reconnects"] == 1
+
+
+def test_a_call_whose_time_ends_in_an_outage_names_the_missing() -> None:
+    """Sent again with no time left, it is answered at once, as if it had been there."""
+    with pair() as (proxy, clients, pool):
+        proxy.cut(refuse=True)
+        waiting = pool.submit(clients[0].get_live_nodes, [0, 1], timeout_s=0.2)
+        with pytest.raises(CoordinationError, match="was not set"):
+            clients[1].blocking_key_value_get("the end of that time", 300)
+        proxy.cut()
+        with pytest.raises(BarrierTimeout) as caught:
+            waiting.result(20)
+    assert caught.value.missing == (1,)
+
+
+def test_reports_come_again_after_a_restart(tmp_path: Path) -> None:
+    """A coordinator that was killed and is back knows, from the first call of a process on, what
+    the process had reported, though the journal does not hold it. Its history says it once.
+    """
+    journal = str(tmp_path / "journal")
+    with CoordinationService.spawn(1, recoverable=True, journal=journal) as first:
+        client = CoordinationClient(first.address, 0)
+        client.connect()
+        client.report(step=7, root={"path": "/old", "num_steps": 1, "steps": [{"step": 1}]}, pace=2)
+        client.report(saved_step=5, trouble="slow", root={"path": "/new"}, share=0.5)
+        os.kill(first.pid, signal.SIGKILL)
+    port = int(first.address.rsplit(":", 1)[1])
+    with (
+        CoordinationService.spawn(
+            1, endpoint=Endpoint(port=port), recoverable=True, journal=journal
+        ) as second,
+        StatusClient(second.address) as status,
+    ):
+        client.key_value_set("a", "b")
+        shown = status.status(with_events=True)
+        client.close()
+    progress = shown.tasks[0].progress
+    assert (progress.step, progress.saved_step, progress.trouble) == (7, 5, "slow")
+    assert dict(progress.values) == {"pace": 2, "share": 0.5}
+    assert progress.root.path == "/new" and not progress.root.steps
+    kinds = Counter(event.kind for event in shown.events)
+    assert (kinds["saved"], kinds["trouble"]) == (1, 1), "what is repeated is no news"
 
 
 def test_a_coordinator_without_memory_is_another(session: bool) -> None:
@@ -237,3 +291,30 @@ def test_a_value_too_large_is_refused_at_once(session: bool) -> None:
             )
             client.key_value_set("late", "here")
             assert waiting.result(20) == "here" and client.statistics()["breaks"] == 0
+
+
+def test_a_lost_answer_of_who_lives_comes_again() -> None:
+    """A client whose answer was lost sends the question again, and gets the answer that the others
+    got, though they ask nothing more.
+    """
+    with (
+        CoordinationService.spawn(2, recoverable=True) as service,
+        Proxy(service.address) as proxy,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        clients = [
+            CoordinationClient(service.address, 0),
+            CoordinationClient(proxy.address, 1),
+        ]
+        list(pool.map(CoordinationClient.connect, clients))
+        other = pool.submit(clients[0].get_live_nodes, [0, 1])
+        proxy.drop("answers")
+        unheard = pool.submit(clients[1].get_live_nodes, [0, 1])
+        answer = other.result(20)
+        proxy.deliver()
+        proxy.cut()
+        try:
+            assert unheard.result(20) == answer
+        finally:
+            for client in clients:
+                client.close()

@@ -23,6 +23,8 @@ from holdfast.coordination import (
     ServiceTimeouts,
     Timeouts,
 )
+from holdfast.coordination.client import frame_transport
+from tests.support.proxy import Proxy
 
 LONG_MS = 60_000
 
@@ -148,6 +150,45 @@ def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) 
         for _ in range(20):
             client.key_value_set("key", "value", allow_overwrite=True)
         assert notified.wait(30)
+
+
+@pytest.mark.parametrize("tested", [True, False], ids=["queue", "public"])
+@pytest.mark.parametrize("breaks", [False, True], ids=["", "as the connection breaks"])
+def test_who_listens_does_not_read(
+    breaks: bool, tested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a listener runs on the stream's own thread, callers read for themselves, and open the
+    stream again. So the listener may wait for what another thread calls for.
+    """
+    monkeypatch.setattr(frame_transport, "is_tested_grpc", lambda: tested)
+    listening = threading.Event()
+    answered = threading.Event()
+    waited: list[bool] = []
+
+    def listener(processes: Sequence[ProcessInfo]) -> None:
+        if threading.current_thread().name == "holdfast-session":
+            listening.set()
+            waited.append(answered.wait(10))
+
+    timeouts = Timeouts(heartbeat_s=600, rpc_s=5)
+    with (
+        CoordinationService.spawn(
+            2, timeouts=ServiceTimeouts(heartbeat_s=600), recoverable=True
+        ) as service,
+        Proxy(service.address) as proxy,
+    ):
+        clients = [CoordinationClient(proxy.address, n, timeouts=timeouts) for n in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(CoordinationClient.connect, clients))
+        clients[0].watch_processes(listener)
+        clients[1].shutdown()
+        assert listening.wait(30)
+        if breaks:
+            proxy.cut()
+        clients[0].key_value_set("key", "value")
+        answered.set()
+        clients[0].shutdown()
+    assert waited and all(waited)
 
 
 def test_an_interrupt_frees_a_reader(client: CoordinationClient) -> None:

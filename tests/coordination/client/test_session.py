@@ -205,8 +205,8 @@ def test_an_unanswered_call_is_cancelled(served: Served, joined: Joined) -> None
             CoordinationError, match=r"GetKeyValue: no answer within 0.3 s"
         ) as caught:
             joined.transport.call(
-                "GetKeyValue", request, Deadline(0.3), grace_s=1.0
-            )  # which leaves the service no time of its own
+                "GetKeyValue", request, Deadline(0.3), grace_s=-60.0
+            )  # which gives the service more time than the caller
         assert caught.value.code == "DEADLINE_EXCEEDED"
         wait_for(joined, served, 1)
         joined.set("late", b"here")

@@ -131,6 +131,20 @@ def test_a_cancelled_barrier_fails_for_late_comers() -> None:
     assert driver.code(driver.barrier(2)) is Code.CANCELLED
 
 
+def test_a_cancelled_barrier_may_be_cancelled_again() -> None:
+    """A call whose answer was lost comes again. One that has passed cannot be cancelled."""
+    driver = Driver()
+    calls = [driver.call() for _ in range(3)]
+    driver.machine.barriers.cancel(calls[0], 1, "save/100", 0, driver.now)
+    driver.machine.barriers.cancel(calls[1], 1, "save/100", 0, driver.now)
+    for task_id in range(4):
+        driver.barrier(task_id, "passed")
+    driver.machine.barriers.cancel(calls[2], 1, "passed", 0, driver.now)
+    driver.settle()
+    codes = [driver.code(call) for call in calls]
+    assert codes == [Code.OK, Code.OK, Code.FAILED_PRECONDITION]
+
+
 def test_a_restarted_process_counts_from_zero() -> None:
     """Its first call joins the instance that is open, or opens the next."""
     driver = Driver(2, recoverable=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.coordination.core import journal_codec
+from holdfast.coordination.core.liveness import Sending
+from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code
+from holdfast.coordination.limits import Limits
 from tests.support.driver import Driver
 
 
@@ -12,10 +16,18 @@ def alive(driver: Driver, call: int) -> list[int]:
     return [each.task_id for each in driver.value(call)]
 
 
-def ask(driver: Driver, task_id: int, members: list[int], timeout_s: float = 60) -> int:
+def ask(
+    driver: Driver, task_id: int, members: list[int], timeout_s: float = 60, number: int = 0
+) -> int:
+    life = driver.machine.task_table.tasks[task_id].session_since
     return driver.make(
         lambda call: driver.machine.liveness.arrive(
-            call, task_id, members, driver.now, driver.now + timeout_s
+            call,
+            task_id,
+            members,
+            driver.now,
+            driver.now + timeout_s,
+            sending=Sending(life, number) if number else None,
         )
     )
 
@@ -93,3 +105,58 @@ def test_a_dropped_call_is_waited_for_again() -> None:
     assert driver.code(waiting) is None
     driver.wait(61, beating=(0, 1))
     assert driver.code(waiting) is Code.DEADLINE_EXCEEDED and driver.code(gone) is None
+
+
+def test_a_call_sent_again_gets_its_answer() -> None:
+    """A caller whose answer was lost is not counted for the next question of the others, whatever
+    has happened since. Its next call, and those of its next life, are.
+    """
+    driver = Driver(3, recoverable=True)
+    for task_id in (0, 1, 2):
+        ask(driver, task_id, [0, 1, 2], number=5)
+    driver.wait(12, beating=(0, 1))
+    assert alive(driver, ask(driver, 1, [2, 1, 0], number=5)) == [0, 1, 2]
+    following = ask(driver, 0, [0, 1, 2], number=6)
+    assert alive(driver, ask(driver, 1, [0, 1, 2], number=5)) == [0, 1, 2]
+    assert driver.code(following) is None
+    assert alive(driver, ask(driver, 1, [0, 1, 2], number=6)) == [0, 1]
+    assert alive(driver, following) == [0, 1]
+    assert driver.open(1, life=2) is None
+    other_life = ask(driver, 1, [0, 1, 2], number=6)
+    assert driver.code(other_life) is None
+    assert alive(driver, ask(driver, 0, [0, 1, 2], number=7)) == [0, 1]
+    assert alive(driver, other_life) == [0, 1]
+
+
+def test_an_answer_outlives_the_service() -> None:
+    """A service that was killed after some were answered, and is back with its journal, gives the
+    others the same answer. An answer that another has followed is gone.
+    """
+    driver = Driver(2, recoverable=True)
+    rows: dict[tuple[str, str], bytes] = {}
+    for number in (1, 2):
+        for task_id in (0, 1):
+            ask(driver, task_id, [0, 1], number=number)
+        for row in journal_codec.drain(driver.machine, 0.0):
+            rows.pop((row.table, row.key), None)
+            if row.value is not None:
+                rows[row.table, row.key] = row.value
+    assert [key for table, key in rows if table == journal_codec.ALIVE] == ["2"]
+    driver.machine = Machine(driver.config, driver.now)
+    journal_codec.load(
+        driver.machine, [journal_codec.Row(*key, value) for key, value in rows.items()], 0.0, 0.0
+    )
+    assert journal_codec.drain(driver.machine, 0.0) == []
+    next_call = ask(driver, 0, [0, 1], number=3)
+    assert alive(driver, ask(driver, 1, [0, 1], number=2)) == [0, 1]
+    assert driver.code(next_call) is None
+
+
+def test_kept_answers_are_bounded() -> None:
+    """Those of the sets asked about longest ago go first."""
+    driver = Driver(4, limits=Limits(alive_members=4))
+    for members in ([0, 1], [1, 2], [2, 3]):
+        for task_id in members:
+            ask(driver, task_id, members, number=1)
+    assert driver.code(ask(driver, 0, [0, 1], number=1)) is None
+    assert alive(driver, ask(driver, 1, [1, 2], number=1)) == [1, 2]

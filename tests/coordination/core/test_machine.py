@@ -312,6 +312,21 @@ def test_an_exit_after_leaving_is_no_news() -> None:
     assert refused is not None and refused.message == "there is no process 7: the job has 2, 0 to 1"
 
 
+def test_who_left_in_order_is_not_called_lost() -> None:
+    """Waits that need a process that has shut down fail, and say that it has left the job."""
+    driver = Driver(3, recoverable=True)
+    waiting = driver.get("from/1", depends_on=(1,))
+    barrier = driver.barrier(0, "b")
+    driver.make(lambda call: driver.machine.shut_down(call, 1, True, driver.now))
+    left = "process 1 (host b1, shut down) has left the job"
+    assert driver.message(waiting) == f"key 'from/1' will not be set: {left}"
+    assert driver.message(barrier) == f"1 of 3 at 'b'; it can never be passed: {left}"
+    driver.machine.report_exit(2, -9, driver.now)
+    assert driver.message(driver.barrier(0, "c")).endswith(
+        "processes 1 (host b1, shut down), 2 (host b2, ended by signal 9) are lost"
+    )
+
+
 def test_an_exit_ends_gets_that_name_nobody() -> None:
     """jaxlib's agents do not say whom they wait for: those of processes without a Session end by
     the name of the one that ended.

@@ -82,6 +82,26 @@ def test_a_job_that_gets_on_needs_nothing() -> None:
     assert not wants_stacks(status) and texts(status) == [] and not silent(status, status.tasks[1])
 
 
+def test_who_waits_in_cpp_is_not_blamed() -> None:
+    """One has skipped the collective of the others, which are inside a compiled function: it waits
+    in Python, and they in C++, with no frame of jax's.
+    """
+    inside = f"{stack('reduce', 50)}\n  (asleep in C++)"
+    stacks = {number: [inside] for number in (0, 1, 3)} | {2: [stack("main", 90, "sync")]}
+    (text,) = texts(job(), stacks)
+    assert text == (
+        "process 2 (host b2) waits in sync at main, train.py:90, no step for 41 s; the other 3 wait"
+        " in C++ at reduce, train.py:50"
+    )
+
+
+def test_a_minority_that_waits_is_the_odd_one() -> None:
+    """Three work, and one waits for them: it is apart, whoever is right."""
+    stacks = {number: [stack("load", 26)] for number in (0, 1, 3)} | {2: [WAITING]}
+    (text,) = texts(job(), stacks)
+    assert text.startswith("process 2 (host b2) waits in psum at reduce, train.py:50")
+
+
 def test_the_odd_one_comes_first_with_its_line() -> None:
     """The sentence of a loader that sleeps on one host; the same in parts, for programs."""
     status = job()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput
+from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
 from holdfast.proto import session_pb2
 
 
@@ -12,6 +12,16 @@ def test_the_share_of_new_steps_comes_first() -> None:
         "goodput 75% of 4.0 s: new steps 3.0, starting 0.0"
     )
     assert describe_goodput({}).startswith("goodput 0% of 0.0 s")
+
+
+def test_nothing_steers_a_terminal() -> None:
+    """Control characters of both sets, and those that turn the direction of writing, are shown as
+    escapes; letters of all scripts stay.
+    """
+    assert printable("a\x1b[31m\x9b\u202e\u2066\r\x00") == r"a\x1b[31m\x9b\u202e\u2066\r\x00"
+    assert printable("Zürich 東京 🙂") == "Zürich 東京 🙂"
+    assert printable("one\n\ttwo\r") == r"one\n\ttwo\r"
+    assert printable("one\n\ttwo\r", lines=True) == "one\n\ttwo\\r"
 
 
 def test_only_who_reports_a_root_has_one() -> None:

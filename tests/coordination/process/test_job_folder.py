@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -51,6 +52,21 @@ def test_the_folders_of_the_dead_go(base: Path) -> None:
     living = JobFolder.create()
     making = JobFolder.create()
     assert {folder.path for folder in job_folders()} == {living.path, making.path}
+
+
+def test_a_coordinator_of_another_namespace_stays(base: Path) -> None:
+    """Its process has another number there: who listens at the socket lives, and keeps it."""
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait(30)
+    folder = JobFolder.create()
+    folder.publish(job := RunningJob("train", 1, folder.socket, ended.pid))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(folder.socket.removeprefix("unix:"))
+        listener.listen()
+        JobFolder.create()
+        assert job.runs and folder.job() == job
+    JobFolder.create()
+    assert folder.job() is None
 
 
 def test_credentials_are_those_files_that_are_there(base: Path) -> None:

@@ -17,9 +17,11 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     CoordinationService,
+    CoordinatorLost,
     Credentials,
     ProcessLost,
     Relay,
+    ServiceTimeouts,
     StatusClient,
     Timeouts,
 )
@@ -27,6 +29,7 @@ from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
 from tests.support.cluster import Processes
 from tests.support.paths import program
+from tests.support.proxy import Proxy
 from tests.support.secured import Security, at_once, join, secure, together
 
 
@@ -117,6 +120,28 @@ def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
             with pytest.raises(ProcessLost, match=r"process 1 .*is lost"):
                 clients[0].wait_at_barrier("b", 30_000)
             clients[0].close()
+
+
+def test_a_vanished_host_behind_a_relay_is_lost(
+    security: Security, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay's own socket still accepts connections. That says nothing of the coordinator: it is
+    lost after one heartbeat timeout, and not after those of one that stands still.
+    """
+    with (
+        CoordinationService.spawn(
+            1, timeouts=ServiceTimeouts(heartbeat_s=1), arguments=security.arguments
+        ) as service,
+        Proxy(service.address) as proxy,
+        Relay.spawn(proxy.address, security.member(), [0]) as relay,
+    ):
+        client = CoordinationClient(relay.address, 0)
+        client.connect()
+        proxy.vanish()
+        with pytest.raises(CoordinatorLost, match="has been silent for"):
+            client.blocking_key_value_get("never", 60_000)
+        assert "takes connections but does not answer" not in caplog.text
+        client.close()
 
 
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,14 @@ def test_a_spawned_coordinator_outlives_who_spawned_it() -> None:
             assert client.key_value_try_get("a") == "b"
     finally:
         os.kill(int(pid), signal.SIGTERM)
+
+
+def test_a_programs_modules_stop_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the working folder a module may have the name of one that the coordinator imports."""
+    (tmp_path / "secrets.py").write_text("raise SystemExit('the wrong secrets')\n")
+    monkeypatch.chdir(tmp_path)
+    with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
+        client.key_value_set("a", "b")
 
 
 def test_a_taken_port_is_refused() -> None:

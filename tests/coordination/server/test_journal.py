@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +15,12 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     CoordinationService,
+    Endpoint,
     JobIdentity,
+    StatusClient,
 )
+from tests.support.cluster import free_port
+from tests.support.processes import wait_until
 
 
 def test_a_finished_job_leaves_an_empty_journal(tmp_path: Path) -> None:
@@ -66,3 +75,40 @@ def test_a_folder_without_permission_is_an_error(tmp_path: Path) -> None:
         match=r"cannot be opened: No such file or directory; expected a folder that can be written",
     ):
         CoordinationService.spawn(2, journal=str(tmp_path / "none" / "journal"))
+
+
+def test_nobody_else_reads_a_journal(tmp_path: Path) -> None:
+    """It holds the job's keys: its files are of mode 0600, also one that was there before."""
+    journal = tmp_path / "journal"
+    journal.touch(mode=0o644)
+    with CoordinationService.spawn(1, journal=str(journal)):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("journal", "journal.lock", "journal-wal"), 0o600)
+
+
+def test_a_full_disk_removes_the_journal(tmp_path: Path) -> None:
+    """A stale one would repeat what is over: the coordinator goes on without it, says so, and
+    writes a whole new one once there is room.
+    """
+    journal = tmp_path / "journal"
+    endpoint = Endpoint(port=free_port())
+    options: dict[str, Any] = {"endpoint": endpoint, "journal": str(journal), "recoverable": True}
+    service = CoordinationService.spawn(1, **options)
+    with StatusClient(service.address) as status, CoordinationClient(service.address, 0) as client:
+        client.key_value_set("keys/before", "1")
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        client.key_value_set("keys/meanwhile", "2")
+        client.wait_at_barrier("once", 5_000)
+        assert not journal.exists()
+        assert f"{journal} is not written: " in status.status().journal
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, unlimited)
+        wait_until(lambda: status.status().journal == str(journal))
+        client.key_value_set("keys/after", "3")
+        os.kill(service.pid, signal.SIGKILL)
+        service.close()
+        with CoordinationService.spawn(1, **options):
+            names = [name for name, _ in client.key_value_dir_get("keys")]
+            assert names == ["keys/after", "keys/before", "keys/meanwhile"]
+            client.wait_at_barrier("once", 5_000)
+            client.shutdown()

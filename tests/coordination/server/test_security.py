@@ -108,12 +108,12 @@ NAMELESS = {
     "IncrementKeyValue",
     "GetKeyValueDir",
 }
-NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet"}
+NAMELESS |= {"DeleteKeyValue", "KeyValueGet", "KeyValueSet", "EndAttempt"}
 
 
 def names_nobody(path: str) -> bool:
-    """Tells whether a call of profiles B and D says nothing of who makes it: then it is made as
-    whoever holds its key.
+    """Tells whether a call of profiles B and D, or a launcher's, says nothing of who makes it: then
+    it is made as whoever holds its key.
     """
     return not path.startswith(PROFILE_A) and path.rsplit("/", 1)[1] in NAMELESS
 

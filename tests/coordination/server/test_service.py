@@ -4,7 +4,6 @@ journal, and the end. No sockets.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.support.in_process import INCARNATION, InMemoryStream, InMemoryWriter
 class Recorder:
     """A journal that notes in which order things happen."""
 
-    path = Path("journal")
+    state = "journal"
 
     def __init__(self, writers: list[InMemoryWriter]) -> None:
         self.writers = writers

@@ -5,13 +5,19 @@ port that is taken, and the end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from socket import IPPROTO_TCP, TCP_USER_TIMEOUT
 
 import grpc
 import pytest
 
+from holdfast.coordination import CoordinationClient
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.deadline import Deadline
 from holdfast.coordination.limits import Config, Limits
@@ -206,8 +212,33 @@ def test_a_port_that_is_taken_is_refused(served: Served, aio: bool) -> None:
 
 def test_the_largest_request_is_the_limits() -> None:
     """gRPC lets in what `Limits` says, and shares no port."""
-    options = dict(channel_options(Limits(value_bytes=100, key_bytes=10)))
+    options = dict(channel_options(Config(1, 1, limits=Limits(value_bytes=100, key_bytes=10))))
     assert (
         options["grpc.max_receive_message_length"] == 110 + 64 * 1024
         and options["grpc.so_reuseport"] == 0
     )
+
+
+@pytest.mark.parametrize("aio", [False, True], ids=["completion-queue", "grpc.aio"])
+def test_no_connection_ends_before_the_heartbeat(aio: bool) -> None:
+    """The kernel keeps the connections of both sides for longer than the heartbeat timeout, though
+    nothing is acknowledged: a cut of the network is silence, and no process's end.
+    """
+    with serving(1, aio=aio, heartbeat_timeout_s=300.0) as served:
+        port = int(served.address.rpartition(":")[2])
+        with CoordinationClient(served.address, 0):
+            sides = Counter(
+                (found.getsockname()[1] == port, found.getsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT))
+                for found in _connections(port)
+            )
+    assert {is_service for is_service, _ in sides} == {True, False}
+    assert all(timeout_ms > 3 * 300_000 for _, timeout_ms in sides), sides
+
+
+def _connections(port: int) -> Iterator[socket.socket]:
+    """Yields this process's sockets whose connection has `port` at one end."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
+            if is_tcp and port in (found.getsockname()[1], found.getpeername()[1]):
+                yield found

@@ -5,21 +5,27 @@ running.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
+from click.testing import CliRunner
 
+from holdfast.cli.entry import main
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch import (
     Preempted,
@@ -34,7 +40,7 @@ from holdfast.launch.supervisor.job import Exited, Kill, Launch, PrepareNext, Re
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import program
-from tests.support.processes import wait_until_ended
+from tests.support.processes import wait_until, wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -178,7 +184,7 @@ def test_output_has_a_prefix_and_no_colour() -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [(3, 3), (-9, 137), (93, 93), (124, 124)],
+    [(-9, 137), (93, 93), *(pytest.param(code, code, marks=pytest.mark.slow) for code in (3, 124))],
 )
 def test_the_first_failure_decides_and_ends_the_others(how: int, code: int, tmp_path: Path) -> None:
     """The others, though they would wait for ever, are gone before the command ends."""
@@ -199,7 +205,9 @@ def test_what_ignores_sigterm_is_killed_later(tmp_path: Path) -> None:
     assert result.error.processes == (0,)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_notice_to_the_launcher_reaches_every_process(number: int) -> None:
     """SIGTERM and SIGHUP become SIGTERM for each process; when they leave with 75 the command ends
     with 75 and restarts nothing.
@@ -211,6 +219,24 @@ def test_a_notice_to_the_launcher_reaches_every_process(number: int) -> None:
         assert popen.returncode == 75
         assert sorted(output.split()) == ["[0]", "[1]", "[2]", "saved", "saved", "saved"]
         assert "asked to stop" in errors
+
+
+def test_a_stalled_terminal_stops_no_signal(tmp_path: Path) -> None:
+    """Nobody reads what the processes print: a SIGTERM reaches them all the same."""
+    told = tmp_path / "told"
+    with holdfast_run("-n", 2, "--", *plain("flood", told)) as popen:
+        assert popen.stdout is not None
+        wait_until(told.with_suffix(".waits").exists)
+        wait_until(lambda: _unread_bytes(popen.stdout) > 60_000)
+        popen.send_signal(signal.SIGTERM)
+        wait_until(told.exists)
+        popen.communicate(timeout=60)
+        assert popen.returncode == 75
+
+
+def _unread_bytes(pipe: IO[str]) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
+    return int(count)
 
 
 def test_control_c_reaches_every_process_as_itself() -> None:
@@ -227,7 +253,9 @@ def test_control_c_reaches_every_process_as_itself() -> None:
         assert output.count("interrupted") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)]
+)
 def test_no_orphans_even_if_the_launcher_is_killed(number: int) -> None:
     """Neither the processes, nor what they started in whatever session, nor the coordinator outlive
     a launcher that could not clean up.
@@ -290,6 +318,34 @@ def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
     assert sorted(text for _, text in output.lines) == ["1 4"] * 4 + ["2 2"] * 2 + ["3 4"] * 4
 
 
+def test_an_unreadable_capacity_file_ends_no_job(tmp_path: Path) -> None:
+    """What it last said holds, which is said once."""
+    output = CollectedOutput()
+    settings = RunSettings(min_processes=1, capacity_file=tmp_path)
+    result = run_local(python("import time; time.sleep(1.2)"), 2, settings, output=output)
+    assert result.outcome == "done"
+    assert [text for text in output.said if "capacity" in text] == [
+        f"capacity file {tmp_path} cannot be read: Is a directory; until it can there is room for"
+        " all processes, as it last said"
+    ]
+
+
+def test_a_start_that_fails_half_way_is_undone() -> None:
+    """Some processes are there when the files that this process may open are used up: they are
+    ended, and the error says why.
+    """
+    done = subprocess.run(
+        [sys.executable, program("launched_half_way")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    *lines, ended = done.stdout.splitlines()
+    assert ended.startswith("failed 1 attempt 1 could not start: OSError: [Errno 24] Too many")
+    assert wait_until_ended([int(line.split()[-1]) for line in lines])
+
+
 def test_a_foreign_sigterm_before_joining_is_a_preemption() -> None:
     """A process that somebody's SIGTERM ends before it could hear of notices: all are told to
     leave, and the job ends with 75.
@@ -333,7 +389,9 @@ def test_without_a_coordinator_the_job_ends_at_once(short_path: Path) -> None:
     ), done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     """Processes that need it are ended at once and not after a time-out of theirs; the budget for
     failures pays for the next attempt.
@@ -356,6 +414,34 @@ def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     )
 
 
+def coordinators(job_id: str) -> dict[int, str]:
+    """Returns the addresses of a job's coordinators that run, by attempt."""
+    jobs = [folder.job() for folder in job_folders()]
+    running = [job for job in jobs if job is not None and job.runs and job.job_id == job_id]
+    return {job.attempt: job.address for job in running}
+
+
+def test_a_coordinator_ends_with_its_attempt() -> None:
+    """Also where SIGKILL has not ended a process of the attempt by the time the next one starts."""
+    policy = RestartPolicy(grace_s=0)
+    settings = RunSettings(env=os.environ, restart=policy)
+    command = python("import time; time.sleep(600)")
+    engine = LocalEngine(command, "fenced", settings, CollectedOutput())
+    try:
+        engine.carry_out(Launch(1, 1))
+        (left,) = engine._workers.values()
+        engine.carry_out(Release())
+        assert coordinators("fenced").keys() == {1}, "a process lives"
+        engine.carry_out(Launch(2, 1))
+        assert coordinators("fenced").keys() == {2}
+    finally:
+        left.kill()
+        engine.carry_out(Kill())
+        engine.close()
+    assert left.wait(20)
+    assert not coordinators("fenced")
+
+
 def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> None:
     """Prepared during the back-off, it is the one that the attempt gets; for another number of
     processes another takes its place.
@@ -369,12 +455,7 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
     )
 
     def running() -> dict[int, str]:
-        jobs = [
-            job
-            for folder in job_folders()
-            if (job := folder.job()) is not None and job.runs and job.job_id == "j"
-        ]
-        return {job.attempt: job.address for job in jobs}
+        return coordinators("j")
 
     try:
         engine.carry_out(PrepareNext(2, 2))
@@ -488,21 +569,12 @@ def test_bad_input_is_one_clear_error() -> None:
     )
     assert done.returncode == 127
     assert "[0] holdfast: cannot run 'no-such-command': No such file or directory\n" in done.stdout
-    done = subprocess.run(
-        [HOLDFAST, "run", "-n", "1", "--min-processes", "2", "--", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "a job needs 1 <= min_processes <= num_processes, found 2 and 1" in done.stderr
-    done = subprocess.run(
-        [HOLDFAST, "run", "-n", "1", "--grace-s", "-5", "--", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (
-        done.returncode == 2
-        and "Invalid value for '--grace-s': -5.0 is not in the range x>=0" in done.stderr
-    )
+    for options, sentence in (
+        (
+            ["--min-processes", "2"],
+            "a job needs 1 <= min_processes <= num_processes, found 2 and 1",
+        ),
+        (["--grace-s", "-5"], "Invalid value for '--grace-s': -5.0 is not in the range x>=0"),
+    ):
+        refused = CliRunner().invoke(main, ["run", "-n", "1", *options, "--", "true"])
+        assert refused.exit_code == 2 and sentence in refused.stderr

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from click.testing import CliRunner, Result
 
+from holdfast.cli.entry import main
 from holdfast.launch import KubernetesJob, render_kubernetes
 from holdfast.launch.workers.secrets import JobSecrets
 from tests.support.libraries import need
 from tests.support.paths import SUPPORT
 
-HOLDFAST = Path(sys.executable).parent / "holdfast"
-
-
 GOLDEN = SUPPORT / "kubernetes"
+
+
+def kubernetes(options: str, *command: str) -> Result:
+    """Returns what `holdfast kubernetes` says of a command."""
+    arguments = ["kubernetes", "--image", "i:1", *options.split(), "--", *command]
+    return CliRunner().invoke(main, arguments)
 
 
 @pytest.mark.parametrize("name", ["job", "jobset"])
@@ -41,18 +42,13 @@ def test_manifests_are_as_the_golden_files(name: str) -> None:
     )
 
 
-def test_manifests_are_yaml(tmp_path: Path) -> None:
+def test_manifests_are_yaml() -> None:
     """The command line writes what a YAML parser reads back; impossible sizes and names are
     refused.
     """
     yaml = need("yaml", "make setup")
-    base = [str(HOLDFAST), "kubernetes", "--image", "i:1"]
-    done = subprocess.run(
-        [*base, "--name", "j", "-n", "8", "--slices", "2", "--", "python", "-c", 'print("a: b")'],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = kubernetes("--name j -n 8 --slices 2", "python", "-c", 'print("a: b")')
+    assert done.exit_code == 0, done.output
     documents = list(yaml.safe_load_all(done.stdout))
     assert [document["kind"] for document in documents] == [
         "Secret",
@@ -72,18 +68,12 @@ def test_manifests_are_yaml(tmp_path: Path) -> None:
         assert text not in str(documents[1:]), "a secret stands outside the Secret"
     given = {item["path"] for item in pod["volumes"][0]["secret"]["items"]}
     assert given == {"token", "ca.crt", "client.crt", "client.key", "key"}
-    done = subprocess.run(
-        [*base, "--name", "j", "-n", "1", "--insecure", "--", "true"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = kubernetes("--name j -n 1 --insecure", "true")
+    assert done.exit_code == 0, done.output
     assert "Secret" not in done.stdout and "tls" not in done.stdout and "volume" not in done.stdout
     for bad, message in (
-        (["--name", "J", "-n", "1"], "name='J'"),
-        (["--name", "j", "-n", "3", "--slices", "2"], "slices of one size"),
+        ("--name J -n 1", "name='J'"),
+        ("--name j -n 3 --slices 2", "slices of one size"),
     ):
-        done = subprocess.run(
-            [*base, *bad, "--", "true"], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2 and message in done.stderr
+        done = kubernetes(bad, "true")
+        assert done.exit_code == 2 and message in done.stderr

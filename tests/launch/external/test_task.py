@@ -110,6 +110,7 @@ def test_a_command_that_cannot_start_is_reported(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
     """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of
     this run.
@@ -188,7 +189,8 @@ def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any
 
 def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
     """Process 0 makes a token and certificates, and leaves them in a file for this user alone;
-    nothing of them is in the programs.
+    nothing of them is in the programs. Once all have left, the file is gone, and the coordinator's
+    folder.
     """
     with two_machines(short_path) as said:
         file = short_path / "shared" / "mpi-1.1.json"
@@ -203,6 +205,11 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
             StatusClient(published["coordinator"], timeout_s=1.0) as stranger,
         ):
             stranger.status()
+        (folder,) = short_path.glob("0/holdfast-*/job-*")
+        job = JobFolder(folder).job()
+        assert job is not None
+    assert wait_until_ended([job.pid])
+    assert not folder.exists() and list((short_path / "shared").iterdir()) == []
 
 
 def test_a_job_is_open_where_asked_for(short_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_a_save_that_is_lost_keeps_nobody() -> None:
     )
     run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Exited(1, 2, -9))
     assert run.handle(CoordinatorEnded(1, "the coordinator was ended by signal 9")).actions == [
-        Kill()
+        Kill(frozenset({0, 1, 3}))
     ]
 
 
@@ -295,6 +295,86 @@ def test_the_first_that_fails_decides_the_exit_code() -> None:
         17,
         [Terminate(frozenset({0, 1, 2})), Release()],
     )
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_late_93_still_wins(failures: int) -> None:
+    """A peer's failure comes through first: the process that is leaving has `grace_s` to say 93,
+    and a save that can be committed is awaited.
+    """
+    run = running(RestartPolicy(max_failures=failures), num_processes=3)
+    positions = dict.fromkeys(range(3), COMMITTING)
+    run.handle(Progressed(1, saves=positions, leaving=frozenset({0})), Exited(1, 1, 1))
+    assert run.actions == []
+    assert run.handle(Exited(1, 0, 93)).actions == []
+    run.handle(Progressed(1, 9, 9, saves={**positions, 2: SETTLED}))
+    assert run.actions == [Kill(frozenset({2}))]
+    run.handle(Exited(1, 2, -9))
+    assert isinstance(run.job.error, Fatal)
+    assert (run.job.state, run.job.exit_code, run.job.saved_step) == (State.FAILED, 93, 9)
+
+
+def test_who_never_ends_leaving_is_killed() -> None:
+    """A process that is leaving gets SIGKILL after `grace_s`."""
+    run = running(RestartPolicy(), num_processes=2)
+    run.handle(Progressed(1, saves={0: NO_SAVE, 1: NO_SAVE}, leaving=frozenset({0})))
+    assert run.handle(Exited(1, 1, 1)).actions == []
+    assert run.wake().actions == [Kill()] and run.now == 105.0
+    run.handle(Exited(1, 0, -9))
+    assert (run.job.state, run.job.exit_code) == (State.FAILED, 1)
+
+
+def test_a_coordinators_end_leaves_time_to_leave() -> None:
+    """A process that is leaving keeps its `grace_s`: it may have 93 to say."""
+    run = running(num_processes=3)
+    run.handle(Progressed(1, saves=dict.fromkeys(range(3), COMMITTING), leaving=frozenset({0})))
+    assert run.handle(Exited(1, 1, 1)).actions == []
+    ended = CoordinatorEnded(1, "the coordinator was ended by signal 9")
+    assert run.handle(ended).actions == [Kill(frozenset({2}))]
+    assert run.job.wake_at == 105.0
+    run.handle(Exited(1, 2, -9), Exited(1, 0, 93))
+    assert (run.job.state, run.job.exit_code) == (State.FAILED, 93)
+
+
+def test_a_coordinators_end_has_exit_code_1() -> None:
+    """What a process ends with that is killed afterwards does not count."""
+    run = running(RestartPolicy(), num_processes=2)
+    run.handle(Progressed(1, saves=dict.fromkeys(range(2), NO_SAVE), leaving=frozenset({0})))
+    run.handle(CoordinatorEnded(1, "the coordinator was ended by signal 9"))
+    run.wake().handle(Exited(1, 0, -9), Exited(1, 1, -9))
+    assert (run.job.state, run.job.exit_code) == (State.FAILED, 1)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "kind"), [(Noticed("drain"), Preempted), (Capacity(4), WorkerFailed)]
+)
+def test_a_coordinators_end_ends_those_that_leave(leaving: Event, kind: type) -> None:
+    """No save can be committed any more, whatever the processes are to leave for."""
+    run = running(RestartPolicy(grow_after_s=0), num_processes=3)
+    run.handle(Progressed(1, saves=dict.fromkeys(range(3), COMMITTING)), leaving)
+    run.handle(CoordinatorEnded(1, "the coordinator was ended by signal 9"))
+    assert run.actions == [Terminate(frozenset({0, 1, 2})), Release()]
+    assert isinstance(run.job.error, kind)
+
+
+def test_nobody_waits_after_the_last_save() -> None:
+    """Once it is settled, who is leaving, or does not end by SIGKILL, has `grace_s`."""
+    run = running(num_processes=3)
+    run.handle(Progressed(1, saves=dict.fromkeys(range(3), COMMITTING), leaving=frozenset({0})))
+    assert run.handle(Exited(1, 1, 1)).wake().job.wake_at == 700.0
+    run.handle(Progressed(1, 9, 9, saves=dict.fromkeys(range(3), SETTLED)))
+    assert run.actions == [Kill(frozenset({2}))] and run.job.wake_at == 110.0
+    assert run.wake().actions == [Kill()]
+
+
+def test_a_late_end_changes_no_back_off() -> None:
+    """A process that SIGKILL did not end in time ends during the back-off, which goes on."""
+    run = running(num_processes=2).handle(Exited(1, 0, 1)).wake()
+    assert run.wake().actions == [Release(), PrepareNext(2, 2)]
+    wake_at = run.job.wake_at
+    run.now += 0.5
+    assert run.handle(Exited(1, 1, -9)).actions == []
+    assert run.job.wake_at == wake_at
 
 
 @pytest.mark.parametrize(
@@ -327,6 +407,13 @@ def test_done_is_what_the_training_loop_says() -> None:
     assert run.exit([0, 0, 0, 0]).job.state is State.FINISHED
 
 
+def test_done_is_what_this_attempt_says() -> None:
+    """What an attempt said that was lost with its last save is believed no more."""
+    run = running().handle(Progressed(1, 10, 8, done=True)).exit([1] * 4).wake()
+    run.handle(Reserved(2, 4), Noticed("drain")).exit([0, 0, 0, 0])
+    assert run.job.state is State.RESTARTING
+
+
 def test_a_death_after_a_notice_is_a_preemption() -> None:
     """Workers that die or raise while machines are taken away have not failed; the others do not
     wait for them for long.
@@ -335,6 +422,25 @@ def test_a_death_after_a_notice_is_a_preemption() -> None:
     assert run.job.wake_at == 105.0
     run.handle(Exited(1, 0, 75), Exited(1, 2, -9), Exited(1, 3, 1))
     assert run.job.budget_used == {"max_preemptions": 1}
+
+
+@pytest.mark.parametrize("leaving", [Noticed("drain"), Capacity(4)])
+def test_a_commit_goes_on_after_a_notice(leaving: Event) -> None:
+    """A process that had reported its share fails while all leave: the others commit until
+    `commit_grace_s` or the notice's deadline, whichever comes first, then have `grace_s`.
+    """
+    # Never less than `grace_s`, which they have where there is nothing to commit.
+    for commit_grace_s, ends in ((600.0, 220.0), (1.0, 105.0), (30.0, 130.0)):
+        policy = RestartPolicy(max_preemptions=1, commit_grace_s=commit_grace_s, grow_after_s=0)
+        run = running(policy, num_processes=3)
+        run.handle(Progressed(1, saves={0: COMMITTING, 1: REPORTED, 2: REPORTED}), leaving)
+        run.handle(Exited(1, 2, 1))
+        assert f"2 of them have {ends - 100:.0f} s to end the save" in run.reason
+        assert run.actions == [] and run.job.wake_at == ends
+    run.now = 110.0
+    run.handle(Progressed(1, 9, 9, saves=dict.fromkeys(range(3), SETTLED)))
+    assert run.job.wake_at == 115.0
+    assert run.wake().actions == [Kill()] and isinstance(run.job.error, Preempted)
 
 
 def test_notices_merge_and_the_earliest_deadline_wins() -> None:
@@ -361,6 +467,32 @@ def test_a_notice_can_be_withdrawn() -> None:
     assert run.actions == [Unnotify()]
     run.handle(Noticed("a"), Exited(1, 0, 75), Withdrawn("a"))
     assert run.job.state is State.PREEMPTING
+
+
+def test_a_withdrawn_deadline_holds_no_more() -> None:
+    """Those of the others do, and the time that all had from the first notice on."""
+    run = running().handle(Noticed("a", deadline=110.0), Noticed("b", deadline=190.0))
+    assert run.handle(Withdrawn("a")).job.wake_at == 190.0
+    run = running().handle(Noticed("a", deadline=110.0), Noticed("b"), Exited(1, 0, 75))
+    assert run.handle(Withdrawn("a")).job.wake_at == 220.0
+    run = running().handle(Noticed("a", deadline=110.0), Noticed("b"), Exited(1, 0, 1))
+    assert run.handle(Withdrawn("a")).job.wake_at == 105.0, "another one waits in vain"
+
+
+def test_a_deadline_holds_while_growing() -> None:
+    """A machine's own notice comes while all leave to come back as more."""
+    run = running(RestartPolicy(grow_after_s=0), num_processes=2).handle(Capacity(4))
+    assert run.job.wake_at == 220.0
+    run.handle(Noticed("process 0 (preempted)", deadline=130.0, delivered=True))
+    assert (run.job.state, run.job.wake_at) == (State.RESIZING, 130.0)
+
+
+def test_a_deadline_holds_after_93() -> None:
+    """No restart can help, and a save can still be committed: until the machines go."""
+    run = saving(COMMITTING, REPORTED, REPORTED, REPORTED).handle(Noticed("a", deadline=130.0))
+    assert run.handle(Exited(1, 3, 93)).actions == [] and run.job.wake_at == 105.0
+    assert run.wake().actions == [] and run.job.wake_at == 130.0
+    assert run.wake().actions == [Kill()]
 
 
 def test_a_gang_too_large_times_out_once() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 
-from holdfast.launch.workers.output import ConsoleOutput
+from holdfast.launch.workers.output import BackgroundStream, ConsoleOutput
 
 
 class Terminal(io.StringIO):
@@ -66,3 +67,17 @@ def test_lines_of_many_threads_stay_whole() -> None:
     assert sorted(stdout.getvalue().splitlines()) == sorted(
         f"[{p}] {p} {n}" for p in range(8) for n in range(200)
     )
+
+
+def test_an_unread_pipe_holds_up_nobody() -> None:
+    """More than the pipe holds is written without waiting, and comes in order once it is read."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe, os.fdopen(read) as reader:
+        stream = BackgroundStream(pipe)
+        text = "".join(f"{number}\n" for number in range(300_000))
+        stream.write(text)
+        stream.write("last\n")
+        assert not stream.drain(0.1) and not stream.wait_for_room(0)
+        assert "".join(reader.readline() for _ in range(300_001)) == f"{text}last\n"
+        assert stream.drain(10)
+        stream.close()

@@ -48,6 +48,18 @@ sys.exit(3)
     assert started.process.wait(10) and not started.process.alive
 
 
+def test_a_signal_reaches_a_process_that_starts() -> None:
+    """It is not lost between the start of the process and that of the command."""
+    started = [Started("import time; time.sleep(600)") for _ in range(8)]
+    for each in started:
+        each.process.signal(signal.SIGTERM)
+    try:
+        assert [each.next() for each in started] == [-signal.SIGTERM] * 8
+    finally:
+        for each in started:
+            each.process.kill()
+
+
 def test_a_signal_reaches_the_process() -> None:
     """`signal` is for the process alone, `kill` for all of its group; both do nothing
     afterwards.

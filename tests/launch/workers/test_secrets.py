@@ -39,6 +39,7 @@ def coordinator(own_folder: None) -> Iterator[Coordinator]:
     found.close()
 
 
+@pytest.mark.slow
 def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None:
     """Four processes, two at each relay, hold no secret; the launcher, which holds them, reads
     progress and notices.

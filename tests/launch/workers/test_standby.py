@@ -450,7 +450,9 @@ def test_the_second_attempt_begins_warm(job: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_none_outlives_the_launcher(number: int, job: Path) -> None:
     """Waiting standbys end with it, however it ends."""
     with start(job, "--max-restarts", "1") as popen:

@@ -22,6 +22,7 @@ from holdfast.coordination import (
     CoordinationService,
     CoordinatorLost,
     JobIdentity,
+    ProcessInfo,
     ProcessLost,
     Timeouts,
 )
@@ -262,6 +263,23 @@ def test_waits_ask_nobody(clients: Clients) -> None:
         assert waiting.result(30) == b"here"
 
 
+def test_who_is_back_is_not_lost() -> None:
+    """Though the list that was pushed last is older: the coordinator is asked."""
+
+    class Pushed:
+        """A client whose last list shows two processes that have failed; one of them is back."""
+
+        def watch_processes(self, listener: Callable[[list[ProcessInfo]], None]) -> None:
+            listener([ProcessInfo(task, "ERROR", 1) for task in range(2)])
+
+        def process_info(self) -> list[ProcessInfo]:
+            return [ProcessInfo(0, "ERROR", 1), ProcessInfo(1, "CONNECTED", 2)]
+
+    group_client = GroupClient(Pushed())  # type: ignore[arg-type]
+    assert list(group_client.lost_tasks()) == [0, 1]
+    assert list(group_client.lost_tasks_now()) == [0]
+
+
 def test_a_death_is_pushed_to_who_waits(clients: Clients) -> None:
     """A listener is called when a process fails, and what is known then names it, by runtime
     number.
@@ -327,7 +345,7 @@ def test_a_stopped_coordinator_holds_no_call_too_long(
     clients: Clients, service: CoordinationService
 ) -> None:
     """What a process sends takes the time of its call at most, and cleaning up after it a second:
-    not the two minutes of a call without.
+    not the two minutes of a call without. The error says who did not answer.
     """
     groups = [ClusterGroup(client, rank, 3) for rank, client in enumerate(clients)]
     os.kill(service.pid, signal.SIGSTOP)
@@ -338,7 +356,7 @@ def test_a_stopped_coordinator_holds_no_call_too_long(
         ]
         for call in calls:
             began = time.monotonic()
-            with pytest.raises(CoordinationError):
+            with pytest.raises(CoordinatorLost, match=r"setting .*: InsertKeyValue: no answer"):
                 call()
             assert time.monotonic() - began < 60, "half of what it took before"
     finally:

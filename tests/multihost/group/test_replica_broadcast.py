@@ -13,7 +13,7 @@ from tests.support.paths import program
 PROGRAM = program("replica_broadcast")
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_all_replicas_get_the_bits_of_one(count: int) -> None:
     """Floats with their signs and NaNs, small integers, booleans, complex numbers: with their
     dtypes, over all devices of the mesh.

@@ -79,6 +79,36 @@ def test_a_failed_process_is_refused_until_admitted() -> None:
     assert health.statistics() == {"version": 3, "listeners": 0, "failed": []}
 
 
+@pytest.mark.parametrize("lists", ["both ends", "the last"])
+def test_an_admitted_life_stays_admitted(lists: str) -> None:
+    """The lists in which the former life ends may come after `live_processes()` has shown the next
+    one. When that one ends in its turn, work with it is refused.
+    """
+    client = PushedClient()
+    health = Health(GroupClient(client))  # type: ignore[arg-type]
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    health.admit({0: 7, 1: 9})
+    if lists == "both ends":
+        client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "ERROR", 8))
+        health.require([1], "save")
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 9))
+    health.require([1], "save")
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 10))
+    with pytest.raises(ProcessLost, match="it was started again"):
+        health.require([1], "save")
+
+
+def test_a_life_after_an_admitted_one_is_refused() -> None:
+    """Where the list that shows it shows the ends of both lives before it."""
+    client = PushedClient()
+    health = Health(GroupClient(client))  # type: ignore[arg-type]
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
+    health.admit({0: 7, 1: 9})
+    client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 10))
+    with pytest.raises(ProcessLost, match="it was started again"):
+        health.require([1], "save")
+
+
 def test_listeners_get_complete_lists_in_order() -> None:
     """A listener gets the list at once and at each change, until it is removed; one that raises
     does not stop the others.

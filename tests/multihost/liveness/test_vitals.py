@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -15,6 +17,7 @@ from holdfast.coordination.process.local_look import look
 from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.multihost.job import current_job
 from holdfast.multihost.liveness.vitals import Vitals, note_step, start_vitals, stop_vitals
+from tests.support.paths import program
 
 
 def test_the_coordinator_knows_step_memory_and_waiting() -> None:
@@ -56,6 +59,17 @@ def test_a_wait_in_the_runtime_counts() -> None:
                 threading.Event().wait(0.05)
         finally:
             vitals.close()
+
+
+def test_a_wait_in_cpp_counts_and_work_does_not() -> None:
+    """The main thread waits for a computation on another thread, with no frame of jax's; then it
+    computes itself, and sleeps.
+    """
+    run = [sys.executable, program("vitals_waits")]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    shares = dict(line.split() for line in done.stdout.splitlines())
+    assert float(shares["waits"]) > 0.5, done.stdout
+    assert float(shares["computes"]) < 0.2 and float(shares["sleeps"]) < 0.2, done.stdout
 
 
 def test_a_signal_in_use_is_left_alone() -> None:

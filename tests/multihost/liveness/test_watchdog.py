@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.coordination.vitals import stacks
 from holdfast.multihost import HANG_EXIT_CODE, watchdog
-from holdfast.multihost.liveness.watchdog import stacks
 from tests.support.cluster import run_processes
 from tests.support.paths import program
 
@@ -74,7 +74,9 @@ def test_the_stacks_name_the_threads() -> None:
     ("case", "expected"),
     [
         ("waits", ["no progress for", "the_guilty_function", "exit 124"]),
-        ("holds the GIL", ["Timeout (0:00:0", "the_guilty_function"]),
+        pytest.param(
+            "holds the GIL", ["Timeout (0:00:0", "the_guilty_function"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_ends_a_hanging_process_with_124(case: str, expected: list[str]) -> None:

@@ -128,6 +128,30 @@ def test_the_keys_of_the_last_round_stay(clients: list[CoordinationClient]) -> N
         assert [changes.get(timeout=30) for changes in (*decided[:2], late)] == ["value 4"] * 3
 
 
+def test_who_comes_late_answers_as_the_others(clients: list[CoordinationClient]) -> None:
+    """It is asked at once, about steps at which an earlier change holds; and once more with nothing
+    decided.
+    """
+    decided: queue.Queue[str] = queue.Queue()
+    with ExitStack() as stack:
+        first = stack.enter_context(
+            SyncPoint(
+                clients[0],
+                "stop",
+                tasks=TASKS,
+                lost=lambda: TASKS[1:],
+                on_change=decided.put,
+            )
+        )
+        assert not first.reached(9)
+        assert first.propose("raised")
+        assert decided.get(timeout=30) == "raised"
+        late = stack.enter_context(SyncPoint(clients[1], "stop", process_id=1, tasks=TASKS))
+        assert late.ask(100).value == first.ask(100).value == "raised"
+        fresh = stack.enter_context(SyncPoint(clients[2], "other", process_id=2, tasks=TASKS))
+        assert fresh.ask(100).value == ""
+
+
 def test_two_proposals_are_one_round_or_two(clients: list[CoordinationClient]) -> None:
     """Of all who propose for one round one wins, the others get False, and everybody agrees on the
     winner's value.
@@ -272,3 +296,10 @@ def test_a_closed_sync_point_still_answers(clients: list[CoordinationClient]) ->
     point.close()
     point.close()
     assert not point.reached(4)
+
+
+def test_a_closed_sync_point_leaves_no_mail(clients: list[CoordinationClient]) -> None:
+    """What wakes its thread is gone when `close()` returns."""
+    point = SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS)
+    point.close()
+    assert clients[0].key_value_dir_get(point.folder) == []

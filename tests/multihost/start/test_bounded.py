@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from holdfast.coordination import CoordinationService, ServiceTimeouts
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
@@ -15,12 +17,16 @@ def test_a_death_before_the_backend_is_named() -> None:
     """Killed after it had joined, and long before its heartbeat timeout: the others' initialize()
     ends in its time with ProcessLost.
     """
-    outputs = run_processes(
-        PROGRAM,
+    with CoordinationService.spawn(
         3,
-        arguments=[f"127.0.0.1:{free_port()}", 8, "dies"],
-        codes=[0, -signal.SIGKILL, 0],
-    )
+        timeouts=ServiceTimeouts(heartbeat_s=60),
+        recoverable=True,
+        survivable=True,
+        arguments=("--reconnect-grace-s=1",),
+    ) as service:
+        outputs = run_processes(
+            PROGRAM, 3, arguments=[service.address, 8, "dies"], codes=[0, -signal.SIGKILL, 0]
+        )
     for index in (0, 2):
         assert "ended ProcessLost 1 in time True" in outputs[index], outputs[index]
 
@@ -35,6 +41,7 @@ def test_a_failure_before_the_backend_ends_all() -> None:
     assert "no accelerator" in outputs[0], outputs[0]
 
 
+@pytest.mark.slow
 def test_who_dawdles_before_the_backend_is_named() -> None:
     """It lives and has not begun to start jax: StartupTimeout with its number."""
     outputs = run_processes(PROGRAM, 2, arguments=[f"127.0.0.1:{free_port()}", 6, "dawdles"])

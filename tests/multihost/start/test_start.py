@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 
-from holdfast.multihost.start.start import arrival_line
+import pytest
+
+from holdfast.coordination import ProcessInfo
+from holdfast.multihost.start.start import Arrivals, arrival_line
 from tests.support.cluster import run_processes
 from tests.support.paths import program
 
@@ -16,6 +20,24 @@ def test_how_far_a_start_is() -> None:
     assert arrival_line({0, 1, 3}, 4) == "3 of 4 processes, waiting for 2"
     assert arrival_line({1}, 4) == "1 of 4 processes, waiting for 0, 2, 3"
     assert arrival_line(range(4), 4) == "4 of 4 processes"
+
+
+def test_thousands_make_few_short_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a job of thousands a line names the first that lack, and there are a dozen lines until all
+    have come. The last ones are named.
+    """
+    assert arrival_line({0}, 16_384).endswith(", 39, 40, and 16343 more")
+    arrivals = Arrivals(4_096)
+    infos = [ProcessInfo(process, "CONNECTED", 1) for process in range(4_096)]
+    with caplog.at_level(logging.INFO):
+        for count in range(1, 4_096, 2):
+            arrivals.update(infos[:count])
+        arrivals.all_arrived()
+    assert len(caplog.messages) == 13 and max(map(len, caplog.messages)) < 300
+    assert caplog.messages[-2:] == [
+        "4095 of 4096 processes, waiting for 4095",
+        "4096 of 4096 processes",
+    ]
 
 
 def test_alone_it_only_listens() -> None:

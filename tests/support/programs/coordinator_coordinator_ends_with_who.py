@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from holdfast.launch.workers.coordinator import Coordinator
 
 print(
     "pids",
     Coordinator("j", 1, 1).pid,
-    (other := Coordinator("j", 1, 1, outlives_us=True)).pid,
+    (other := Coordinator("j", 1, 1, published=Path("/nonexistent"))).pid,
     flush=True,
 )
 time.sleep(600)

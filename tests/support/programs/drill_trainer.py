@@ -16,8 +16,11 @@ if len(sys.argv) > 3:
     multihost.initialize(sys.argv[3], int(sys.argv[4]), index)
 else:
     multihost.initialize()
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.checkpoint import CheckpointManager
 
@@ -45,7 +48,19 @@ def spin():
         count += 1
 
 
+def compiled():
+    """Returns a function that sums over all processes, and waits for that, inside C++ alone."""
+    mesh = jax.make_mesh((jax.device_count(),), ("processes",))
+    shares = NamedSharding(mesh, PartitionSpec("processes"))
+    values = jax.make_array_from_process_local_data(shares, np.ones(8))
+    add = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    add(values).block_until_ready()
+    return lambda: add(values).block_until_ready()  # COMPILED
+
+
 def all_reduce():
+    if add_compiled is not None:
+        return add_compiled()
     return float(multihost_utils.process_allgather(jnp.ones(8)).sum())  # REDUCE
 
 
@@ -69,4 +84,5 @@ def train():
                 print("not saved:", error, flush=True)
 
 
+add_compiled = compiled() if "DRILL_COMPILED" in os.environ else None
 train()

@@ -14,13 +14,15 @@ root = sys.argv[3]
 first = int(sys.argv[4])
 last = int(sys.argv[5])
 won = []
-with CheckpointManager(root, options=Options(incremental=bool(int(sys.argv[6])))) as manager:
+with (
+    open(f"{root}.go{index}", "rb", buffering=0) as go,
+    CheckpointManager(root, options=Options(incremental=bool(int(sys.argv[6])))) as manager,
+):
     for step in range(first, last):
         print("ready", step, flush=True)
         # Both begin each step at about the same moment: each waits for a byte that the test sends
         # to both.
-        with open(f"{root}.go{index}", "rb") as go:
-            go.read(1)
+        go.read(1)
         try:
             manager.save(step, {"who": np.full(2000, index), "step": np.full(10, step)})
             manager.wait_until_finished()

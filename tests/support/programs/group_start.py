@@ -13,16 +13,11 @@ index = int(sys.argv[1])
 count = int(sys.argv[2])
 port = sys.argv[3]
 which = sys.argv[4]
-heartbeat_timeout_s = float(sys.argv[5]) if len(sys.argv) > 5 else None
 address = f"127.0.0.1:{port}"
 if which == "jaxlib":
     jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
-elif heartbeat_timeout_s is None:
-    multihost.initialize(address, count, index, timeout_s=60)
 else:
-    multihost.initialize(
-        address, count, index, timeout_s=60, heartbeat_timeout_s=heartbeat_timeout_s
-    )
+    multihost.initialize(address, count, index, timeout_s=60)
 client = multihost.current_client()
 group = default_group()
 

@@ -13,6 +13,8 @@ from holdfast.multihost.group.ids import ProcessIds, initialize_ids
 RUNTIME = [2, 0, 3, 1]
 me = RUNTIME[index]
 initialize_ids(ProcessIds(me, index, (index,)))
+assert multihost.runtime_to_distributed_ids() == [1, 3, 0, 2]
+assert multihost.distributed_to_device_ids() == [[0], [1], [2], [3]]
 jax.process_index = lambda backend=None: me  # what the runtime would say on TPU
 for _ in range(5):
     multihost.sync_global_processes(

@@ -57,6 +57,19 @@ def save_and_leave() -> None:
     sys.exit(75)
 
 
+def flood(file: str) -> None:
+    """Process 0 prints for ever; process 1 leaves a file at SIGTERM. Both leave as preempted."""
+    if ME == "1":
+        Path(file).with_suffix(".waits").touch()
+        wait_for_sigterm()
+        Path(file).touch()
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    while True:
+        print("x" * 10_000, flush=True)
+
+
 def start_others() -> None:
     """Starts a child, one in a session of its own, and one whose parent ends."""
     child = subprocess.Popen(SLEEPER)
@@ -113,6 +126,7 @@ ROLES = {
         fail_when_all_are_there,
         ignore_sigterm,
         save_and_leave,
+        flood,
         start_others,
         start_daemon,
         end_by_attempt,
@@ -122,6 +136,6 @@ ROLES = {
 }
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("save_and_leave", "change_room"):
+    if sys.argv[1] in ("save_and_leave", "change_room", "flood"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ROLES[sys.argv[1]](*sys.argv[2:])

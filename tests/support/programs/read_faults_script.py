@@ -46,7 +46,7 @@ manager = CheckpointManager(root + "/run", options=Options(read_only=True))
 calls = {
     "restore": lambda: same(manager.restore(), 2),
     "restore a step": lambda: same(manager.restore(1, like=tree(0)), 1),
-    "fallback": lambda: same(got := manager.restore(fallback=True), 2) or same(got, 1),
+    "fallback": lambda: same(manager.restore(fallback=True), 2),
     "load": lambda: same(load(root + "/run"), 2),
     "load safetensors": lambda: np.array_equal(load(root + "/flat")["w"], tree(2)["w"]),
     "verify": lambda: verify(root + "/run").step == 2,

@@ -9,7 +9,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from holdfast.checkpoint import load, save
-from holdfast.cli import main
+from holdfast.cli.entry import main
 
 LOCAL, BEGIN, END, *PROMISE = sys.argv[1:]
 # The emulator of gs:// does not tell generations, which an OCDBT database needs.

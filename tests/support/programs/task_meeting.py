@@ -1,4 +1,6 @@
-"""Meets the other process of its job, prints its environment and arguments, and ends with stdin."""
+"""Meets the other process of its job, prints its environment and arguments, and leaves the job when
+its input ends.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +21,4 @@ client.wait_at_barrier("all", 30_000)
 arguments = Path("/proc/self/cmdline").read_text()
 print(json.dumps({"environment": dict(os.environ), "arguments": arguments}), flush=True)
 sys.stdin.read()
-os._exit(0)
+client.shutdown()

@@ -134,10 +134,10 @@ def test_shardings_there_and_back() -> None:
     read is None.
     """
     description = {
-        "axes": ["x", "y"],
-        "sizes": [2, 2],
+        "axes": ["x", "y", "z"],
+        "sizes": [2, 2, 1],
         "devices": [3, 1, 2, 0],
-        "spec": [["x", "y"], [], ["x"]],
+        "spec": [["x", "y"], [], ["z"]],
     }
     written = sharding_json(description)
     assert written is not None and read_sharding(json.loads(json.dumps(written))) == description

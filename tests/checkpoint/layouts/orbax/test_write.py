@@ -16,7 +16,7 @@ from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
 from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, save_orbax
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
@@ -156,30 +156,82 @@ def test_a_store_that_fails_is_one_error_on_every_process(tmp_path: Path) -> Non
     )
 
 
-def test_what_is_made_is_not_made_behind_a_link(tmp_path: Path) -> None:
-    """A link that has the temporary name is replaced, and what is behind it stays."""
+def test_what_is_behind_a_link_stays(tmp_path: Path) -> None:
+    """A link that has a temporary name is left alone, and so is what is behind it."""
     (tmp_path / "else").mkdir()
-    (tmp_path / "else" / "thesis.txt").write_text("mine")
-    (tmp_path / f"1{TEMPORARY}").symlink_to(tmp_path / "else")
+    (tmp_path / "else" / "lock").write_text("mine")
+    (tmp_path / f"1{TEMPORARY}-0").symlink_to(tmp_path / "else")
     save(tmp_path / "1", {"w": jnp.arange(3)}, layout="orbax")
-    assert [path.name for path in (tmp_path / "else").iterdir()] == ["thesis.txt"] and not (
-        tmp_path / "1"
-    ).is_symlink()
+    assert (tmp_path / "else" / "lock").read_text() == "mine"
+    assert not (tmp_path / "1").is_symlink()
 
 
 def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> None:
-    """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing, and a dead
-    writer's remains are replaced.
-    """
+    """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing."""
     folder = StorePath(LocalStorage(tmp_path), "5")
-    for _ in range(2):
-        writer = OrbaxWriter(folder)
-        writer.add_tree("state", {"w": np.arange(3)})
-        assert [path.name for path in tmp_path.iterdir()] == [f"5{TEMPORARY}"] and find_steps(
-            folder.storage
-        ) == {}
+    writer = OrbaxWriter(folder)
+    writer.add_tree("state", {"w": np.arange(3)})
+    (begun,) = tmp_path.iterdir()
+    assert begun.name.startswith(f"5{TEMPORARY}-") and find_steps(folder.storage) == {}
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
+
+
+def _begun(folder: StorePath, value: int) -> OrbaxWriter:
+    """Returns a writer that has written all, and has not finished."""
+    return _written(OrbaxWriter(folder), value)
+
+
+def _written(writer: OrbaxWriter, value: int) -> OrbaxWriter:
+    for name in writer.add_tree("state", {"w": np.full(3, value)}):
+        writer.write("state", name, (), np.full(3, value))
+    return writer
+
+
+def test_of_two_writers_one_wins(tmp_path: Path) -> None:
+    """Two writers of one checkpoint: the first that finishes has it, and the other is told."""
+    folder = StorePath(LocalStorage(tmp_path), "5")
+    first = _begun(folder, 1)
+    second = _begun(folder, 2)
+    first.finish()
+    with pytest.raises(StepExists, match="was saved by another meanwhile; choose another place"):
+        second.finish()
+    second.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+    assert load(tmp_path / "5")["w"].tolist() == [1, 1, 1]
+    assert not (tmp_path / "5" / "lock").exists()
+
+
+def test_an_object_store_lets_one_writer_begin(tmp_path: Path) -> None:
+    """There nothing can be renamed: the second writer is told at once, and deletes nothing."""
+    folder = StorePath(open_storage(f"memory://{tmp_path.name}"), "5")
+    first = OrbaxWriter(folder)
+    with pytest.raises(StepExists, match=r"written by another, .*5\.orbax-checkpoint-tmp"):
+        OrbaxWriter(folder)
+    _written(first, 1).finish()
+    assert load(f"memory://{tmp_path.name}")["w"].tolist() == [1, 1, 1]
+    with pytest.raises(StepExists, match="is there already"):
+        OrbaxWriter(folder)
+    assert not any(TEMPORARY in entry.name for entry in folder.storage.list(""))
+    again = StorePath(folder.storage, "6")
+    _begun(again, 2).abandon()
+    assert folder.storage.list("6", recursive=True) == []
+    _begun(again, 2).abandon()
+
+
+def test_remains_of_dead_writers_are_removed(tmp_path: Path) -> None:
+    """A lock that is free shows that its writer is dead; a writer that lives goes on."""
+    folder = StorePath(LocalStorage(tmp_path), "5")
+    dead = _begun(folder, 1)
+    assert dead._lock is not None
+    dead._drain()  # the dead write nothing more
+    dead._lock.close()
+    alive = _begun(folder, 2)
+    save(tmp_path / "55", {"w": jnp.arange(3)}, layout="orbax")
+    _begun(folder, 3).abandon()
+    assert len([*tmp_path.glob(f"*{TEMPORARY}*")]) == 1
+    alive.finish()
+    assert load(tmp_path / "5")["w"].tolist() == [2, 2, 2]
 
 
 def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:

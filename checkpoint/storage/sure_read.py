@@ -1,0 +1,46 @@
+"""Reads of a step's files whose failure counts only where it stays."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..errors import Corrupt
+from .base import Storage
+from .path import join
+
+READ_TRIES = 3
+T = TypeVar("T")
+
+
+def read_surely(storage: Storage, name: str, read: Callable[[], T]) -> T:
+    """Returns what `read` returns of a file of a store. Blocks as `read` does.
+
+    On a disk "not found" and an I/O error count only after READ_TRIES tries, and where a listing
+    agrees: a client of a shared file system may say either once. Raises FileNotFoundError for a
+    file that is not listed either, Corrupt for one that is listed and has an I/O error, the
+    store's OSError where that stays unclear.
+    """
+    if storage.posix is None:
+        return read()
+    for _ in range(READ_TRIES):
+        try:
+            return read()
+        except FileNotFoundError as error:
+            failure: OSError = error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            failure = error
+    path = join(storage.root, name)
+    try:
+        is_listed = any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+    except OSError as error:
+        # An error of the file says more. Only "not found" says nothing without a listing.
+        raise (error if isinstance(failure, FileNotFoundError) else failure) from None
+    if not is_listed:
+        raise failure
+    if isinstance(failure, FileNotFoundError):
+        raise OSError(errno.ESTALE, "it is listed, and cannot be opened", path) from failure
+    raise Corrupt.at(path, f"it cannot be read: {failure.strerror}") from failure

@@ -1,0 +1,141 @@
+"""An operation whose store fails: nothing wrong may come of it, and nothing may be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.coordination import HoldfastError
+
+from .faults import FAULTS
+from .operations import Broken, Delete, List, Look, Operation, Restore, Save, alike
+from .policies import Saved
+from .site import Raised, Site
+from .world import Begun, World
+
+# What says nothing about a step, so that none may be passed over for it.
+NO_DAMAGE = {"ENOSPC", "EMFILE", "memory", "ENOENT", "ESTALE"}
+
+
+@contextlib.contextmanager
+def few_descriptors(count: int) -> Iterator[None]:
+    """Lets this process open so many more files, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Does an operation while calls of the store fail: of a `verb`, `times` of them in a row.
+
+    With the verb "open" a process alone may open `place` more files, and no more.
+    """
+
+    inner: Operation
+    verb: str
+    error: str
+    place: int
+    times: int = 1
+    after: bool = False
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        # What a process in a group runs into may end its neighbours' threads too.
+        if self.verb == "open" and site.settings.processes == 1:
+            with few_descriptors(self.place):
+                found = self.inner.run(site)
+            site.has_failed = True
+            site.is_whole = False
+            return [1, *found]
+        FAULTS.arm(self.verb, self.error, place=self.place, times=self.times, after=self.after)
+        try:
+            found = self.inner.run(site)
+        finally:
+            hits = FAULTS.hits
+            FAULTS.disarm()
+        if hits:
+            site.has_failed = True
+            # A link is one way of two: without it the bytes are written.
+            site.is_whole = site.is_whole and self.verb == "link"
+        return [hits, *found]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        hits, *answers = found
+        if not hits:
+            for ended in world.ended():
+                yield from self.inner.judge(ended, site, answers)
+            return
+        for answer in answers:
+            own = (HoldfastError, MemoryError) if self.error == "memory" else HoldfastError
+            if isinstance(answer, Raised) and not isinstance(answer.error, own):
+                raise Broken(f"this is no error of holdfast's: {answer!r}")
+        for ended in world.ended():
+            yield from self._judged(ended, site, answers)
+
+    def _judged(self, world: World, site: Site, answers: list[Any]) -> Iterator[World]:
+        failed = [answer for answer in answers if isinstance(answer, Raised)]
+        match self.inner:
+            case Save():
+                yield from self._save_judged(self.inner, world, site, answers)
+            case Delete() if failed:
+                alike(answers)
+                yield world
+                if self.inner.step in world.all_steps:
+                    yield from world.without(self.inner.step)
+            case Restore():
+                yield from self._restore_judged(self.inner, world, site, answers)
+            case List() | Look() if failed:
+                yield world
+            case _:
+                yield from self.inner.judge(world, site, answers)
+
+    def _save_judged(
+        self, inner: Save, world: World, site: Site, answers: list[Any]
+    ) -> Iterator[World]:
+        failed = [answer for answer in answers if isinstance(answer, Raised)]
+        # Of the steps that the keep policy lets go some may stay: they are tried again.
+        saved = Saved(inner.number, site.clock.true_s, clock=site.times_set)
+        begun = Begun(inner.step, saved, is_local=False)
+        after = world.started(inner.step, site.clock.true_s)
+        if not failed and answers[0]:
+            if world.refuses(inner.step, overwrite=inner.overwrite):
+                return
+            yield from after.committed(begun, keeps_all=True)
+            return
+        if not failed:
+            yield from inner.judge(world, site, answers)
+            return
+        if any(answer.kind == "StepExists" for answer in failed):
+            yield from inner.judge(world, site, answers)
+            return
+        sure = world.branched().sure
+        for known in (world, after):
+            yield replace(known, sure=sure)
+        if any(answer.kind == "CommitUnknown" for answer in failed):
+            yield from after.committed(begun, keeps_all=True)
+
+    def _restore_judged(
+        self, inner: Restore, world: World, site: Site, answers: list[Any]
+    ) -> Iterator[World]:
+        yield from inner.judge(world, site, answers)
+        if all(isinstance(answer, Raised) for answer in answers):
+            yield world
+            return
+        if self.error in NO_DAMAGE or not site.settings.fallback:
+            return
+        # What cannot be read for good is passed over as what is damaged.
+        doubtful = {
+            step: replace(saved, doubtful=saved.doubtful | {"state"})
+            for step, saved in world.steps.items()
+        }
+        for told in inner.judge(replace(world, steps=doubtful), site, answers):
+            yield replace(told, steps=world.steps)

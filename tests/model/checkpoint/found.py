@@ -1,0 +1,91 @@
+"""Lives in which the face once broke a rule, each as short as it goes."""
+
+from __future__ import annotations
+
+from .damage import CopyStep, HarmHost
+from .faulty import Faulty
+from .lives import YEAR_S, Life
+from .operations import Delete, List, Reopen, Restore, Save, SaveAndCall, SetClock
+from .settings import Settings
+from .tools import Copy
+
+FOUND: dict[str, Life] = {
+    "an incremental item without a chunk": Life(
+        Settings(items="values", incremental="yes"), (Save(1, 1),)
+    ),
+    "an incremental process without a chunk": Life(
+        Settings(processes=2, incremental="yes"), (Save(1, 1),)
+    ),
+    "a copied step is another": Life(
+        Settings(step_format="step_{:d}"), (Save(4, 1), CopyStep(4, 5), Restore(5))
+    ),
+    "a damaged copy, read once, two items": Life(
+        Settings(
+            processes=2, items="two", read_once=True, per_process=True, save_policy="named", local=1
+        ),
+        (Save(3, 1), HarmHost(0, 0), Restore()),
+    ),
+    "a damaged copy, read once, two items, the other host": Life(
+        Settings(
+            processes=2, items="two", read_once=True, per_process=True, save_policy="named", local=1
+        ),
+        (Save(3, 1), HarmHost(1, 0), Restore()),
+    ),
+    **{
+        f"{error} of {verb}, call {place}, is no damage": Life(
+            Settings(store="faulty", fallback=True),
+            (Save(1, 1), Save(2, 2), Faulty(Restore(), verb, error, place), Save(2, 3)),
+        )
+        for verb, place in (("fetch", 1), ("read", 2), ("read", 3), ("list", 0))
+        for error in ("EMFILE", "ENOENT", "memory")
+    },
+    "no descriptors are no damage": Life(
+        Settings(fallback=True),
+        (Save(1, 1), Save(2, 2), Faulty(Restore(), "open", "EMFILE", 1), Save(2, 3)),
+    ),
+    "an empty folder": Life(Settings(items="empty folder"), (Save(1, 1), Restore())),
+    **{
+        f"a clock that goes {seconds / YEAR_S:+g} years": Life(
+            Settings(keep_policy="last hours"),
+            (
+                *(Save(1, 1), Save(2, 2)),
+                *(SetClock(seconds), Reopen(), Save(3, 3), Save(4, 4)),
+                *(SetClock(-seconds), Reopen(), Save(5, 5), Save(6, 6), List()),
+            ),
+        )
+        for seconds in (YEAR_S, -YEAR_S)
+    },
+    "a copied root without its names": Life(
+        Settings(step_format="step_{:d}"), (Save(1, 1), Copy(by_shell=False))
+    ),
+    "a branch that was left": Life(
+        Settings(save_policy="never", local=3),
+        (Save(1, 1), Save(2, 2), Save(3, 3), Restore(1), Save(2, 4), List()),
+    ),
+    "a delete that fails on one process": Life(
+        Settings(store="faulty", processes=2),
+        (Save(1, 1), Save(2, 2), Faulty(Delete(1), "delete", "EIO", 0)),
+    ),
+    "a callback that waits for itself": Life(Settings(), (SaveAndCall(1, 1, waits=True),)),
+    "a callback that saves": Life(Settings(), (SaveAndCall(1, 1, waits=False),)),
+    "a durable step with younger local ones": Life(
+        Settings(save_policy="never", local=2),
+        (Save(1, 1, force=True), Save(2, 2), Delete(1), List()),
+    ),
+    "a link that was said to have failed": Life(
+        Settings(store="faulty", incremental="yes"),
+        (
+            Save(1, 1),
+            Faulty(Save(2, 1), "link", "EIO", 0, after=True),
+            Reopen(),
+        ),
+    ),
+    "a copied root with the local steps of its source": Life(
+        Settings(save_policy="never", local=2),
+        (Save(1, 1, force=True), Save(2, 2), Copy(by_shell=True)),
+    ),
+    "a memory of the host": Life(Settings(arrays="pinned", read="saved"), (Save(1, 1), Restore(1))),
+}
+
+# Those whose mends are to come: each name goes with its mend.
+UNMENDED: set[str] = set()

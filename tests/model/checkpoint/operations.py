@@ -1,0 +1,503 @@
+"""What is done to a root in a life, and what its model makes of each answer.
+
+An operation is a value. `run` does it, and returns what each process answered. `judge` yields the
+worlds in which that answer is right; it yields none where a rule is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from holdfast.checkpoint import CheckpointManager, SaveCancelled
+from holdfast.checkpoint.steps.claims import FOLDER
+
+from .contents import CASTS, differs, items_of, reading_of
+from .policies import HARMED_RECORD, Saved, loss_of
+from .site import Raised, Site
+from .world import Begun, World
+
+
+class Broken(AssertionError):
+    """Says which rule an answer breaks, whatever the world."""
+
+
+CALLBACK_S = 5.0
+DAMAGED = {"Corrupt", "HostileCheckpoint"}
+
+
+class Operation(Protocol):
+    """One call, or a few that belong together."""
+
+    def run(self, site: Site) -> list[Any]:
+        """Does it; returns what each process answered."""
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        """Yields what may be true after this answer."""
+
+
+def alike(found: list[Any]) -> Any:
+    """Returns the one answer of all processes, an error as its type's name."""
+    answers = [answer.kind if isinstance(answer, Raised) else answer for answer in found]
+    if any(answer != answers[0] for answer in answers):
+        raise Broken(f"processes differ: {found}")
+    return answers[0]
+
+
+def attempted(call: Callable[[], Any]) -> Any:
+    """Returns what a call returns, or what it raises."""
+    try:
+        return call()
+    except Exception as error:
+        return Raised(error)
+
+
+# --- Saving
+
+
+@dataclass(frozen=True)
+class Save:
+    """Saves content `number` as a step."""
+
+    step: int
+    number: int
+    overwrite: bool = False
+    force: bool = False
+    waits: bool = True
+
+    def run(self, site: Site) -> list[Any]:
+        loss = loss_of(self.number)
+
+        def save(rank: int, manager: CheckpointManager) -> bool:
+            handle = manager.save(
+                self.step,
+                items=items_of(site.settings, self.number, rank),
+                metrics=None if loss is None else {"loss": loss},
+                metadata={"number": self.number},
+                dtype=CASTS[site.settings.dtype],
+                force=self.force,
+                overwrite=self.overwrite,
+            )
+            if self._is_waited_for(site):
+                handle.wait()
+            return bool(handle)
+
+        return site.each(save)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        answer = alike(found)
+        for is_local in (False, True):
+            is_due = self._is_due(world, site, is_local=is_local)
+            if answer is False:
+                continue
+            if is_due is not False:
+                yield from self._saved(world, site, answer, is_local=is_local)
+        if answer is False and all(
+            self._is_due(world, site, is_local=is_local) is not True for is_local in (False, True)
+        ):
+            yield world
+
+    def _is_waited_for(self, site: Site) -> bool:
+        # A save on the hosts may be under way while durable ones begin: of two the model has none.
+        return self.waits or site.settings.local is not None
+
+    def _is_due(self, world: World, site: Site, *, is_local: bool) -> bool | None:
+        """Says whether a lane is to save the step; None: the processes may agree on a later one."""
+        now_s = site.clock.true_s
+        settings = site.settings
+        agrees_later = settings.processes > 1 and settings.on_busy == "skip"
+        is_busy = world.begun is not None and settings.on_busy == "skip"
+        by_clock = settings.processes > 1 and "hourly" in settings.save_policy
+        if is_local:
+            if not world.wants_locally(self.step) or self._is_due(world, site, is_local=False):
+                return False
+            return None if settings.processes > 1 or world.begun is not None else True
+        if self.force:
+            return True
+        if by_clock or agrees_later:
+            return None
+        is_due = world.wants(self.step, now_s)
+        return None if is_due and is_busy else is_due
+
+    def _saved(self, world: World, site: Site, answer: Any, *, is_local: bool) -> Iterator[World]:
+        now_s = site.clock.true_s
+        begun = Begun(
+            self.step,
+            Saved(self.number, now_s, clock=site.times_set),
+            is_local=is_local,
+        )
+        for before in world.ended():
+            if not is_local and before.refuses(self.step, overwrite=self.overwrite):
+                # In a group the others have begun this save, and its policy knows it.
+                is_known = site.settings.processes > 1
+                if answer == "StepExists":
+                    yield before.started(self.step, now_s) if is_known else before
+                continue
+            after = before if is_local else before.started(self.step, now_s)
+            if answer is True and self._is_waited_for(site):
+                yield from after.committed(begun)
+            elif answer is True:
+                yield replace(after, begun=begun)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Begins to save content `number` as a step, and calls that off on the first process."""
+
+    step: int
+    number: int
+
+    def run(self, site: Site) -> list[Any]:
+        def save(rank: int, manager: CheckpointManager) -> Any:
+            handle = manager.save(
+                self.step,
+                items=items_of(site.settings, self.number, rank),
+                metadata={"number": self.number},
+                dtype=CASTS[site.settings.dtype],
+                force=True,
+                overwrite=True,
+            )
+            is_cancelled = handle.cancel() if rank == 0 else None
+            try:
+                handle.wait()
+            except SaveCancelled:
+                return "cancelled"
+            return "late" if not is_cancelled else "committed in spite of its cancel"
+
+        return site.each(save)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        answer = alike(found)
+        now_s = site.clock.true_s
+        saved = Saved(self.number, now_s, clock=site.times_set, has_metrics=False)
+        for before in world.ended():
+            after = before.started(self.step, now_s)
+            if answer == "cancelled":
+                # A save that comes to nothing may begin a branch, or none.
+                yield replace(after, sure=after.branched().sure)
+            elif answer == "late":
+                yield from after.committed(Begun(self.step, saved, is_local=False))
+
+
+@dataclass(frozen=True)
+class SaveAndCall:
+    """Saves content `number` as a step; once it is committed, a callback waits for all saves, or
+    saves another step. A call that would wait for itself is refused at once.
+    """
+
+    step: int
+    number: int
+    waits: bool
+
+    def run(self, site: Site) -> list[Any]:
+        def save(rank: int, manager: CheckpointManager) -> Any:
+            items = items_of(site.settings, self.number, rank)
+            told: list[Any] = []
+
+            def call(step: int) -> None:
+                if self.waits:
+                    told.append(attempted(manager.wait_until_finished))
+                else:
+                    told.append(attempted(lambda: manager.save(step + 1, items=items, force=True)))
+
+            handle = manager.save(
+                self.step,
+                items=items,
+                metadata={"number": self.number},
+                dtype=CASTS[site.settings.dtype],
+                force=True,
+                overwrite=True,
+            )
+            handle.on_commit(call)
+            handle.wait(CALLBACK_S)
+            return [each.kind if isinstance(each, Raised) else each for each in told]
+
+        return site.each(save)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        now_s = site.clock.true_s
+        saved = Saved(self.number, now_s, clock=site.times_set, has_metrics=False)
+        if alike(found) == ["RuntimeError"]:
+            for before in world.ended():
+                after = before.started(self.step, now_s)
+                yield from after.committed(Begun(self.step, saved, is_local=False))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Waits until no save is under way."""
+
+    def run(self, site: Site) -> list[Any]:
+        return site.each(lambda rank, manager: manager.wait_until_finished())
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if alike(found) is None:
+            yield from world.ended()
+
+
+# --- Listing
+
+
+@dataclass(frozen=True)
+class List:
+    """Lists the steps, in each of the ways there are."""
+
+    def run(self, site: Site) -> list[Any]:
+        return site.each(
+            lambda rank, manager: [
+                manager.all_steps(),
+                manager.local_steps(),
+                manager.latest_step(),
+            ]
+        )
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        # Processes hear of the end of a save one after the other.
+        answers = found if world.begun is not None else [alike(found)]
+        for now in world.seen():
+            if all(_lists(now, answer) for answer in answers):
+                yield now
+
+
+def _lists(world: World, answer: Any) -> bool:
+    """Says whether a listing is one of a world, and of what may become of it meanwhile."""
+    if isinstance(answer, Raised | str):
+        return False
+    steps, local, newest = answer
+    if steps != sorted(world.all_steps) or not set(local) <= set(world.local):
+        # Local steps that the store has too are the store's.
+        return False
+    if set(world.local) - set(local) - set(world.steps):
+        return False
+    later = [max(each.all_steps, default=None) for each in world.seen()]
+    return newest in later
+
+
+@dataclass(frozen=True)
+class Look:
+    """Asks what the store says of a step, without its arrays."""
+
+    step: int
+
+    def run(self, site: Site) -> list[Any]:
+        def look(rank: int, manager: CheckpointManager) -> Any:
+            metrics = repr(manager.metrics(self.step))  # NaN is not NaN
+            structure = manager.structure(self.step)
+            return [metrics, manager.metadata(self.step), sorted(structure.items)]
+
+        return site.each(look)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for now in world.seen():
+            if all(self._tells(now, answer, site) for answer in found):
+                yield now
+
+    def _tells(self, world: World, answer: Any, site: Site) -> bool:
+        saved = world.all_steps.get(self.step)
+        kind = answer.kind if isinstance(answer, Raised) else ""
+        if saved is None or (world.begun is not None and kind):
+            # It may go between two questions.
+            return kind == "StepNotFound"
+        if HARMED_RECORD in saved.harmed:
+            return kind in DAMAGED
+        if HARMED_RECORD in saved.doubtful and kind in DAMAGED:
+            return True
+        return bool(answer == self._facts(saved, site))
+
+    def _facts(self, saved: Saved, site: Site) -> list[Any]:
+        loss = saved.loss
+        metrics = {} if loss is None else {"loss": loss}
+        items = items_of(site.settings, saved.number, 0)
+        return [repr(metrics), {"number": saved.number}, sorted(items)]
+
+
+@dataclass(frozen=True)
+class Reload:
+    """Lists the store again on all processes."""
+
+    def run(self, site: Site) -> list[Any]:
+        return site.each(lambda rank, manager: manager.reload())
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if alike(found) is None:
+            yield from world.ended()
+
+
+# --- Restoring
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Restores a step, None the newest, as the settings read."""
+
+    step: int | None = None
+
+    def run(self, site: Site) -> list[Any]:
+        settings = site.settings
+
+        def restore(rank: int, manager: CheckpointManager) -> Any:
+            names = items_of(settings, 0, rank)
+            readings = {name: reading_of(settings, name, 0, rank) for name in names}
+            words = {key: word for each in readings.values() for key, word in each.words.items()}
+            words |= {"read_once": settings.read_once, "fallback": settings.fallback}
+            likes = {name: reading.like for name, reading in readings.items()}
+            if len(likes) > 1:
+                return manager.restore(self.step, items=likes, **words)
+            return {"state": manager.restore(self.step, likes["state"], **words)}
+
+        return site.each(restore)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for now in world.seen():
+            after = self._told(now, site, found)
+            if after is not None:
+                yield after
+
+    def _told(self, world: World, site: Site, found: list[Any]) -> World | None:
+        """Returns the world after the restore, None where it would have ended otherwise."""
+        passed: set[int] = set()
+        while (step := self._candidate(world, passed)) is not None:
+            saved = world.all_steps[step]
+            if not saved.harmed and _holds(found, saved.number, site):
+                return world.restored(step, passed)
+            if not saved.harmed and not saved.doubtful:
+                return None
+            is_local = step not in world.steps
+            gives_way = site.settings.fallback or (is_local and self.step is None)
+            if not gives_way:
+                return world if _kinds(found) <= DAMAGED else None
+            if is_local:
+                world = world.without_local(step)
+            else:
+                passed.add(step)
+        if _kinds(found) == {"StepNotFound"}:
+            return replace(world, passed=world.passed | passed)
+        return None
+
+    def _candidate(self, world: World, passed: set[int]) -> int | None:
+        """Returns the step that comes back next, None where none is left."""
+        if self.step is not None and not world.settings.fallback:
+            return self.step if self.step in world.all_steps else None
+        steps = [step for step in world.all_steps if self.step is None or step <= self.step]
+        newest = max((step for step in steps if step not in passed), default=None)
+        # Without a fallback no other step of the store follows one that is damaged.
+        return None if passed and not world.settings.fallback else newest
+
+
+def _kinds(found: list[Any]) -> set[str]:
+    return {answer.kind if isinstance(answer, Raised) else "a value" for answer in found}
+
+
+def _holds(found: list[Any], number: int, site: Site) -> bool:
+    """Says whether every process got what it saved, to the bit."""
+    return not any(_difference(answer, number, site, rank) for rank, answer in enumerate(found))
+
+
+def _difference(answer: Any, number: int, site: Site, rank: int) -> str:
+    if isinstance(answer, Raised):
+        return repr(answer)
+    settings = site.settings
+    items = items_of(settings, number, rank)
+    expected = {name: reading_of(settings, name, number, rank).expected for name in items}
+    return differs(expected, answer)
+
+
+def explained(operation: Operation, worlds: list[World], site: Site, found: list[Any]) -> str:
+    """Returns how a restored value differs from what it should have been."""
+    if not isinstance(operation, Restore) or isinstance(found[0], Raised):
+        return ""
+    numbers = {saved.number for world in worlds for saved in world.all_steps.values()}
+    lines = [f"save {number}: {_difference(found[0], number, site, 0)}" for number in numbers]
+    return "; ".join(lines)
+
+
+# --- Deleting, closing
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Deletes a step."""
+
+    step: int
+
+    def run(self, site: Site) -> list[Any]:
+        return site.each(lambda rank, manager: manager.delete(self.step))
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        answer = alike(found)
+        for ended in world.ended():
+            for before in ended.seen():
+                if self.step not in before.all_steps:
+                    if answer == "StepNotFound":
+                        yield before
+                elif answer is None:
+                    yield from before.without(self.step)
+
+
+@dataclass(frozen=True)
+class Reopen:
+    """Closes the managers, looks at what they have left, and opens the root again."""
+
+    def run(self, site: Site) -> list[Any]:
+        site.close()
+        left = [
+            site.names(),
+            site.listed(),
+            site.own_names(),
+            site.lost_foreign_files(),
+        ]
+        left.append(site.unnamed_files() if site.is_whole else [])
+        site.open()
+        return left
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        names, listed, own_names, lost, unnamed = found
+        allowed = {"steps.json"} if site.settings.step_format else set()
+        if site.settings.local is not None:
+            allowed.add("openings")
+        if own_names - allowed and not site.has_failed:
+            raise Broken(f"{FOLDER} keeps {own_names}")
+        if lost:
+            raise Broken(f"files of others are gone or changed: {lost}")
+        if unnamed:
+            raise Broken(f"files and records do not fit: {unnamed}")
+        for closed in world.ended():
+            there = {site.step_name(step) for step in closed.steps}
+            strange = names - there - site.foreign_names()
+            if listed == sorted(closed.steps) and (not strange or site.has_failed):
+                yield closed.opened(site.clock.true_s)
+
+
+# --- Time
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Lets time go on."""
+
+    seconds: float
+
+    def run(self, site: Site) -> list[Any]:
+        site.each(lambda rank, manager: manager.wait_until_finished())
+        site.clock.true_s += self.seconds
+        return []
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        yield from world.ended()
+
+
+@dataclass(frozen=True)
+class SetClock:
+    """Sets the clock of all processes ahead or back."""
+
+    seconds: float
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        site.clock.skew_s += self.seconds
+        site.clock.times_set += 1
+        return []
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        yield from world.ended()

@@ -1,0 +1,272 @@
+"""Others at the same root: commands, copies, conversions, and a second manager."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from holdfast.checkpoint import CheckpointManager, Options, load
+from holdfast.cli.entry import main
+
+from .contents import CASTS, Pair, differs, items_of, reading_of
+from .operations import Broken, alike, attempted
+from .policies import HARMED_RECORD, Saved
+from .site import Raised, Site
+from .world import World
+
+WHOLE = 0
+NOTHING_THERE = 3
+DAMAGED = 4
+
+
+def command(*arguments: object) -> int:
+    """Runs a command; returns its exit code. Raises Broken for a traceback."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise Broken(f"{arguments}: {result.exception!r}") from result.exception
+    return result.exit_code
+
+
+def _is_damaged(saved: Saved) -> bool | None:
+    """Says whether a step cannot be read as a whole, None where it perhaps can."""
+    if saved.harmed:
+        return True
+    return None if saved.doubtful else False
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Reads every byte of every step."""
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        return [command("verify", site.url, "--all")]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for now in world.ended():
+            damaged = {_is_damaged(saved) for saved in now.steps.values()}
+            if not now.steps:
+                allowed = {NOTHING_THERE}
+            elif True in damaged:
+                allowed = {DAMAGED}
+            else:
+                allowed = {WHOLE, DAMAGED} if None in damaged else {WHOLE}
+            if found[0] in allowed:
+                yield now
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Deletes all steps but the last so many; nothing where there is damage."""
+
+    last: int
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        if not site.is_whole:
+            return [None]
+        code = command("prune", site.url, "--keep", f"last:{self.last}")
+        # The processes of a group know what they did; one alone looks.
+        site.each(lambda rank, manager: manager.reload())
+        return [code]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for now in world.ended():
+            if found[0] is None:
+                yield now
+            elif found[0] == (WHOLE if now.steps else NOTHING_THERE):
+                stay = sorted(now.steps)[-self.last :]
+                yield replace(now, steps={step: now.steps[step] for step in stay})
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Deletes what dead writers left: nothing that anybody would miss."""
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        return [command("sweep", site.url)]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if found[0] == WHOLE:
+            yield from world.ended()
+
+
+# --- Copies
+
+
+def _look_at(site: Site, root: Path, **words: Any) -> list[Any]:
+    """Returns the steps of another root, and its newest value, restored as it is."""
+
+    def look() -> list[Any]:
+        with CheckpointManager(root, **words) as manager:
+            steps = manager.all_steps()
+            items = dict.fromkeys(items_of(site.settings, 0, 0))
+            return [
+                steps,
+                manager.restore(items=items, types=(Pair,)) if steps else None,
+            ]
+
+    return [attempted(look)]
+
+
+def _is_copy(answer: Any, steps: dict[int, Saved], site: Site) -> bool:
+    if isinstance(answer, Raised):
+        return bool(steps) and _is_damaged(steps[max(steps)]) is not False
+    listed, newest = answer
+    if listed != sorted(steps):
+        return False
+    return not steps or not _difference(site, steps[max(steps)].number, newest)
+
+
+def _difference(site: Site, number: int, found: Any) -> str:
+    """Returns how items that were read without a `like` differ from what was saved."""
+    settings = replace(site.settings, read="nothing", per_process=False)
+    items = items_of(settings, number, 0)
+    expected = {}
+    for name in items:
+        # Files and iterators come back as what they are made of: read elsewhere in a life.
+        if name in ("tokenizer", "data"):
+            found = {**found, name: None}
+            expected[name] = None
+        else:
+            expected[name] = reading_of(settings, name, number, 0).expected
+    return differs(expected, found)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copies the root, by `holdfast cp` or as `cp -r` does, and opens the copy."""
+
+    by_shell: bool
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        if site.settings.per_process or (self.by_shell and not site.has_files):
+            return [None, None]
+        target = site.folder / "copy"
+        shutil.rmtree(target, ignore_errors=True)
+        if self.by_shell:
+            shutil.copytree(site.root, target, symlinks=True)
+            code = WHOLE
+        else:
+            code = command("cp", site.url, target)
+            if not target.exists():
+                return [code, [[], None]]
+        local = site.local(0) if self.by_shell else None
+        policy = {"save_policy": site.save_policy, "local": local}
+        return [code, *_look_at(site, target, **policy)]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        code, answer = found
+        for now in world.ended():
+            if code is None:
+                yield now
+                continue
+            damaged = {_is_damaged(saved) for saved in now.steps.values()}
+            if self.by_shell:
+                if _is_copy(answer, dict(now.steps), site):
+                    yield now
+            elif None in damaged or self._fits(now, code, answer, site):
+                yield now
+
+    def _fits(self, world: World, code: int, answer: Any, site: Site) -> bool:
+        whole = {step: saved for step, saved in world.steps.items() if not saved.harmed}
+        if not world.steps:
+            return code == NOTHING_THERE
+        expected = WHOLE if whole == world.steps else DAMAGED
+        # A record that is in another step's folder is refused before it is read.
+        is_alien = any(HARMED_RECORD in saved.harmed for saved in world.steps.values())
+        return (code == expected or is_alien) and _is_copy(answer, whole, site)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Writes a step into a root of its own, as holdfast lays it out or another."""
+
+    step: int
+    to: str
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        if site.settings.per_process:
+            return [None, None]
+        target = site.folder / "converted"
+        shutil.rmtree(target, ignore_errors=True)
+        words = ["--step", self.step, "--to", self.to]
+        code = command("convert", site.url, target, *words)
+        if code != WHOLE or self.to != "holdfast":
+            return [code, None]
+        items = dict.fromkeys(items_of(site.settings, 0, 0))
+        return [code, attempted(partial(load, target, items=items, types=(Pair,)))]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        code, answer = found
+        for now in world.ended():
+            saved = now.steps.get(self.step)
+            if code is None or self._fits(saved, code, answer, site):
+                yield now
+
+    def _fits(self, saved: Saved | None, code: int, answer: Any, site: Site) -> bool:
+        if saved is None:
+            return code == NOTHING_THERE
+        if saved.harmed:
+            return code == DAMAGED
+        if code != WHOLE:
+            # Other layouts have no place for some items.
+            return self.to != "holdfast" or _is_damaged(saved) is None
+        return self.to != "holdfast" or not _difference(site, saved.number, answer)
+
+
+# --- A second manager
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another manager, of another process, saves content `number` as a step, and goes."""
+
+    step: int
+    number: int
+    overwrite: bool = False
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        if site.settings.local is not None:
+            return [None]
+        options = Options(per_process=None, step_format=site.settings.step_format)
+
+        def save() -> bool:
+            with CheckpointManager(site.url, options=options) as manager:
+                manager.save(
+                    self.step,
+                    items=items_of(replace(site.settings, per_process=False), self.number, 0),
+                    metadata={"number": self.number},
+                    dtype=CASTS[site.settings.dtype],
+                    overwrite=self.overwrite,
+                )
+            return True
+
+        if site.settings.per_process:
+            return [None]
+        found = [attempted(save)]
+        site.each(lambda rank, manager: manager.reload())
+        return found
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        answer = alike(found)
+        now_s = site.clock.true_s
+        saved = Saved(self.number, now_s, clock=site.times_set, has_metrics=False)
+        for now in world.ended():
+            if answer is None:
+                yield now
+            elif self.step in now.steps and not self.overwrite:
+                if answer == "StepExists":
+                    yield now
+            elif answer is True:
+                yield replace(now, steps={**now.steps, self.step: saved})

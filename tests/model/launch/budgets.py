@@ -1,0 +1,87 @@
+"""Budgets, progress and back-offs."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.launch.supervisor.job import (
+    Launch,
+    Progressed,
+    Release,
+    State,
+)
+
+from .reading import CLOSE_S, Broken, actions, is_own
+from .trace import Step, Trace
+
+
+def budgets_hold(trace: Trace) -> Broken:
+    """No budget is exceeded."""
+    for step in trace.steps:
+        for setting, used in step.after.budget_used.items():
+            if used > getattr(step.after.policy, setting):
+                yield f"uses {setting} {used} times: {step}"
+
+
+def an_attempt_costs_once(trace: Trace) -> Broken:
+    """The end of an attempt takes one from one budget, and it takes it where another follows."""
+    for attempt in trace.attempts():
+        taken = 0
+        for step in attempt:
+            gained = sum(step.after.budget_used.values()) - sum(step.before.budget_used.values())
+            taken += max(0, gained)
+        last = attempt[-1].after
+        is_free = last.final or last.state is State.RESIZING
+        if taken > 1 or (taken == 0 and not is_free):
+            yield f"takes {taken} from the budgets in attempt {last.attempt}"
+
+
+def only_progress_refills(trace: Trace) -> Broken:
+    """A budget is given back by a step beyond all others alone: by a saved one, if any is."""
+    step_made = -1
+    saved = -1
+    for step in trace.steps:
+        event = step.event
+        better = False
+        if isinstance(event, Progressed) and is_own(step):
+            better = event.saved_step > saved
+            better |= max(saved, event.saved_step) < 0 and event.step > step_made
+            saved = max(saved, event.saved_step)
+            step_made = max(step_made, event.step)
+        if not better and _refills(step):
+            yield f"refills a budget: {step}"
+
+
+def _refills(step: Step) -> bool:
+    used = step.after.budget_used
+    return any(used.get(name, 0) < count for name, count in step.before.budget_used.items())
+
+
+def idle_attempts_end_the_job(trace: Trace) -> Broken:
+    """So many attempts in a row without progress, after a first step, are the last ones."""
+    idle = 0
+    for attempt in trace.attempts():
+        last = attempt[-1].after
+        ran = any(actions(step, Launch) for step in attempt)
+        idle = 0 if last.progressed else idle + ran
+        goes_on = not last.final and last.state is not State.RESIZING
+        limit = max(1, last.policy.attempts_without_progress)
+        if idle >= limit and last.step >= 0 and ran and goes_on:
+            yield f"goes on after {idle} attempts without progress: {attempt[-1]}"
+
+
+def back_offs_are_bounded(trace: Trace) -> Broken:
+    """The back-off doubles with each attempt that was charged, up to its cap, less its jitter."""
+    waits_until = -math.inf
+    for step in trace.steps:
+        job = step.after
+        policy = job.policy
+        if actions(step, Release) and not job.final and not step.is_new_attempt:
+            tries = max(0, sum(job.budget_used.values()) - 1)
+            longest = min(policy.backoff_cap_s, policy.backoff_s * 2.0**tries)
+            wait_s = (job.wake_at or 0.0) - step.now
+            if not longest * (1 - policy.backoff_jitter) - CLOSE_S <= wait_s <= longest + CLOSE_S:
+                yield f"waits for {wait_s:.2f} s, {longest:.2f} at most: {step}"
+            waits_until = step.now + longest * (1 - policy.backoff_jitter)
+        if step.is_new_attempt and step.now < waits_until - CLOSE_S:
+            yield f"asks for the next attempt before {waits_until:.2f}: {step}"

@@ -1,0 +1,55 @@
+"""What the rules read in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from holdfast.launch.supervisor.goodput import RUNS
+from holdfast.launch.supervisor.job import (
+    PREEMPTED,
+    Exited,
+    Job,
+    State,
+)
+from holdfast.multihost.group.group import SaveStage
+
+from .trace import Step
+
+Broken: TypeAlias = Iterator[str]
+LEFT = (0, PREEMPTED)
+GOES = (State.PREEMPTING, State.RESIZING)
+CLOSE_S = 1e-6
+
+
+def is_failure(step: Step) -> bool:
+    """Whether a process has ended that did not leave as it was to."""
+    event = step.event
+    return is_own(step) and isinstance(event, Exited) and event.code not in LEFT
+
+
+def is_own(step: Step) -> bool:
+    """Whether the event is no late one of an attempt before, and the job takes events."""
+    attempt = getattr(step.event, "attempt", step.before.attempt)
+    return attempt == step.before.attempt and not step.before.final
+
+
+def actions(step: Step, *kinds: type) -> list[Any]:
+    """Returns the actions of these kinds."""
+    return [action for action in step.decision.actions if isinstance(action, kinds)]
+
+
+def told(*times: float | None) -> list[float]:
+    """Returns the times that were told, without those that were not."""
+    return [at for at in times if at is not None]
+
+
+def begins_to_end(step: Step) -> bool:
+    """Whether what is left of an attempt is being ended from here on."""
+    return step.before.state in RUNS and step.after.state is State.RESTARTING
+
+
+def is_settled(job: Job) -> bool:
+    """Whether a process has said how the last save ended."""
+    latest = max((each.save for each in job.saves.values()), default=-1)
+    return (latest, SaveStage.SETTLED) in job.saves.values()

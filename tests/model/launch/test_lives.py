@@ -1,0 +1,51 @@
+"""No life of a job breaks a rule of the launcher, whatever meets in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.launch.supervisor.job import State
+
+from .found import FOUND
+from .lives import divergence_of, life_of, shortest, trace_of
+
+FAST = 300
+
+
+def check(seeds: range) -> None:
+    """Asserts that the lives of these seeds break no rule."""
+    for seed in seeds:
+        divergence = divergence_of(life_of(seed))
+        assert divergence is None, f"seed {seed}: {shortest(divergence)}"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_life_that_once_broke_a_rule_breaks_none(name: str) -> None:
+    """Each is the shortest that showed a defect."""
+    divergence = divergence_of(FOUND[name])
+    assert divergence is None, str(divergence)
+
+
+def test_a_share_of_lives_breaks_no_rule() -> None:
+    """The first ones; the slow tests take the others."""
+    check(range(FAST))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("thousand", range(10))
+def test_many_lives_break_no_rule(thousand: int) -> None:
+    """With policies, programs and happenings by chance."""
+    check(range(1000 * thousand, 1000 * (thousand + 1)))
+
+
+def test_lives_come_everywhere() -> None:
+    """They pass each state, and end with each exit code that is documented."""
+    states: set[State] = set()
+    codes: set[int] = set()
+    for seed in range(FAST):
+        trace = trace_of(life_of(seed))
+        states |= {step.after.state for step in trace.steps}
+        codes.add(trace.last.exit_code)
+    assert states == set(State) - {State.INITIALIZING}
+    assert codes >= {0, 1, 75, 93, 124, 137}
