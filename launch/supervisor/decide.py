@@ -193,7 +193,8 @@ def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
     if event.final:
         return _end_job(job, _error(job, StartupFailed, event.why), event.why, Kill())
     message = f"attempt {job.attempt} could not start: {event.why}"
-    return _end_attempt(job, _error(job, StartupFailed, message), now)
+    kind = Preempted if event.preempted else StartupFailed
+    return _end_attempt(job, _error(job, kind, message), now)
 
 
 # --- Running

@@ -113,8 +113,9 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
             if not isinstance(action, Reserve | Launch):
                 raise
             final = isinstance(error, StartupFailed)
-            why = str(error) if final else f"{type(error).__name__}: {error}"
-            return [StartFailed(decision.job.attempt, why, final)]
+            why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+            preempted = isinstance(error, Preempted)
+            return [StartFailed(decision.job.attempt, why, final, preempted)]
     return []
 
 

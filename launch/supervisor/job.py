@@ -172,6 +172,7 @@ class StartFailed:
     attempt: int
     why: str
     final: bool = False  # the next attempt would fail alike
+    preempted: bool = False  # a machine of the attempt was taken away before it stood
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import JobFolder
-from holdfast.multihost import ProcessSpec
+from holdfast.multihost import Preempted, ProcessSpec
 
 from ...supervisor.engine import JobResult
 from ...supervisor.job import (
@@ -166,11 +166,16 @@ class Gang:
                 actor = _actor_in(self.group, rank, resources, WorkerActor)
                 self.actors[rank] = actor.remote()
 
+    def lost_machines(self) -> list[str]:
+        """Returns the names of the machines that have gone, or are draining."""
+        healthy = {node.node_id for node in cluster_nodes() if not node.draining}
+        lost = {_name(node) for node in self.placement.nodes if node.node_id not in healthy}
+        return sorted(lost)
+
     def stands(self) -> bool:
         """Returns whether every machine and every actor is still there. Blocks up to 10 s."""
         ray = load_ray()
-        healthy = {node.node_id for node in cluster_nodes() if not node.draining}
-        if not healthy.issuperset(self.node_ids):
+        if self.lost_machines():
             return False
         try:
             ray.get([actor.pid.remote() for actor in self.actors.values()], timeout=_READY_S)
@@ -232,8 +237,7 @@ class RayEngine(BaseEngine):
             self._gang.actors[rank].kill.remote()
 
     def _launch(self, attempt: int, num_processes: int) -> None:
-        ray = load_ray()
-        timeout_s = self._spec.restart.startup_timeout_s
+        deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         self._coordinator = _actor_near(CoordinatorActor).remote(
             self._job_id,
             attempt,
@@ -243,20 +247,44 @@ class RayEngine(BaseEngine):
         )
         self._gang.start_actors(self._spec.resources)
         actors = self._gang.actors
-        address, secrets = ray.get(self._coordinator.endpoint.remote(), timeout=timeout_s)
-        ray.get([actor.pid.remote() for actor in actors.values()], timeout=timeout_s)
+        [(address, secrets)] = self._answers([self._coordinator.endpoint.remote()], deadline)
+        self._answers([actor.pid.remote() for actor in actors.values()], deadline)
         self._open_watch(address, attempt, self._credentials(secrets))
-        specs = self._process_specs(attempt, address, self._start_relays(address, secrets))
+        relays = self._start_relays(address, secrets, deadline)
+        specs = self._process_specs(attempt, address, relays)
         started = [
             actor.start.remote(self._command, self._call, specs[rank], self._spec.env)
             for rank, actor in actors.items()
         ]
-        for rank, lines in enumerate(ray.get(started, timeout=timeout_s)):
+        for rank, lines in enumerate(self._answers(started, deadline)):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
         self._outcomes = dict.fromkeys(actors)
         for rank in actors:
             self._request_update(rank)
+
+    def _answers(self, refs: Sequence[Any], deadline: float) -> list[Any]:
+        """Returns what the actors of an attempt that starts answer, in order.
+
+        Ray keeps an actor waiting whose machine has gone. Raises Preempted for it.
+        """
+        ray = load_ray()
+        missing = list(refs)
+        while missing:
+            answered, missing = ray.wait(missing, num_returns=len(missing), timeout=_POLL_S)
+            ray.get(answered)  # a failed one is an error before the others have answered
+            if not missing:
+                break
+            if lost := self._gang.lost_machines():
+                raise Preempted(f"{', '.join(lost)} went while the attempt started")
+            if time.monotonic() > deadline:
+                limit_s = self._spec.restart.startup_timeout_s
+                raise TimeoutError(
+                    f"{len(missing)} of {len(refs)} actors did not answer within"
+                    f" startup_timeout_s={limit_s:g}"
+                )
+        answers: list[Any] = ray.get(list(refs))
+        return answers
 
     def _credentials(self, secrets: JobSecrets | None) -> Credentials | None:
         if secrets is None:
@@ -264,7 +292,9 @@ class RayEngine(BaseEngine):
         self._folder = JobFolder.create()
         return credentials_in(self._folder, secrets)
 
-    def _start_relays(self, address: str, secrets: JobSecrets | None) -> dict[str, tuple[str, str]]:
+    def _start_relays(
+        self, address: str, secrets: JobSecrets | None, deadline: float
+    ) -> dict[str, tuple[str, str]]:
         """Starts a relay on each machine, in the actor of its first process.
 
         Returns, by machine, the relay's address and the machine's own. Without secrets there are no
@@ -279,8 +309,7 @@ class RayEngine(BaseEngine):
             self._gang.actors[on_node[0]].start_relay.remote(address, secrets, on_node)
             for on_node in ranks.values()
         ]
-        started = load_ray().get(starting, timeout=self._spec.restart.startup_timeout_s)
-        return dict(zip(ranks, started, strict=True))
+        return dict(zip(ranks, self._answers(starting, deadline), strict=True))
 
     def _process_specs(
         self, attempt: int, address: str, relays: Mapping[str, tuple[str, str]]
@@ -416,8 +445,7 @@ class RayEngine(BaseEngine):
             node = nodes.get(node_id)
             if node is not None and node.draining and node_id not in self._noticed:
                 self._noticed.add(node_id)
-                source = f"Ray drains {node.address} ({node_id[:8]})"
-                notices.append(Noticed(source, _deadline(node)))
+                notices.append(Noticed(f"Ray drains {_name(node)}", _deadline(node)))
         return notices
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:
@@ -527,6 +555,11 @@ def _unpickled(outcome: bytes | None) -> tuple[str, Any]:
         what = f"what the call left cannot be read here: {type(error).__name__}: {error}"
         return "error", TypeError(what)
     return kind, value
+
+
+def _name(node: Node) -> str:
+    """Returns what tells a machine from others in a message."""
+    return f"{node.address} ({node.node_id[:8]})"
 
 
 def _with(node: Node, resources: Mapping[str, float], count: int) -> Node:

@@ -523,6 +523,16 @@ def test_a_failed_start_is_tried_again_later() -> None:
     assert run.reason == "attempt 4 could not start: port taken; max_startup_failures=3 is used up"
 
 
+def test_a_machine_taken_while_starting_spends_the_budget_of_preemptions() -> None:
+    """ERR-3: the machines went, the start itself did not fail."""
+    run = Run(RestartPolicy(max_startup_failures=0, max_preemptions=1)).handle(Start())
+    run.handle(StartFailed(1, "a machine went", preempted=True))
+    assert run.job.state is State.RESCHEDULING
+    run.wake()
+    run.handle(StartFailed(2, "a machine went", preempted=True))
+    assert isinstance(run.job.error, Preempted)
+
+
 def test_back_off_is_capped_and_jittered() -> None:
     """Never above the cap, never below (1 - jitter) of it; two jobs do not wait alike."""
     policy = RestartPolicy(backoff_s=1, backoff_cap_s=60, backoff_jitter=0.25)
@@ -627,6 +637,7 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         Reserved(attempt, lots.randint(1, 5)),
         Reserved(attempt, 4),
         StartFailed(attempt, "lots"),
+        StartFailed(attempt, "lots", preempted=True),
         Waiting(attempt, "no room"),
         Exited(attempt, process, lots.choice([0, 0, 0, 75, 75, 1, -9, 93, 124])),
         Exited(attempt, process, lots.choice([0, 75, 1])),

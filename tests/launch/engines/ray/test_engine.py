@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,30 @@ def test_a_drain_shrinks_and_the_nodes_return(fleet: Fleet, tmp_path: Path) -> N
     for (_, _, last), (_, first, _) in itertools.pairwise(attempts):
         assert first == last + 1, "every step that was run was saved before the processes left"
     assert result.job.error is None
+
+
+def test_a_drain_while_an_attempt_starts_ends_that_attempt(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is reserved and goes before its actor stands is waited for no longer: the next
+    attempt begins without it, as after any preemption.
+    """
+    going = fleet.nodes[-1]
+    start_actors = engine.Gang.start_actors
+
+    def drain_then_start(gang: engine.Gang, resources: Mapping[str, float]) -> None:
+        if fleet.healthy(going):
+            fleet.drain(going, 600)
+            fleet.wait_until(lambda: not fleet.healthy(going))
+        start_actors(gang, resources)
+
+    monkeypatch.setattr(engine.Gang, "start_actors", drain_then_start)
+    restart = replace(POLICY, max_startup_failures=0, startup_timeout_s=600)
+    result = engine.run(train, spec(min_processes=3, restart=restart), args=(str(tmp_path), 20))
+    assert result.outcome == "done", result.job.reasons
+    assert result.job.attempts == 2
+    assert f"({going.node_id[:8]}) went while the attempt started" in "\n".join(result.job.reasons)
+    assert [count for count, _, _ in Log(tmp_path).attempts()] == [3]
 
 
 def test_leaving_early_after_a_notice_is_not_done(fleet: Fleet, tmp_path: Path) -> None:
