@@ -39,7 +39,9 @@ CLASSES = [golden.Net, golden.Pair]
 
 def _files() -> dict[str, tuple[bytes, int]]:
     places = [
-        path for name in ("root", "oneshot", "two") for path in sorted((GOLDEN / name).rglob("*"))
+        path
+        for name in ("root", "oneshot", "two", "incremental")
+        for path in sorted((GOLDEN / name).rglob("*"))
     ]
     return {
         str(path): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
@@ -185,7 +187,22 @@ def test_what_each_process_kept_comes_back(index: int) -> None:
         assert manager.metadata(1) == golden.METADATA and manager.metrics(1) == {"loss": 0.25}
 
 
-@pytest.mark.parametrize("name", ["root/1", "root/20", "root", "oneshot", "two"])
+@pytest.mark.parametrize("step", golden.INCREMENTAL_STEPS)
+def test_incremental_steps_come_back(step: int) -> None:
+    """A step that had linked the files of another is whole by itself, wherever it was copied."""
+    with _manager("incremental") as manager:
+        assert manager.all_steps() == list(golden.INCREMENTAL_STEPS)
+        _same(manager.restore(step), golden.changing(step))
+    first, later = (
+        {path.read_bytes() for path in (GOLDEN / "incremental" / str(number) / "state").iterdir()}
+        for number in golden.INCREMENTAL_STEPS[:2]
+    )
+    assert first < later
+
+
+@pytest.mark.parametrize(
+    "name", ["root/1", "root/20", "root", "oneshot", "two", "incremental/1", "incremental/3"]
+)
 def test_verify_finds_no_fault(name: str) -> None:
     """Every byte is read and agrees with its sums."""
     verify(GOLDEN / name)

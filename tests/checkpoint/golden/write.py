@@ -1,5 +1,5 @@
-"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot` and `two` there.
-What is committed stays as it is.
+"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot`, `incremental`
+and `two` there. What is committed stays as it is.
 
 Every value is a pure function of its name and step, so a reader makes it again and compares bit by
 bit.
@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from holdfast.checkpoint import CheckpointManager, Json, Options, save
 
 STEPS = (1, 20)
+INCREMENTAL_STEPS = (1, 2, 3)
 METADATA = {
     "run": "golden",
     "seeds": [1, 2, 3],
@@ -262,6 +263,23 @@ def write_alone(folder: Path) -> None:
     save(folder / "oneshot", placed(oneshot(), on_mesh), item="params", step=5, metadata=METADATA)
 
 
+def changing(step: int) -> dict[str, Any]:
+    """Returns the state of a step of `incremental`: most of it is the same in every step."""
+    return {
+        "base": numbers("base", "float32", (64, 64)),
+        "frozen": numbers("frozen", "bfloat16", (512,)),
+        "adapter": numbers(f"{step}/adapter", "float32", (7,)),
+        "step": step,
+    }
+
+
+def write_incremental(folder: Path) -> None:
+    """Writes `incremental`: its later steps link the file of the first."""
+    with CheckpointManager(folder / "incremental", options=Options(incremental=True)) as manager:
+        for step in INCREMENTAL_STEPS:
+            manager.save(step, changing(step)).wait()
+
+
 def write_together(folder: Path, index: int, port: str) -> None:
     """Writes `two`, as one of two processes with 4 devices each."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -282,7 +300,11 @@ def main(folder: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    jobs = [[(8, "alone")], [(4, "together", "0", port), (4, "together", "1", port)]]
+    jobs = [
+        [(8, "alone")],
+        [(1, "incremental")],
+        [(4, "together", "0", port), (4, "together", "1", port)],
+    ]
     for job in jobs:
         started = [
             subprocess.Popen(
@@ -304,6 +326,8 @@ if __name__ == "__main__":
     match sys.argv[2:]:
         case ["alone"]:
             write_alone(Path(sys.argv[1]))
+        case ["incremental"]:
+            write_incremental(Path(sys.argv[1]))
         case ["together", index, port]:
             write_together(Path(sys.argv[1]), int(index), port)
         case _:
