@@ -1,0 +1,185 @@
+"""Writes the pages that are made from the code: the commands' help, and the public names by topic.
+
+Run as `python scripts/write_reference.py` after a change of a command or of a public name;
+`tests/test_reference.py` says when that is due. A name without a topic fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.entry import main as commands
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 100  # columns of a command's help
+NOTE = "<!-- Made by scripts/write_reference.py: change it there. -->\n\n"
+
+# The topics of each room, and the names of each in the order of the page.
+TOPICS: dict[str, dict[str, str]] = {
+    "checkpoint": {
+        "Managers": "CheckpointManager Options Local SaveHandle Progress ProgressBar SAVED Swept",
+        "One checkpoint, no manager": "save load load_async structure verify VerifyReport sweep",
+        "When to save": "SavePolicy EveryNSteps EveryNSeconds AtSteps FirstSave OnPreemption AnyOf",
+        "What to keep": (
+            "KeepPolicy KeepLast KeepEvery KeepEverySeconds KeepLatestFor KeepClosestTo KeepBest"
+            " KeepAll KeepAnyOf PolicyContext StepFacts"
+        ),
+        "What a step holds": "Json Files Node Structure ItemStructure register_leaf_type",
+        "Watching a root": "iterate_steps wait_for_new_step",
+        "Stores": "Storage register_storage",
+        "Errors": (
+            "CheckpointError CommitUnknown Corrupt HostileCheckpoint SaveCancelled SaveFailed"
+            " StepExists StepGone StepNotFound TreeMismatch UnsupportedLeaf"
+        ),
+    },
+    "multihost": {
+        "Starting and leaving": "initialize shutdown is_initialized ProcessSpec RayTrain",
+        "Who is who": (
+            "process_index process_count is_primary_host slice_count current_spec current_client"
+            " process_index_from_device unique_processes_from_devices"
+            " use_experimental_distributed_process_id runtime_to_distributed_ids"
+            " runtime_to_distributed_process_id distributed_to_device_ids"
+            " initialize_runtime_to_distributed_ids initialize_distributed_to_device_ids"
+            " is_runtime_to_distributed_ids_initialized is_distributed_to_device_ids_initialized"
+        ),
+        "Groups": "Group ClusterGroup Solo default_group",
+        "Barriers and values": (
+            "sync_global_processes broadcast_one_to_all global_max BarrierSyncFn"
+            " get_barrier_sync_fn unique_barrier_key should_skip_process_sync coordination_timeout"
+        ),
+        "Preemption": (
+            "reached_preemption preemption_notice preempted_processes notify_preemption"
+            " add_preemption_source agree_on_step SyncPoint Notice Source Polled Signals"
+            " WatchedFile GceMetadata SlurmEnd"
+        ),
+        "Who is alive": (
+            "health Health HealthListener ProcessHealth live_processes live_devices watchdog"
+            " Watchdog"
+        ),
+        "Replicas": (
+            "replica_count replica_devices local_replica_devices process_replica_id in_replica"
+            " primary_process_in_replica broadcast_one_replica_to_all get_available_memory"
+            " get_device_memory get_leaf_memory_per_device tree_memory_per_device"
+        ),
+        "Other runtimes": (
+            "get_jax_distributed_client is_jax_distributed_client_initialized is_pathways_backend"
+            " is_native_pathways_backend is_proxy_pathways_backend is_pathways_controller"
+            " is_pathways_colocated_runtime_active mark_pathways_colocated_runtime_active"
+        ),
+        "Errors": (
+            "JobError StartupFailed StartupTimeout Preempted WorkerFailed Hang Fatal HANG_EXIT_CODE"
+        ),
+    },
+    "coordination": {
+        "The service": "CoordinationService ServiceTimeouts Relay",
+        "Clients": "CoordinationClient StatusClient ProcessInfo",
+        "Settings": "Endpoint JobIdentity Timeouts Credentials",
+        "Errors": (
+            "HoldfastError CoordinationError BarrierTimeout CoordinatorLost Fenced ProcessLost"
+        ),
+    },
+    "launch": {
+        "Starting a job": "run_local run_slurm run_task ray",
+        "Settings": "RunSettings RestartPolicy StandbySettings MetricsSettings TaskSettings",
+        "Kubernetes": "KubernetesJob render_kubernetes",
+        "How it ended": "JobResult DONE PREEMPTED HANG DO_NOT_RESTART",
+        "Watching": "LiveView",
+        "Errors": "JobError StartupFailed StartupTimeout WorkerFailed Preempted Hang Fatal",
+    },
+    "web": {"Pages": "serve_page write_report"},
+    "testing": {"Contracts": "StorageContract"},
+    "cli": {"The command": "main"},
+    "compat": {"Orbax": "orbax"},
+}
+ELSEWHERE = {"compat": "compat-orbax.md"}  # modules among the names, and their pages
+# The pages of names that stand for Orbax's: what programs import, and the module with `__all__`.
+COMPAT = {
+    "compat-orbax": ("holdfast.compat.orbax", "holdfast.compat.orbax.face"),
+    "compat-orbax-v1": ("holdfast.compat.orbax.v1", "holdfast.compat.orbax.v1"),
+}
+BEGIN = "<!-- Made by scripts/write_reference.py: begin -->\n"
+END = "<!-- Made by scripts/write_reference.py: end -->\n"
+
+
+def room_page(room: str) -> str:
+    """Returns the page of a room; raises ValueError where topics and `__all__` differ."""
+    module = importlib.import_module(f"holdfast.{room}")
+    topics = {topic: names.split() for topic, names in TOPICS[room].items()}
+    listed = {name for names in topics.values() for name in names}
+    if listed != set(module.__all__):
+        raise ValueError(f"{room}: TOPICS and __all__ differ in {listed ^ set(module.__all__)}")
+    texts = [NOTE, f"# holdfast.{room}\n\n{first_line(module)}\n"]
+    for topic, names in topics.items():
+        texts.append(f"\n## {topic}\n")
+        for name in names:
+            value = None if room in ELSEWHERE else getattr(module, name)
+            texts.append(entry(f"holdfast.{room}.{name}", value, room))
+    return "".join(texts)
+
+
+def entry(path: str, value: Any, room: str) -> str:
+    """Returns the entry of one name."""
+    if room in ELSEWHERE:
+        return f"\n- [{path}]({ELSEWHERE[room]})\n- [{path}.v1](compat-orbax-v1.md)\n"
+    if not hasattr(value, "__module__") and not callable(value):
+        return f"\n### {path.rpartition('.')[2]}\n\n`{path} = {value!r}`\n"
+    return f"\n::: {path}\n"
+
+
+def first_line(module: Any) -> str:
+    """Returns the first paragraph of a module's docstring, in one line."""
+    return " ".join(str(module.__doc__).split("\n\n")[0].split())
+
+
+def compat_page(path: str, module_name: str) -> str:
+    """Returns a page of names that stand for Orbax's."""
+    importlib.import_module("holdfast.compat.orbax.face")
+    module = importlib.import_module(module_name)
+    shown = importlib.import_module(path)
+    texts = [NOTE, f"# {path}\n\n{first_line(shown)}\n\n[From Orbax](../from-orbax.md) says what"]
+    texts.append(" differs.\n\n| name | is |\n|---|---|\n")
+    for name in sorted(module.__all__):
+        value = getattr(module, name)
+        kind = "class" if isinstance(value, type) else type(value).__name__
+        texts.append(f"| `{name}` | {kind} |\n")
+    return "".join(texts)
+
+
+def commands_text() -> str:
+    """Returns the help of every command, as it is printed."""
+    texts = []
+    context = click.Context(commands, info_name="holdfast", terminal_width=WIDTH)
+    for name in commands.list_commands(context):
+        command = commands.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, parent=context, info_name=name, terminal_width=WIDTH)
+        texts.append(f"\n### holdfast {name}\n\n```text\n{command.get_help(inner)}\n```\n")
+    return "".join(texts)
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page that is made, by its name below docs/."""
+    before, begin, rest = (ROOT / "docs" / "cli.md").read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    made = {"cli.md": f"{before}{begin}{commands_text()}{end}{after}"}
+    made |= {f"api/{room}.md": room_page(room) for room in TOPICS}
+    made |= {f"api/{name}.md": compat_page(*paths) for name, paths in COMPAT.items()}
+    return {
+        name: "\n".join(row.rstrip() for row in text.split("\n")) for name, text in made.items()
+    }
+
+
+def main(folder: Path) -> None:
+    for name, text in pages().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs")
