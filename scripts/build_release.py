@@ -21,6 +21,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RELATIVE_IMAGE = re.compile(r"(!\[[^\]]*\]\()(?!https?://)")
 RELATIVE_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)")
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WORKER = "import os; print('process', os.environ['HOLDFAST_PROCESS_ID'])"
@@ -28,6 +29,7 @@ WORKER = "import os; print('process', os.environ['HOLDFAST_PROCESS_ID'])"
 
 def absolute_links(text: str, repository: str, revision: str) -> str:
     """Returns Markdown whose relative links lead to files of the repository at a revision."""
+    text = RELATIVE_IMAGE.sub(rf"\1{repository}/raw/{revision}/", text)
     return RELATIVE_LINK.sub(rf"]({repository}/blob/{revision}/\1)", text)
 
 

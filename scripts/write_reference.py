@@ -102,6 +102,23 @@ COMPAT = {
     "compat-orbax": ("holdfast.compat.orbax", "holdfast.compat.orbax.face"),
     "compat-orbax-v1": ("holdfast.compat.orbax.v1", "holdfast.compat.orbax.v1"),
 }
+# The switch: True once the package index has holdfast-jax. README says then how to get it there.
+PUBLISHED = False
+FROM_THE_INDEX = """```
+pip install holdfast-jax
+```
+
+On the index the package is called `holdfast-jax`; programs import `holdfast`.
+"""
+FROM_THE_REPOSITORY = """In a checkout of this repository:
+
+```
+pip install .
+```
+
+A wheel that `make release` has built does as well: `pip install dist/holdfast_jax-*.whl`. The
+package is not on the index yet. It will be called `holdfast-jax` there; programs import `holdfast`.
+"""
 BEGIN = "<!-- Made by scripts/write_reference.py: begin -->\n"
 END = "<!-- Made by scripts/write_reference.py: end -->\n"
 
@@ -162,13 +179,21 @@ def commands_text() -> str:
     return "".join(texts)
 
 
-def pages() -> dict[str, str]:
-    """Returns the text of each page that is made, by its name below docs/."""
-    before, begin, rest = (ROOT / "docs" / "cli.md").read_text().partition(BEGIN)
+def filled(name: str, text: str) -> str:
+    """Returns a page with `text` between the two comments in it."""
+    before, begin, rest = (ROOT / name).read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
-    made = {"cli.md": f"{before}{begin}{commands_text()}{end}{after}"}
-    made |= {f"api/{room}.md": room_page(room) for room in TOPICS}
-    made |= {f"api/{name}.md": compat_page(*paths) for name, paths in COMPAT.items()}
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page that is made, by its name."""
+    made = {
+        "docs/cli.md": filled("docs/cli.md", commands_text()),
+        "README.md": filled("README.md", FROM_THE_INDEX if PUBLISHED else FROM_THE_REPOSITORY),
+    }
+    made |= {f"docs/api/{room}.md": room_page(room) for room in TOPICS}
+    made |= {f"docs/api/{name}.md": compat_page(*paths) for name, paths in COMPAT.items()}
     return {
         name: "\n".join(row.rstrip() for row in text.split("\n")) for name, text in made.items()
     }
@@ -182,4 +207,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs")
+    main(Path(sys.argv[1]) if sys.argv[1:] else ROOT)
