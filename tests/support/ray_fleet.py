@@ -111,7 +111,7 @@ class Fleet:
         return any(not seen.draining for seen in cluster_nodes() if seen.node_id == node.node_id)
 
     @staticmethod
-    def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+    def wait_until(holds: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline
