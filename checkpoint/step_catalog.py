@@ -164,7 +164,7 @@ class StepCatalog:
         # local steps of a durable one stay: the newest of all is not deleted.
         local = self.tier.steps()
         if step in local or step == max([*index.steps(), *local], default=step):
-            self.tier.roll_back(step, lambda: self.state.lineage.deleting_newest(step))
+            self.tier.roll_back(step, lambda: self._begin_below(step))
         if not is_durable:
             return
         timeout_s = self.root.options.save_timeout_s
@@ -179,6 +179,10 @@ class StepCatalog:
             index.remove([step])
         self.state.reporter.report()
         self.state.worker.wait(timeout_s)
+
+    def _begin_below(self, step: int) -> None:
+        with naming_path(self.root.where):
+            self.state.lineage.deleting_newest(step)
 
     def _remove(self, step: int) -> None:
         """Deletes a step of the store, at the primary. Raises CheckpointError where it stays."""

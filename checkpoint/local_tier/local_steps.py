@@ -178,6 +178,11 @@ class LocalSteps:
         with self._lock:
             self._passed_over.add(key)
 
+    def replace(self, step: int) -> None:
+        """Lets no local save of a step come back: the store has another of that number by now."""
+        with self._lock:
+            self._passed_over.update(found.key for found in self._found if found.key.step == step)
+
     def leave(self, branch: BranchStart) -> None:
         """Knows no local step any more that a branch has left."""
         with self._lock:

@@ -45,7 +45,7 @@ class NoTier:
         """Calls `begin`: without local steps no other process has to wait for it."""
         begin()
 
-    def leave(self, branch: BranchStart) -> None:
+    def leave(self, branch: BranchStart, step: int) -> None:
         """Forgets nothing."""
 
     def pass_over(self, key: LocalKey) -> NoReturn:

@@ -168,9 +168,12 @@ class LocalTier:
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 
-    def leave(self, branch: BranchStart) -> None:
-        """Lists no local step any more that a branch has left; on the thread of a durable save."""
+    def leave(self, branch: BranchStart, step: int) -> None:
+        """Lists no local step any more that the branch of a durable save has left, and none that
+        it has replaced; on the thread of that save.
+        """
         self._steps.leave(branch)
+        self._steps.replace(step)
 
     # --- saving
 

@@ -239,7 +239,7 @@ class SnapshotWork:
 class RootState:
     """What one process knows of a root that it has open, and its worker there.
 
-    `leave` takes the branch of each step that is saved: see `LocalTier.leave`.
+    `leave` takes the branch and the number of each step that is saved: see `LocalTier.leave`.
     """
 
     index: StepIndex
@@ -247,7 +247,7 @@ class RootState:
     worker: BackgroundWorker
     lineage: Lineage | NoLineage
     reporter: RootReporter | NoReporter
-    leave: Callable[[BranchStart], None] = lambda branch: None
+    leave: Callable[[BranchStart, int], None] = lambda branch, step: None
     history: SaveHistory | None = None  # of incremental saves
 
 
@@ -267,6 +267,7 @@ class _StepWork(SnapshotWork):
         return None if branch is None else branch.start
 
     def steps_crc(self) -> int:
+        self._state.index.take_late()
         return self._state.index.crc()
 
     def superfluous(self, *, list_steps: bool) -> Superfluous:
@@ -365,12 +366,11 @@ class StepSaver:
             )
 
     def _look_again(self, request: SaveRequest) -> None:
-        """Knows the step, at the primary, if its record is there after all.
-
-        The others learn it with the next save.
+        """Knows the step, at the primary, if its record is there after all. In a group all know it
+        with the next save.
         """
         if has_record(self.root.storage, request.folder):
-            self.state.index.add(request.facts)
+            self.state.index.add_late(request.facts)
 
     def _note_step(self, request: SaveRequest, result: SaveResult) -> None:
         """Brings statistics, index and claim up to date after a commit."""
@@ -383,7 +383,7 @@ class StepSaver:
         index.add(request.facts)
         index.remove(result.superfluous)
         if result.branch is not None:
-            self.state.leave(result.branch)
+            self.state.leave(result.branch, request.step)
         if self.root.group.index:
             return
         try:

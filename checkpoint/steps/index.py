@@ -59,6 +59,7 @@ class StepIndex:
         self._deletes = deletes
         # None: the record was not read yet
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
+        self._late: dict[int, StepFacts] = {}
         self._passed_over: set[int] = set()
         self._held = 0
         self._lock = threading.Lock()
@@ -91,6 +92,23 @@ class StepIndex:
             self._facts[committed.step] = committed
             self._passed_over.discard(committed.step)
 
+    def add_late(self, committed: StepFacts) -> None:
+        """Adds a step that the primary alone has found committed: in a group with the next save,
+        which tells the others. Until then all know the same steps.
+        """
+        if self._is_alone:
+            self.add(committed)
+            return
+        with self._lock:
+            self._late[committed.step] = committed
+
+    def take_late(self) -> None:
+        """Knows the steps that were added late."""
+        with self._lock:
+            late = self._late
+            self._late = {}
+            self._facts = late | self._facts
+
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""
         with self._lock:
@@ -108,6 +126,7 @@ class StepIndex:
     def adopt(self, steps: Iterable[int]) -> None:
         """Knows these steps from now on, and no others: the primary's list."""
         with self._lock:
+            self._late = {}
             self._facts = {step: self._facts.get(step) for step in steps}
 
     def superfluous(self, new: StepFacts) -> list[int]:

@@ -115,6 +115,8 @@ class CopyStep:
             return [False]
         site.is_whole = False
         shutil.copytree(source, target, symlinks=True)
+        # The processes of a group know what they did; one alone looks.
+        site.each(lambda rank, manager: manager.reload())
         return [True]
 
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:

@@ -91,6 +91,9 @@ class Faulty:
                 yield world
                 if self.inner.step in world.all_steps:
                     yield from world.without(self.inner.step)
+            case Delete() if self.inner.step not in world.all_steps and alike(answers) is None:
+                # What cannot be looked at may be there, and is deleted.
+                yield world
             case Restore():
                 yield from self._restore_judged(self.inner, world, site, answers)
             case List() | Look() if failed:
@@ -107,6 +110,8 @@ class Faulty:
         begun = Begun(inner.step, saved, is_local=False)
         after = world.started(inner.step, site.clock.true_s)
         if not failed and answers[0]:
+            if inner.is_due(world, site, is_local=True) is not False:
+                yield from world.committed(replace(begun, is_local=True))
             if world.refuses(inner.step, overwrite=inner.overwrite):
                 return
             yield from after.committed(begun, keeps_all=True)
@@ -116,12 +121,17 @@ class Faulty:
             return
         if any(answer.kind == "StepExists" for answer in failed):
             yield from inner.judge(world, site, answers)
+            # Of a step that cannot be looked at, nothing says that it may be written.
+            yield world
             return
         sure = world.branched().sure
         for known in (world, after):
             yield replace(known, sure=sure)
         if any(answer.kind == "CommitUnknown" for answer in failed):
-            yield from after.committed(begun, keeps_all=True)
+            for there in after.committed(begun, keeps_all=True):
+                # In a group all learn of it with the next save.
+                is_known = site.settings.processes == 1
+                yield there if is_known else replace(there, unlisted=frozenset({inner.step}))
 
     def _restore_judged(
         self, inner: Restore, world: World, site: Site, answers: list[Any]

@@ -106,7 +106,11 @@ def _harm(rng: random.Random) -> Operation:
 
 def _litter(rng: random.Random) -> Operation:
     name = rng.choice(["notes.txt", "state/notes.txt", "state/00000-00000-0badf00d.safetensors"])
-    return Litter(rng.choice([None, rng.randrange(STEPS)]), name)
+    step = rng.choice([None, rng.randrange(STEPS)])
+    if step is None and name.endswith("safetensors"):
+        # In a root this is what a one-shot save has left: a sweep's.
+        name = "state/notes.txt"
+    return Litter(step, name)
 
 
 def _faulty(rng: random.Random) -> Operation:

@@ -88,13 +88,13 @@ class Save:
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
         answer = alike(found)
         for is_local in (False, True):
-            is_due = self._is_due(world, site, is_local=is_local)
+            is_due = self.is_due(world, site, is_local=is_local)
             if answer is False:
                 continue
             if is_due is not False:
                 yield from self._saved(world, site, answer, is_local=is_local)
         if answer is False and all(
-            self._is_due(world, site, is_local=is_local) is not True for is_local in (False, True)
+            self.is_due(world, site, is_local=is_local) is not True for is_local in (False, True)
         ):
             yield world
 
@@ -102,7 +102,7 @@ class Save:
         # A save on the hosts may be under way while durable ones begin: of two the model has none.
         return self.waits or site.settings.local is not None
 
-    def _is_due(self, world: World, site: Site, *, is_local: bool) -> bool | None:
+    def is_due(self, world: World, site: Site, *, is_local: bool) -> bool | None:
         """Says whether a lane is to save the step; None: the processes may agree on a later one."""
         now_s = site.clock.true_s
         settings = site.settings
@@ -110,7 +110,7 @@ class Save:
         is_busy = world.begun is not None and settings.on_busy == "skip"
         by_clock = settings.processes > 1 and "hourly" in settings.save_policy
         if is_local:
-            if not world.wants_locally(self.step) or self._is_due(world, site, is_local=False):
+            if not world.wants_locally(self.step) or self.is_due(world, site, is_local=False):
                 return False
             return None if settings.processes > 1 or world.begun is not None else True
         if self.force:
@@ -265,13 +265,15 @@ def _lists(world: World, answer: Any) -> bool:
     if isinstance(answer, Raised | str):
         return False
     steps, local, newest = answer
-    if steps != sorted(world.all_steps) or not set(local) <= set(world.local):
+    if set(steps) | world.unlisted != set(world.all_steps) | world.unlisted or not set(local) <= set(world.local):
         # Local steps that the store has too are the store's.
         return False
     if set(world.local) - set(local) - set(world.steps):
         return False
+    if steps != sorted(steps):
+        return False
     later = [max(each.all_steps, default=None) for each in world.seen()]
-    return newest in later
+    return newest in later or (bool(world.unlisted) and newest == max(steps, default=None))
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,8 @@ class Reload:
 
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
         if alike(found) is None:
-            yield from world.ended()
+            for ended in world.ended():
+                yield replace(ended, unlisted=frozenset())
 
 
 # --- Restoring
@@ -356,6 +359,9 @@ class Restore:
 
     def _told(self, world: World, site: Site, found: list[Any]) -> World | None:
         """Returns the world after the restore, None where it would have ended otherwise."""
+        if world.begun is not None and _kinds(found) == {"StepGone"}:
+            # The keep policy of the save under way has let it go while it was read.
+            return None if self.step is None else world
         passed: set[int] = set()
         while (step := self._candidate(world, passed)) is not None:
             saved = world.all_steps[step]
@@ -431,6 +437,8 @@ class Delete:
                 if self.step not in before.all_steps:
                     if answer == "StepNotFound":
                         yield before
+                elif answer == "StepNotFound" and self.step in before.unlisted:
+                    yield before
                 elif answer is None:
                     yield from before.without(self.step)
 

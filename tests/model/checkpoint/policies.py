@@ -158,7 +158,9 @@ def may_stay(name: str, steps: Steps) -> set[int]:
     """
     if name in BY_CLOCK and _was_set(steps):
         return set(steps)
-    kept = set.union(*(KEEP[name][1](known) for known in _readings(steps)))
+    readings = _readings(steps)
+    kept = set.union(*(KEEP[name][1](known) for known in readings))
+    kept |= {max(known) for known in readings if known}
     return kept | {max(steps, default=0)} & set(steps) | _unreadable(steps)
 
 

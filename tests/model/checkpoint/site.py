@@ -187,6 +187,12 @@ class Site:
     # --- What is there
 
     @property
+    def has_shares(self) -> bool:
+        """Whether some of what a step holds is each process's own, so that one alone reads none."""
+        of_each = self.settings.items == "iterator" and self.settings.processes > 1
+        return self.settings.per_process or of_each
+
+    @property
     def has_files(self) -> bool:
         """Whether the store is a folder."""
         return self.settings.store != "memory"
@@ -201,8 +207,9 @@ class Site:
 
     def names(self) -> set[str]:
         """Returns what lies in the root beside holdfast's own folder."""
-        entries = [entry.name.rstrip("/") for entry in self.storage.list("")]
-        return set(entries) - {".holdfast"}
+        # All of them: of an object store a tombstone alone makes no name.
+        entries = [entry.name for entry in self.storage.list("", recursive=not self.has_files)]
+        return {name.partition("/")[0] for name in entries} - {".holdfast"}
 
     def foreign_names(self) -> set[str]:
         """Returns the names in the root below which there is something of others."""

@@ -148,7 +148,7 @@ class Copy:
 
     def run(self, site: Site) -> list[Any]:
         site.settle()
-        if site.settings.per_process or (self.by_shell and not site.has_files):
+        if site.has_shares or (self.by_shell and not site.has_files):
             return [None, None]
         target = site.folder / "copy"
         shutil.rmtree(target, ignore_errors=True)
@@ -195,7 +195,7 @@ class Convert:
 
     def run(self, site: Site) -> list[Any]:
         site.settle()
-        if site.settings.per_process:
+        if site.has_shares:
             return [None, None]
         target = site.folder / "converted"
         shutil.rmtree(target, ignore_errors=True)
@@ -237,7 +237,7 @@ class Rival:
 
     def run(self, site: Site) -> list[Any]:
         site.settle()
-        if site.settings.local is not None:
+        if site.settings.local is not None or site.has_shares:
             return [None]
         options = Options(per_process=None, step_format=site.settings.step_format)
 
@@ -245,15 +245,13 @@ class Rival:
             with CheckpointManager(site.url, options=options) as manager:
                 manager.save(
                     self.step,
-                    items=items_of(replace(site.settings, per_process=False), self.number, 0),
+                    items=items_of(site.settings, self.number, 0),
                     metadata={"number": self.number},
                     dtype=CASTS[site.settings.dtype],
                     overwrite=self.overwrite,
                 )
             return True
 
-        if site.settings.per_process:
-            return [None]
         found = [attempted(save)]
         site.each(lambda rank, manager: manager.reload())
         return found

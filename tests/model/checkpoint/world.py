@@ -33,7 +33,9 @@ class World:
     `local` are the steps that the hosts may have, oldest save first; those in `sure` have to be
     there. `base` is the step that a new branch goes on from, None while one is open; what the
     hosts have above it is dead from the next save on. `passed` are steps that a fallback has
-    passed over. `last_step` and `last_s` are what a save policy knows of the newest save.
+    passed over, `unlisted` those whose commit only the store knows of. `replaced` are local steps
+    that a durable one has replaced: their files stay until the next local save, so that another
+    manager finds them. `last_step` and `last_s` are what a save policy knows of the newest save.
     """
 
     settings: Settings
@@ -44,6 +46,8 @@ class World:
     base: int | None = NOTHING
     has_restored: bool = False
     passed: frozenset[int] = frozenset()
+    unlisted: frozenset[int] = frozenset()
+    replaced: Mapping[int, Saved] = field(default_factory=dict)
     last_step: int | None = None
     last_s: float = 0.0
 
@@ -62,6 +66,9 @@ class World:
             base=NOTHING,
             has_restored=False,
             passed=frozenset(),
+            unlisted=frozenset(),
+            local={**self.replaced, **self.local},
+            replaced={},
             last_step=newest,
             last_s=now_s,
         )
@@ -109,6 +116,7 @@ class World:
         may = set(after) if keeps_all else may_stay(policy, after)
         free = sorted(may - must)
         local = {step: saved for step, saved in before.local.items() if step != begun.step}
+        replaced = {step: saved for step, saved in before.local.items() if step == begun.step}
         for count in range(len(free) + 1):
             for stay in combinations(free, count):
                 yield replace(
@@ -117,12 +125,14 @@ class World:
                     local=local,
                     sure=before.sure & set(local),
                     passed=self.passed - {begun.step},
+                    unlisted=frozenset(),
+                    replaced={**before.replaced, **replaced},
                 )
 
     def _committed_locally(self, begun: Begun) -> World:
         others = {step: saved for step, saved in self.local.items() if step != begun.step}
         local = {**others, begun.step: begun.saved}
-        return replace(self, local=local, sure=frozenset({begun.step}))
+        return replace(self, local=local, sure=frozenset({begun.step}), replaced={})
 
     def ended(self) -> Iterator[World]:
         """Yields the worlds in which no save is under way any more."""
@@ -175,7 +185,7 @@ class World:
         if is_newest:
             local = {each: saved for each, saved in local.items() if each < step}
         sure = self.sure & set(local)
-        if step not in self.steps:
+        if step not in self.steps or step in self.local:
             # A branch from there on takes the newer ones along.
             sure &= set(range(step))
         yield replace(self, steps=steps, local=local, sure=sure)
