@@ -6,6 +6,7 @@ from .damage import CopyStep, HarmHost
 from .faulty import Faulty
 from .lives import YEAR_S, Life
 from .operations import Delete, List, Reopen, Restore, Save, SaveAndCall, SetClock
+from .refused import HOWS, SaveRefused
 from .settings import Settings
 from .tools import Copy
 
@@ -83,6 +84,24 @@ FOUND: dict[str, Life] = {
     "a copied root with the local steps of its source": Life(
         Settings(save_policy="never", local=2),
         (Save(1, 1, force=True), Save(2, 2), Copy(by_shell=True)),
+    ),
+    **{how: Life(Settings(), (SaveRefused(1, how), List())) for how in HOWS},
+    "a local step that a durable one has replaced": Life(
+        Settings(save_policy="never", local=2),
+        (Save(5, 15), Save(5, 11, force=True), List(), Save(6, 1), Delete(5), List()),
+    ),
+    "a commit that the primary alone has found": Life(
+        Settings(store="faulty", processes=2),
+        (
+            Faulty(Save(2, 4), "commit", "EIO", 0, times=1000, after=True),
+            List(),
+            Save(3, 1),
+            List(),
+        ),
+    ),
+    "a delete whose branch cannot be listed": Life(
+        Settings(store="faulty", save_policy="even", local=1),
+        (Save(1, 14), Save(3, 14), Faulty(Delete(3), "list", "ESTALE", 1)),
     ),
     "a memory of the host": Life(Settings(arrays="pinned", read="saved"), (Save(1, 1), Restore(1))),
 }

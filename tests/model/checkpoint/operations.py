@@ -265,7 +265,9 @@ def _lists(world: World, answer: Any) -> bool:
     if isinstance(answer, Raised | str):
         return False
     steps, local, newest = answer
-    if set(steps) | world.unlisted != set(world.all_steps) | world.unlisted or not set(local) <= set(world.local):
+    if set(steps) | world.unlisted != set(world.all_steps) | world.unlisted or not set(
+        local
+    ) <= set(world.local):
         # Local steps that the store has too are the store's.
         return False
     if set(world.local) - set(local) - set(world.steps):
