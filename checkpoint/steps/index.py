@@ -107,7 +107,8 @@ class StepIndex:
         with self._lock:
             late = self._late
             self._late = {}
-            self._facts = late | self._facts
+            for step, facts in late.items():
+                self._facts.setdefault(step, facts)
 
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""
