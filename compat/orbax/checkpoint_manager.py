@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
+import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import CheckpointManager as NativeManager
 from holdfast.checkpoint import (
     Options,
@@ -24,8 +26,6 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.storage.path import open_storage
 
-from . import args as args_lib
-from . import items as items_lib
 from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .items import StepAlreadyExistsError as StepAlreadyExistsError

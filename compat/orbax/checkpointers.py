@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.handlers as handlers_lib
+import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import load, save, structure
 
-from . import args as args_lib
-from . import handlers as handlers_lib
-from . import items as items_lib
 from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .metadata import StepMetadata, step_metadata

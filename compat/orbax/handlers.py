@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+import holdfast.compat.orbax.args as args_lib
 from holdfast.checkpoint import Files
 from holdfast.multihost import is_primary_host
 
-from . import args as args_lib
 from .args import CheckpointArgs
 from .refusals import not_covered
 

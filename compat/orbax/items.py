@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.handlers as handlers_lib
 from holdfast.checkpoint import (
     SAVED,
     ItemStructure,
@@ -23,8 +25,6 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
-from . import args as args_lib
-from . import handlers as handlers_lib
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
 from .refusals import not_covered
 

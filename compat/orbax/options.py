@@ -7,7 +7,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import policies
+import holdfast.compat.orbax.policies as policies
+
 from .refusals import refuse
 
 

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
@@ -14,8 +16,6 @@ from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import is_primary_host, sync_global_processes
 
-from .. import args as args_lib
-from .. import items as items_lib
 from ..handlers import checkpointable_to_load, checkpointable_to_save
 from ..items import SavedItem, orbax_errors
 from ..refusals import PAGE, not_covered

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .. import policies
+import holdfast.compat.orbax.policies as policies
+
 from ..handlers import (
     CheckpointableHandler,
     PathAwaitingCreation,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import holdfast.compat.orbax.policies as policies
 from holdfast.checkpoint import StepNotFound
 
-from .. import policies
 from ..checkpoint_manager import CheckpointManager
 from ..items import StepAlreadyExistsError as StepIsThereError
 from ..items import orbax_errors

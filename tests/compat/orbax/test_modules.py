@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT, program
 
 
@@ -40,6 +42,19 @@ def test_no_orbax_is_imported() -> None:
     """The stand-ins work where Orbax is not installed."""
     ran = subprocess.run(
         [sys.executable, program("without_orbax")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("module", ["v1", "items"])
+def test_a_module_may_be_imported_first(module: str) -> None:
+    """Which of the face's modules a program imports first does not matter."""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import holdfast.compat.orbax.{module}"],
         capture_output=True,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
