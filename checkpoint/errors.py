@@ -140,6 +140,24 @@ _ADVICE = {
 
 
 @contextlib.contextmanager
+def naming_step(where: str, step: int | None, path: str) -> Iterator[None]:
+    """Has a TreeMismatch begin with `where`, which names the step."""
+    try:
+        yield
+    except TreeMismatch as error:
+        if path in error.message:
+            raise
+        raise TreeMismatch(
+            f"{where}: {error.message}",
+            leaf=error.leaf,
+            expected=error.expected,
+            found=error.found,
+            step=step,
+            path=error.path or path,
+        ) from error.__cause__
+
+
+@contextlib.contextmanager
 def naming_path(path: str) -> Iterator[None]:
     """Raises a CheckpointError for an error of the store, naming the file, or `path` where the
     error names none.

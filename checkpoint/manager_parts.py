@@ -25,6 +25,7 @@ from .steps.background import BackgroundWorker
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, NoLineage
+from .steps.not_a_root import refuse_step_folder
 from .steps.object_claims import open_claims
 from .steps.opening import Opened, OpenRoot, open_root
 from .steps.root_report import NoReporter, RootReporter
@@ -124,7 +125,13 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         storage, single_writer=options.single_writer, claim_age_s=options.claim_age_s
     )
     opened = open_root(
-        storage, claims, group, options, find_foreign=find_foreign_steps, needs_claim=False
+        storage,
+        claims,
+        group,
+        options,
+        find_foreign=find_foreign_steps,
+        check=lambda: refuse_step_folder(storage),
+        needs_claim=False,
     )
     root = OpenRoot(
         storage=storage, group=group, options=options, claims=claims, writer=opened.writer

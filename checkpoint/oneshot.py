@@ -15,7 +15,7 @@ from holdfast.multihost import Group, default_group
 
 from .agreement.exchange import ask_primary
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
-from .errors import StepExists, naming_path
+from .errors import StepExists, naming_path, naming_step
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step
@@ -28,7 +28,7 @@ from .layouts.detect import (
     is_single_file,
     open_checkpoint,
     open_found,
-    restore_checkpoint,
+    restore_items,
 )
 from .layouts.inspection import Structure, structure_of
 from .options import Options
@@ -254,9 +254,9 @@ def _selection(process: int | None, group: Group | None) -> PerProcessSelection:
 def _restore_items(
     checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
 ) -> dict[str, Any]:
-    return {
-        item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
-    }
+    info = checkpoint.info
+    with naming_step(info.path, info.step, info.path):
+        return restore_items(checkpoint, wanted, options)
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:

@@ -9,7 +9,7 @@ as the newest step. Anything with the same verb serves: subclassing is not neede
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -298,6 +298,8 @@ class KeepEverySeconds:
 class KeepBest:
     """Keeps the `n` steps whose `metric` is best; of equals the newer. A step without the metric,
     or with NaN, is never among them.
+
+    Where no step at all has the metric, every step stays: its name may be mistyped.
     """
 
     n: int
@@ -310,7 +312,9 @@ class KeepBest:
             raise ValueError(f'KeepBest: mode is "min" or "max", not {self.mode!r}')
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
-        """Returns the best `n`."""
+        """Returns the best `n`, or all where none can be judged."""
+        if not any(self.metric in facts.metrics for facts in steps):
+            return {facts.step for facts in steps}
         return set(self.ranked(steps)[: self.n])
 
     def ranked(self, steps: Sequence[StepFacts]) -> list[int]:
@@ -360,10 +364,27 @@ def to_delete(
 
 def best_rule(policy: KeepPolicy) -> KeepBest | None:
     """Returns the KeepBest inside a keep policy, which says what "best" means for `best_step()`."""
+    return next(_best_rules(policy), None)
+
+
+def _best_rules(policy: KeepPolicy) -> Iterator[KeepBest]:
     if isinstance(policy, KeepBest):
-        return policy
-    inner = policy.policies if isinstance(policy, KeepAnyOf) else ()
-    return next((rule for each in inner if (rule := best_rule(each))), None)
+        yield policy
+    if isinstance(policy, KeepAnyOf):
+        for inner in policy.policies:
+            yield from _best_rules(inner)
+
+
+def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]:
+    """Returns a sentence for each KeepBest in `policy` whose metric none of the steps has."""
+    known = sorted({name for facts in steps for name in facts.metrics})
+    found = f"they have {', '.join(map(repr, known))}" if known else "they have none at all"
+    return [
+        f"{rule} keeps every step: none of {len(steps)} has the metric {rule.metric!r}, {found};"
+        f" write a metric that they have, or pass metrics={{{rule.metric!r}: ...}} to `save`"
+        for rule in _best_rules(policy)
+        if rule.metric not in known
+    ]
 
 
 def _need_positive(policy: str, name: str, value: float) -> None:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .agreement.exchange import ask_primary
 from .agreement.group_record import read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
-from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text
-from .layouts.detect import restore_checkpoint
+from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
+from .format.record import ItemRecord, Record
+from .layouts.detect import restore_items
 from .local_tier.parts import LocalKey
+from .restoring.renamed import check_rename
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
 from .steps.holds import add_hold
@@ -150,14 +152,17 @@ class StepRestorer:
         )
         options = replace(options, before_collective=agreement.before_collective)
 
-        def restore() -> dict[str, Any]:
-            if key is not None:
-                return self._restore_local(key, wanted, options, agreement)
-            if step in self._catalog.foreign:
-                return self._restore_foreign(step, wanted, options, agreement, hold_s=hold_s)
-            return self._restore_durable(step, wanted, options, agreement, hold_s=hold_s)
+        path = self._catalog.path_of(step)
 
-        values, verdict = agreement.run(restore, self._catalog.path_of(step))
+        def restore() -> dict[str, Any]:
+            with naming_step(f"step {step}", step, path):
+                if key is not None:
+                    return self._restore_local(key, wanted, options, agreement)
+                if step in self._catalog.foreign:
+                    return self._restore_foreign(step, wanted, options, agreement, hold_s=hold_s)
+                return self._restore_durable(step, wanted, options, agreement, hold_s=hold_s)
+
+        values, verdict = agreement.run(restore, path)
         if verdict.error is None:
             self._state.lineage.restored(step)
         return values, verdict
@@ -178,10 +183,7 @@ class StepRestorer:
         self._hold(step, hold_s)
         checkpoint = self._catalog.foreign.open(step)
         agreement.opened(checkpoint.info.save_id)
-        return {
-            item: restore_checkpoint(checkpoint, item, like, options)
-            for item, like in wanted.items()
-        }
+        return restore_items(checkpoint, wanted, options)
 
     def _restore_durable(
         self,
@@ -204,6 +206,7 @@ class StepRestorer:
             )
         self._hold(step, hold_s)
         agreement.opened(record.writer_id)
+        check_rename(options.rename, _wanted_of(record, wanted))
         return {
             item: restore_any(storage, folder, record, item, like=like, options=options)
             for item, like in wanted.items()
@@ -218,6 +221,7 @@ class StepRestorer:
     ) -> dict[str, Any]:
         storage, record = self._tier.open_step(key)
         agreement.opened(record.writer_id)
+        check_rename(options.rename, _wanted_of(record, wanted))
         restores = {
             item: functools.partial(
                 restore_any, storage, key.folder, record, item, like=like, options=options
@@ -225,3 +229,7 @@ class StepRestorer:
             for item, like in wanted.items()
         }
         return self._tier.restore(storage, restores, lambda: agreement.is_decided)
+
+
+def _wanted_of(record: Record, wanted: Iterable[str]) -> list[ItemRecord]:
+    return [record.items[item] for item in wanted if item in record.items]

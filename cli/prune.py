@@ -36,7 +36,7 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     """
     from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
     from holdfast.checkpoint.layouts.detect import find_steps, nothing_at
-    from holdfast.checkpoint.policy import to_delete
+    from holdfast.checkpoint.policy import to_delete, unknown_metrics
     from holdfast.checkpoint.steps.holds import held_steps
     from holdfast.checkpoint.storage.path import open_storage
 
@@ -56,6 +56,8 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
                 for step in going:
                     manager.delete(step)
     kept = [facts.step for facts in steps if facts.step not in going]
+    for sentence in unknown_metrics(policy, steps):
+        click.echo(sentence, err=True)
     if as_json:
         print_json({"deleted": going, "kept": kept, "damaged": damaged, "dry_run": dry_run})
         return

@@ -36,6 +36,13 @@ def renamer(names: Names) -> Callable[[str], str]:
     return rename
 
 
+def matches(names: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> bool:
+    """Says whether a mapping, or one of the rules, is for this name."""
+    if isinstance(names, Mapping):
+        return name in names
+    return any(_compiled(pattern).fullmatch(name) for pattern, _ in names)
+
+
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)

@@ -21,7 +21,7 @@ from ..format.step_folders import LOOKS, StepNames, read_step_names
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
-from ..restoring.renamed import RenamedReader, renamed
+from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
@@ -287,6 +287,20 @@ def pick_item(info: CheckpointInfo, item: str) -> str:
     raise StepNotFound(
         f"{info.path} has no item '{item}'; it has: {known}. Name one with item=...", path=info.path
     )
+
+
+def restore_items(
+    checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
+) -> dict[str, Any]:
+    """Restores several items of any layout, each by its `like`: see `restore_checkpoint`."""
+    if options.rename is not None:
+        kinds = checkpoint.info.items
+        picked = [pick_item(checkpoint.info, item) for item in wanted]
+        trees = [checkpoint.item(item) for item in picked if kinds.get(item) == "tree"]
+        check_rename(options.rename, trees)
+    return {
+        item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
+    }
 
 
 def restore_checkpoint(

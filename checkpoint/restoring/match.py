@@ -59,13 +59,13 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
     unexpected = [leaf.path for leaf in item.leaves if leaf.path not in asked] if strict else []
     lines = []
     if missing:
-        lines.append(f"{_count(missing)} of `like` not in the checkpoint: {_listed(missing)}")
+        lines.append(f"{_count(missing)} of `like` not in the checkpoint: {listed(missing)}")
     if unexpected:
         lines.append(
-            f"{_count(unexpected)} of the checkpoint not in `like`: {_listed(unexpected)}"
+            f"{_count(unexpected)} of the checkpoint not in `like`: {listed(unexpected)}"
             " (partial=True leaves them out)"
         )
-    pairs = _likely_pairs(missing, saved - asked)
+    pairs = likely_pairs(missing, saved - asked)
     if pairs:
         more = " and so on" if len(missing) > len(pairs) else ""
         lines.append(f"for what was renamed pass rename={pairs}{more}")
@@ -77,7 +77,7 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
     )
 
 
-def _likely_pairs(missing: Sequence[str], unasked: Set[str]) -> dict[str, str]:
+def likely_pairs(missing: Sequence[str], unasked: Set[str]) -> dict[str, str]:
     """Returns which saved leaves that nobody asked for the first missing ones may be, by name."""
     # Comparing all names with all takes minutes for a large model.
     candidates = sorted(unasked)[:COMPARED]
@@ -108,9 +108,10 @@ def _count(paths: Sequence[str]) -> str:
     return "1 leaf" if len(paths) == 1 else f"{len(paths)} leaves"
 
 
-def _listed(paths: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, paths[:LISTED]))
-    return f"{listed} and {len(paths) - LISTED} more" if len(paths) > LISTED else listed
+def listed(paths: Sequence[str]) -> str:
+    """Returns the first leaves by name, and how many more there are."""
+    named = ", ".join(map(repr, paths[:LISTED]))
+    return f"{named} and {len(paths) - LISTED} more" if len(paths) > LISTED else named
 
 
 def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..errors import TreeMismatch
 from ..format.record import ItemRecord
-from ..format.rename import Names, rename_all
+from ..format.rename import Names, matches, rename_all, renamer
+from .match import likely_pairs, listed
 from .reader import Allocate, ArrayReader, ReadRequest
 
 
@@ -26,6 +28,27 @@ class RenamedReader:
         for read, filled in zip(reads, inner, strict=True):
             assert filled.array is not None
             read.take(filled.array)
+
+
+def check_rename(names: Names, items: Iterable[ItemRecord]) -> None:
+    """Raises TreeMismatch where a mapping, or rules, match no leaf of any of the items.
+
+    A function says itself what it leaves alone.
+    """
+    if not names or callable(names):
+        return
+    paths = [leaf.path for item in items for leaf in item.leaves]
+    lefts = list(names) if isinstance(names, Mapping) else [pattern for pattern, _ in names]
+    if not paths or any(matches(names, path) for path in paths):
+        return
+    pairs = {found: renamer(names)(left) for found, left in likely_pairs(lefts, set(paths)).items()}
+    likely = f"perhaps rename={pairs}" if pairs else "write names of the checkpoint on the left"
+    raise TreeMismatch(
+        f"rename= matches no leaf, {likely}; it renames {listed(lefts)}, and the checkpoint has"
+        f" {listed(paths)} (a function may leave all as they are)",
+        expected=lefts[0],
+        found=listed(paths),
+    )
 
 
 def renamed(item: ItemRecord, names: Names) -> ItemRecord:

@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..format.record import Record, fetch_record, is_sealed, parse_record, read_record
 from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
 from ..options import Statistics
-from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete
+from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete, unknown_metrics
 from ..storage.base import Storage
 from ..storage.local import hold
 from ..storage.path import join
@@ -62,6 +62,7 @@ class StepIndex:
         self._late: dict[int, StepFacts] = {}
         self._passed_over: set[int] = set()
         self._held = 0
+        self._has_warned = False
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
@@ -142,7 +143,16 @@ class StepIndex:
         unread = [step for step, facts in after.items() if facts is None]
         read = run_side_by_side(self._read, unread, self._storage.max_concurrency)
         known = [facts for facts in [*after.values(), *read] if facts is not None]
+        self._warn_of_metrics(known)
         return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
+
+    def _warn_of_metrics(self, known: Sequence[StepFacts]) -> None:
+        """Warns, once, of metrics that the keep policy asks for and no step has."""
+        if self._has_warned:
+            return
+        for sentence in unknown_metrics(self._keep_policy, known):
+            _log.warning("%s: %s", self._storage.root, sentence)
+            self._has_warned = True
 
     def _read(self, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None: the record is damaged, its step always stays."""

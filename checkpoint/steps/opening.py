@@ -96,11 +96,13 @@ def open_root(
     options: Options,
     *,
     find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None = None,
+    check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
 ) -> Opened:
     """Opens a root for a group; every process calls it. Raises, on every process, what the primary
     ran into.
 
+    `check` raises, at the primary, what is wrong with the root, before anything is written there.
     `find_foreign` returns the steps of other libraries' layouts, which this wing does not know; it
     is given those that are ours. Without `needs_claim` a root on a full disk is opened all the
     same, without a claim: see `claim_root`.
@@ -108,6 +110,7 @@ def open_root(
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
 
     def open_it() -> dict[str, Any]:
+        check()
         return asdict(_open(storage, claims, options, find_foreign, needs_claim))
 
     found = _ask(storage, group, name, open_it, options.save_timeout_s)

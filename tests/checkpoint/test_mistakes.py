@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
+    CheckpointError,
     CheckpointManager,
+    KeepBest,
     KeepLast,
+    Options,
     StepNotFound,
     TreeMismatch,
+    load,
+    save,
 )
 
 
@@ -40,22 +45,38 @@ MISTAKES: dict[str, tuple[Callable[[CheckpointManager], object], type[Exception]
     "another shape": (
         lambda manager: manager.restore(like=_params(shape=(4, 5))),
         TreeMismatch,
-        "the leaf 'params.w' was expected as float32[4, 5], the checkpoint has float32[4, 4];"
-        " change the shape, or keep the leaf of `like` with partial=lambda path: path !="
-        " 'params.w'",
+        "step 8: the leaf 'params.w' was expected as float32[4, 5], the checkpoint has"
+        " float32[4, 4]; change the shape, or keep the leaf of `like` with partial=lambda path:"
+        " path != 'params.w'",
     ),
     "another dtype": (
         lambda manager: manager.restore(like=_params(kind="float16")),
         TreeMismatch,
-        "the leaf 'params.b' was expected as float16[4], the checkpoint has float32[4]; cast=True"
-        " converts it; 1 more of 2 leaves does not fit",
+        "step 8: the leaf 'params.b' was expected as float16[4], the checkpoint has float32[4];"
+        " cast=True converts it; 1 more of 2 leaves does not fit",
     ),
     "another name": (
         lambda manager: manager.restore(like=_params("weight")),
         TreeMismatch,
-        "item 'state': 1 leaf of `like` not in the checkpoint: 'params.weight'; 1 leaf of the"
-        " checkpoint not in `like`: 'params.w' (partial=True leaves them out); for what was renamed"
-        " pass rename={'params.w': 'params.weight'}",
+        "step 8: item 'state': 1 leaf of `like` not in the checkpoint: 'params.weight'; 1 leaf of"
+        " the checkpoint not in `like`: 'params.w' (partial=True leaves them out); for what was"
+        " renamed pass rename={'params.w': 'params.weight'}",
+    ),
+    "a mistyped rename": (
+        lambda manager: manager.restore(4, rename={"params.W": "params.weight"}),
+        TreeMismatch,
+        "step 4: rename= matches no leaf, perhaps rename={'params.w': 'params.weight'}; it renames"
+        " 'params.W', and the checkpoint has 'params.b', 'params.w' (a function may leave all as"
+        " they are)",
+    ),
+    "rules that match nothing": (
+        lambda manager: manager.restore(
+            like=_params(), rename=[(r"model\.(.*)", r"\1"), ("x", "y")]
+        ),
+        TreeMismatch,
+        "step 8: rename= matches no leaf, write names of the checkpoint on the left; it renames"
+        " 'model\\\\.(.*)', 'x', and the checkpoint has 'params.b', 'params.w' (a function may leave"
+        " all as they are)",
     ),
 }
 
@@ -109,3 +130,92 @@ def test_what_is_no_policy_is_refused(wrong: Any, expected: str, tmp_path: Path)
         CheckpointManager(tmp_path / "run", **wrong)
     assert expected in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rename_is_for_all_items_of_a_restore(tmp_path: Path) -> None:
+    """One item that it matches is enough, and a function may match none."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"model": {"w": np.zeros(1)}, "optimizer": {"m": np.ones(1)}}).wait()
+        both = {"model": {"v": np.ones(1)}, "optimizer": {"m": np.zeros(1)}}
+        restored = manager.restore(items=both, rename={"w": "v"})
+        assert restored["model"]["v"] == 0 and restored["optimizer"]["m"] == 1
+        assert manager.restore(item="model", rename=lambda path: path)["w"] == 0
+        with pytest.raises(TreeMismatch, match=r"^step 1: rename= matches no leaf, .*has 'm' "):
+            manager.restore(item="optimizer", rename={"w": "v"})
+    for path in (tmp_path, tmp_path / "1"):
+        with pytest.raises(TreeMismatch, match=rf"^{tmp_path}/1: rename= matches no leaf"):
+            load(path, item="optimizer", rename={"w": "v"})
+        with pytest.raises(TreeMismatch, match=rf"^{tmp_path}/1: the leaf 'm'.* as int8\[1\]"):
+            load(path, {"m": np.zeros(1, "int8")}, item="optimizer")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_steps_folder_is_no_root(read_only: bool, tmp_path: Path) -> None:
+    """Whatever its number is, and whatever the root calls it; nothing is written there."""
+    options = Options(step_format="step_{:04d}")
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step in (0, 7):
+            manager.save(step, _params())
+    for step in (0, 7):
+        folder = tmp_path / "run" / f"step_{step:04d}"
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(CheckpointError) as caught:
+            CheckpointManager(folder, options=Options(read_only=read_only))
+        assert str(caught.value) == (
+            f"{folder} is the folder of step {step}, and no root of steps: open {folder.parent}"
+            f" and restore({step}), or load({str(folder)!r})"
+        )
+        assert sorted(folder.rglob("*")) == before
+    record = tmp_path / "run" / "step_0007" / "checkpoint.json"
+    record.write_bytes(record.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match="is the folder of step step_0007, and no root"):
+        CheckpointManager(record.parent)
+
+
+def test_a_checkpoint_by_itself_may_be_a_root(tmp_path: Path) -> None:
+    """What a one-shot save wrote, copies and conversions included; not where it has a number."""
+    save(tmp_path / "whole", _params())
+    with CheckpointManager(tmp_path / "whole") as manager:
+        manager.save(3, _params())
+    save(tmp_path / "whole", _params(), overwrite=True)
+    with CheckpointManager(tmp_path / "whole") as manager:
+        assert manager.all_steps() == [3]
+    save(tmp_path / "numbered", _params(), step=5)
+    with pytest.raises(CheckpointError, match=r"numbered is the folder of step 5, and no root"):
+        CheckpointManager(tmp_path / "numbered")
+
+
+def test_a_root_in_a_store_is_told_from_its_steps() -> None:
+    """By the same rule, where a URL has a folder above it."""
+    object_root = "memory://mistakes/run"
+    with CheckpointManager(object_root) as manager:
+        for step in (0, 7):
+            manager.save(step, _params()).wait()
+            message = f"/{step} is the folder of step {step}, and no root"
+            with pytest.raises(CheckpointError, match=message):
+                CheckpointManager(f"{object_root}/{step}")
+
+
+def test_a_metric_that_no_step_has_keeps_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one warning, which lists the metrics there are; the first step that has it is judged
+    again.
+    """
+    with CheckpointManager(tmp_path, keep_policy=KeepBest(1, "los")) as manager:
+        for step in range(4):
+            manager.save(step, _params(), metrics={"loss": step, "accuracy": 1})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [0, 1, 2, 3]
+        [warning] = [
+            record.getMessage() for record in caplog.records if "los" in record.msg % record.args
+        ]
+        assert warning == (
+            f"{tmp_path}: KeepBest(n=1, metric='los', mode='min') keeps every step: none of 1 has"
+            " the metric 'los', they have 'accuracy', 'loss'; write a metric that they have, or"
+            " pass metrics={'los': ...} to `save`"
+        )
+        manager.save(4, _params(), metrics={"los": 1}).wait()
+        manager.save(5, _params(), metrics={"loss": 0}).wait()
+        manager.wait_until_finished()
+        assert manager.all_steps() == [4, 5]

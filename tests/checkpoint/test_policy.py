@@ -78,7 +78,8 @@ def test_a_save_policy_gives_its_reason(
         (KeepEvery(20), [10, 30]),
         (KeepBest(1, "loss"), [0, 10, 20, 30]),
         (KeepBest(1, "loss", mode="max"), [10, 20, 30, 40]),
-        (KeepBest(9, "accuracy"), [0, 10, 20, 30, 40]),
+        (KeepBest(9, "accuracy"), []),
+        (KeepAnyOf(KeepLast(1), KeepBest(1, "accuracy")), []),
         (KeepAnyOf(KeepLast(1), KeepEvery(30)), [10, 20, 40]),
         (KeepAll(), []),
         (KeepClosestTo(30), [10, 20, 40]),
@@ -88,7 +89,7 @@ def test_a_save_policy_gives_its_reason(
 )
 def test_a_keep_policy_lets_steps_go_oldest_first(policy: object, deleted: list[int]) -> None:
     """What no policy keeps goes, oldest first; the newest stays; of equal metrics the newer is
-    better; NaN is never best.
+    better; NaN is never best. A KeepBest whose metric no step has keeps all.
     """
     assert to_delete(policy, STEPS) == deleted  # type: ignore[arg-type]
 

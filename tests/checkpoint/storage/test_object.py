@@ -217,8 +217,8 @@ def test_a_pack_is_copied_once(url: str) -> None:
 
 
 def test_what_an_opening_asks_of_a_store() -> None:
-    """For N steps of ours: two listings, one small read a step, and twice how the root's steps are
-    called.
+    """For N steps of ours: two listings, one small read a step and of the root itself, and twice
+    how the root's steps are called.
 
     A sweep reads no record, since each step has packs of one save.
     """
@@ -233,7 +233,7 @@ def test_what_an_opening_asks_of_a_store() -> None:
             listings = [request for request in requests if request.rstrip("/") == f"GET /{BUCKET}"]
             reads = [request for request in requests if request.endswith("/checkpoint.json")]
             names = [request for request in requests if request.endswith("/steps.json")]
-            assert (len(listings), len(reads), len(names), len(requests)) == (2, 6, 2, 10)
+            assert (len(listings), len(reads), len(names), len(requests)) == (2, 7, 2, 11)
         sizes: list[int] = []
         storage = CountingStorage(ObjectStorage(url), sizes.append)
         assert sweep_files(storage, ObjectClaims(ObjectStorage(url))) == [] and sizes == []

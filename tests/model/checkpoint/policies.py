@@ -89,6 +89,8 @@ def _last(count: int) -> Keeps:
 
 
 def _best(steps: Steps) -> set[int]:
+    if all(saved.loss is None for saved in steps.values()):
+        return set(steps)
     scored = [
         (saved.loss, -step)
         for step, saved in steps.items()
