@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
-# command: (module, attribute). A command is imported when it is used, so that `holdfast
-# coordinator` never imports jax.
-_COMMANDS = {
-    "convert": ("holdfast.cli.convert", "convert"),
-    "coordinator": ("holdfast.cli.coordinator", "coordinator"),
-    "cp": ("holdfast.cli.cp", "cp"),
-    "diff": ("holdfast.cli.diff", "diff"),
-    "kubernetes": ("holdfast.cli.kubernetes", "kubernetes"),
-    "ls": ("holdfast.cli.ls", "ls"),
-    "prune": ("holdfast.cli.prune", "prune"),
-    "run": ("holdfast.cli.run", "run"),
-    "show": ("holdfast.cli.show", "show"),
-    "status": ("holdfast.cli.status", "status"),
-    "slurm": ("holdfast.cli.slurm", "slurm"),
-    "sweep": ("holdfast.cli.sweep", "sweep"),
-    "task": ("holdfast.cli.task", "task"),
-    "web": ("holdfast.cli.web", "web"),
-    "verify": ("holdfast.cli.verify", "verify"),
-}
 
+class _Command(NamedTuple):
+    """Where a command is, and what the help says of it.
+
+    A command is imported when it is used, so that `holdfast coordinator` never imports jax.
+    """
+
+    module: str
+    summary: str
+
+
+_GROUPS = {
+    "Checkpoints": {
+        "ls": _Command("ls", "List the steps of a root."),
+        "show": _Command("show", "Show the tree of a checkpoint, and its totals."),
+        "diff": _Command("diff", "Compare two checkpoints, bit by bit."),
+        "verify": _Command("verify", "Read every byte of a checkpoint and check it."),
+        "cp": _Command("cp", "Copy a checkpoint, or every step of a root."),
+        "convert": _Command("convert", "Write a checkpoint in another layout."),
+        "prune": _Command("prune", "Delete the steps that no rule keeps."),
+        "sweep": _Command("sweep", "Delete the unfinished saves of dead writers."),
+    },
+    "Jobs": {
+        "run": _Command("run", "Run a command as N processes of one job."),
+        "status": _Command("status", "Show a job: processes, barriers, who is missing."),
+        "web": _Command("web", "Serve a live page of a job."),
+        "coordinator": _Command("coordinator", "Serve the processes of one job."),
+    },
+    "Clusters": {
+        "slurm": _Command("slurm", "Run a command as the tasks of a Slurm allocation."),
+        "kubernetes": _Command("kubernetes", "Write the manifest of a job for kubectl."),
+        "task": _Command("task", "Run a command as one process of a job of srun or mpirun."),
+    },
+}
+_COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
 
 # They import for a second longer, and mind interrupts after that.
 _IMPORTING = ("run", "slurm")
@@ -41,12 +56,20 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, attribute = _COMMANDS[cmd_name]
-        command: Any = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"holdfast.cli.{_COMMANDS[cmd_name].module}")
+        command: Any = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         if cmd_name not in _IMPORTING:
             raise_at_interrupts()
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, _COMMANDS))
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), command.summary) for name, command in commands.items()]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -85,7 +85,7 @@ def status(  # each option is a parameter, as click has it
     timeout_s: float,
     **files: str | None,
 ) -> None:
-    """Shows the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
+    """Show the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
     barriers and who is missing, keys. Of a job that has ended, ADDRESS or its --log-dir says how.
 
     Without ADDRESS, this user's job on this machine; where there are several, lists them.

@@ -41,8 +41,8 @@ def web(
     end_with_input: bool,
     **files: str | None,
 ) -> None:
-    """Serves a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH)
-    serves, and prints its URL.
+    """Serve a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH)
+    serves, and print its URL.
 
     Without ADDRESS, this user's job on this machine. Whoever has the URL sees the job and its
     stacks; it is refused under another host's name. The page lives through restarts of the

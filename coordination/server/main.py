@@ -187,7 +187,7 @@ def coordinator(
     token_file: Path | None,
     **settings: Any,
 ) -> None:
-    """Serves the processes of one job: who is alive, keys, barriers.
+    """Serve the processes of one job: who is alive, keys, barriers.
 
     Prints `coordinator at HOST:PORT` (or unix:PATH) when it serves, and ends by itself once every
     process has shut down or stayed dead.

@@ -75,8 +75,8 @@ MISTAKES: dict[str, tuple[Callable[[CheckpointManager], object], type[Exception]
         ),
         TreeMismatch,
         "step 8: rename= matches no leaf, write names of the checkpoint on the left; it renames"
-        " 'model\\\\.(.*)', 'x', and the checkpoint has 'params.b', 'params.w' (a function may leave"
-        " all as they are)",
+        " 'model\\\\.(.*)', 'x', and the checkpoint has 'params.b', 'params.w' (a function may"
+        " leave all as they are)",
     ),
 }
 

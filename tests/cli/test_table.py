@@ -4,13 +4,16 @@ exit code, no traceback.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
@@ -34,6 +37,26 @@ COMMANDS = {
     "sweep": "sweep PATH",
     "cp": "cp PATH TARGET",
 }
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_help_lists_every_command_in_its_group(columns: int) -> None:
+    """By one verb each, in one form, and whole at any width."""
+    said = CliRunner().invoke(main, ["--help"], terminal_width=columns).output
+    assert "..." not in said.partition("Checkpoints:")[2]
+    parts = re.split(r"^(Checkpoints|Jobs|Clusters):$", said, flags=re.MULTILINE)
+    listed = {
+        title: re.findall(r"^  (\w+) +([A-Z]\w+) ", text, re.MULTILINE)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    assert [len(commands) for commands in listed.values()] == [8, 4, 3]
+    for name, verb in itertools.chain.from_iterable(listed.values()):
+        assert not verb.endswith("s")
+        command = main.get_command(click.Context(main), name)
+        assert command is not None and command.help is not None
+        assert command.help.split()[0] == verb, name
+
+
 NOTHING = {  # kind: what the sentence says
     "empty": "is empty: no checkpoint was saved there",
     "file": "is a file and no checkpoint: expected a folder, or a file that ends in .safetensors",
