@@ -75,7 +75,7 @@ def walk(
             command, env=environment, capture_output=True, text=True, timeout=170, check=False
         )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return _points(done.stdout)
 
 
 def walk_local(
@@ -98,4 +98,10 @@ def walk_local(
             command, env=environment, capture_output=True, text=True, timeout=280, check=False
         )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return _points(done.stdout)
+
+
+def _points(said: str) -> list[dict[str, Any]]:
+    points = [json.loads(line) for line in said.splitlines()]
+    print(f"{sum(point['reached'] for point in points)} points reached")
+    return points

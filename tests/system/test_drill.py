@@ -38,6 +38,7 @@ class Watched:
         match.
         """
         line = self._job.first_line(pattern)
+        print(f"first line: {line}")
         assert re.fullmatch(pattern, line), line
         if self._tab is not None:
             first = self._tab.locator("#findings li:first-child")

@@ -44,4 +44,5 @@ def test_a_fork_in_every_phase_of_a_save(way: str, every: int, tmp_path: Path) -
             ran.send_signal(signal.SIGABRT)  # faulthandler shows where it stands
             said, wrong = ran.communicate()
     assert ran.returncode == 0, wrong[-6000:]
+    print(f"{json.loads(said)} forks")
     assert json.loads(said) * every > FEWEST_PHASES, "the walk did not come to the end of the save"

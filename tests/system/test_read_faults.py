@@ -66,6 +66,7 @@ def test_an_error_at_each_call_of_a_restore(
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
+    print(f"{len(found) - 1} injected read errors")
     assert found[-1][0] == "exact" and not found[-1][3] and len(found) > 3, (
         "the walk did not come to the end"
     )
