@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+from tests.support.load import load
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slow-share", type=float, default=1.0, help="share of the slow tests to run, 0 to 1"
     )
     parser.addoption("--slow-seed", default="0", help="chooses which share")
+    parser.addoption("--load", type=int, default=0, help="how many processes keep the machine busy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _load(request: pytest.FixtureRequest) -> Iterator[None]:
+    with load(request.config.getoption("--load")):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
