@@ -77,7 +77,7 @@ class Drill:
         """Returns the number of a process."""
         return int(self.json()["tasks"][process]["pid"])
 
-    def wait_for_step(self, step: int, timeout_s: float = 60.0) -> None:
+    def wait_for_step(self, step: int, timeout_s: float = 180.0) -> None:
         """Waits until all processes have made so many steps."""
         deadline = time.monotonic() + timeout_s
         while not (tasks := self.json().get("tasks")) or any(
