@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,8 @@ def entry(path: str, value: Any, room: str) -> str:
     """Returns the entry of one name."""
     if room in ELSEWHERE:
         return f"\n- [{path}]({ELSEWHERE[room]})\n- [{path}.v1](compat-orbax-v1.md)\n"
+    if isinstance(value, types.ModuleType):
+        return f"\n### {path.rpartition('.')[2]}\n\n`{path}`. {first_line(value)}\n"
     if not hasattr(value, "__module__") and not callable(value):
         return f"\n### {path.rpartition('.')[2]}\n\n`{path} = {value!r}`\n"
     return f"\n::: {path}\n"
