@@ -377,12 +377,15 @@ def _best_rules(policy: KeepPolicy) -> Iterator[KeepBest]:
 
 def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]:
     """Returns a sentence for each KeepBest in `policy` whose metric none of the steps has."""
+    rules = list(_best_rules(policy))
+    if not rules:
+        return []
     known = sorted({name for facts in steps for name in facts.metrics})
     found = f"they have {', '.join(map(repr, known))}" if known else "they have none at all"
     return [
         f"{rule} keeps every step: none of {len(steps)} has the metric {rule.metric!r}, {found};"
         f" write a metric that they have, or pass metrics={{{rule.metric!r}: ...}} to `save`"
-        for rule in _best_rules(policy)
+        for rule in rules
         if rule.metric not in known
     ]
 

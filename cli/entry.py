@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
-
-class _Command(NamedTuple):
-    """Where a command is, and what the help says of it.
-
-    A command is imported when it is used, so that `holdfast coordinator` never imports jax.
-    """
-
-    module: str
-    summary: str
-
-
+# What the help says of each command. A command is the function of its name in the module of its
+# name, imported when it is used, so that `holdfast coordinator` never imports jax.
 _GROUPS = {
     "Checkpoints": {
-        "ls": _Command("ls", "List the steps of a root."),
-        "show": _Command("show", "Show the tree of a checkpoint, and its totals."),
-        "diff": _Command("diff", "Compare two checkpoints, bit by bit."),
-        "verify": _Command("verify", "Read every byte of a checkpoint and check it."),
-        "cp": _Command("cp", "Copy a checkpoint, or every step of a root."),
-        "convert": _Command("convert", "Write a checkpoint in another layout."),
-        "prune": _Command("prune", "Delete the steps that no rule keeps."),
-        "sweep": _Command("sweep", "Delete the unfinished saves of dead writers."),
+        "ls": "List the steps of a root.",
+        "show": "Show the tree of a checkpoint, and its totals.",
+        "diff": "Compare two checkpoints, bit by bit.",
+        "verify": "Read every byte of a checkpoint and check it.",
+        "cp": "Copy a checkpoint, or every step of a root.",
+        "convert": "Write a checkpoint in another layout.",
+        "prune": "Delete the steps that no rule keeps.",
+        "sweep": "Delete the unfinished saves of dead writers.",
     },
     "Jobs": {
-        "run": _Command("run", "Run a command as N processes of one job."),
-        "status": _Command("status", "Show a job: processes, barriers, who is missing."),
-        "web": _Command("web", "Serve a live page of a job."),
-        "coordinator": _Command("coordinator", "Serve the processes of one job."),
+        "run": "Run a command as N processes of one job.",
+        "status": "Show a job: processes, barriers, who is missing.",
+        "web": "Serve a live page of a job.",
+        "coordinator": "Serve the processes of one job.",
     },
     "Clusters": {
-        "slurm": _Command("slurm", "Run a command as the tasks of a Slurm allocation."),
-        "kubernetes": _Command("kubernetes", "Write the manifest of a job for kubectl."),
-        "task": _Command("task", "Run a command as one process of a job of srun or mpirun."),
+        "slurm": "Run a command as the tasks of a Slurm allocation.",
+        "kubernetes": "Write the manifest of a job for kubectl.",
+        "task": "Run a command as one process of a job of srun or mpirun.",
     },
 }
-_COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
+_COMMANDS = {name for commands in _GROUPS.values() for name in commands}
 
 # They import for a second longer, and mind interrupts after that.
 _IMPORTING = ("run", "slurm")
@@ -56,7 +47,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"holdfast.cli.{_COMMANDS[cmd_name].module}")
+        module = importlib.import_module(f"holdfast.cli.{cmd_name}")
         command: Any = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         if cmd_name not in _IMPORTING:
@@ -68,7 +59,7 @@ class _Lazy(click.Group):
         for title, commands in _GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name.ljust(width), command.summary) for name, command in commands.items()]
+                    [(name.ljust(width), summary) for name, summary in commands.items()]
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
