@@ -38,6 +38,12 @@ class Files:
     shared: bool = False
 
     def __post_init__(self) -> None:
+        for name, function in (("write", self.write), ("read", self.read)):
+            if function is not None and not callable(function):
+                raise TypeError(
+                    f"Files: {name}= expects a function of a folder, found {function!r}; for files"
+                    " that are there: Files(lambda folder: shutil.copytree(PATH, folder / NAME))"
+                )
         if self.per_process and self.shared:
             raise ValueError(
                 "Files: per_process keeps the files of each process apart, and shared puts them"

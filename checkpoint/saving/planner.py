@@ -17,6 +17,8 @@ from holdfast.multihost.group.group import runtime_indices
 
 from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
+from ..format.json_state import Json
+from ..format.own_files import Files
 from ..format.sharding import axes_of, describe_sharding
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
@@ -201,6 +203,8 @@ def _host_leaf(path: str, leaf: Any) -> Leaf:
     )
     if isinstance(leaf, jax.ShapeDtypeStruct):
         advice = "it has no values: save the array that it describes"
+    elif isinstance(leaf, (Json, Files)):
+        advice = f"it is an item of its own: save(step, items={{{path!r}: ...}})"
     message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
     raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
 

@@ -445,3 +445,13 @@ def test_conversions_carry_files_and_read_orbaxs(tmp_path: Path) -> None:
     assert load(tmp_path / "orbax", item="notes") == {"deep/a.txt": b"hello"}
     with CheckpointManager(tmp_path / "orbax") as native:
         assert native.restore(1, Files(read=read), item="notes") == {"deep/a.txt": b"hello"}
+
+
+def test_a_folder_is_no_handler(tmp_path: Path) -> None:
+    """A path where a function is wanted is a mistake of the caller, seen where it is made."""
+    with pytest.raises(
+        TypeError, match=r"Files: write= expects a function of a folder, found Posi"
+    ):
+        Files(tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Files: read= expects .*shutil.copytree"):
+        Files(read="folder")  # type: ignore[arg-type]

@@ -141,6 +141,7 @@ HOSTILE = {
     "tree of text": change("items/state/tree", "x"),
     "tree of no kind": change("items/state/tree/kind", "eval"),
     "keys of lists": change("items/state/tree/keys", [[], "none", "w"]),
+    "keys of two types": change("items/state/tree/keys", ["n", 7, "w"]),
     "keys missing": change("items/state/tree/keys", []),
     "item kind": change("items/state/kind", "pickle"),
     "item name": lambda record: record["items"].update({"../x": record["items"].pop("state")}),
@@ -167,7 +168,17 @@ def test_hostile_records_are_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[" * 100_000, b'{"a":' * 100_000, b"null", b"[]", b'"x"', b"\xff\xfe", b"1e999"]
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b"1e999",
+        b"9" * 5000,
+    ],
 )
 def test_json_that_is_no_record(body: bytes) -> None:
     """JSON nested 100,000 deep, of other types, or none at all, with a checksum that fits."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from holdfast.checkpoint import UnsupportedLeaf
+from holdfast.checkpoint import Files, Json, UnsupportedLeaf
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.planner import CACHED_PLANS, Planner, placement_of, row_placement
 
@@ -140,6 +140,8 @@ def deleted() -> jax.Array:
             np.zeros(3, ">f4"),
             r"the leaf 'a' has dtype >f4 .*; convert it to a little-endian number dtype",
         ),
+        (Json({}), r"it is an item of its own: save\(step, items=\{'a': \.\.\.\}\)"),
+        (Files(), r"it is an item of its own: save\(step, items=\{'a': \.\.\.\}\)"),
         (np.array(["x"], object), "which cannot be saved; convert it"),
         (deleted(), "the leaf 'a' was deleted or donated: save it before that"),
     ],
