@@ -122,7 +122,9 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
     if isinstance(error, BarrierTimeout | ProcessLost):
         missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         return SaveFailed(
-            f"step {step} was not saved: {error}", step=step, process=next(iter(missing), None)
+            f"step {step} was not saved: {error.message}",
+            step=step,
+            process=next(iter(missing), None),
         )
     return SaveFailed(
         f"step {step} was not saved: process {process} failed: {error_text(error)}",

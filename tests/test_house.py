@@ -207,6 +207,8 @@ def test_coordination_never_imports_jax() -> None:
 
 # Source files whose tests are elsewhere, and where.
 TESTED_ELSEWHERE = {
+    "checkpoint/agreement/absence.py": "tests/system/test_one_saves.py",
+    "multihost/group/late.py": "tests/system/test_one_saves.py",
     "checkpoint/local_tier/local_save.py": "tests/checkpoint/local_tier/test_tier.py",
     "checkpoint/storage/base.py": (
         "tests/checkpoint/storage/test_storage.py"

@@ -16,7 +16,9 @@ from typing import Protocol
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
+from holdfast.multihost.group.late import AwaitedSave
 
+from ..agreement.absence import LateWatch
 from ..agreement.save_protocol import (
     BuildRecord,
     Built,
@@ -64,6 +66,7 @@ from ..errors import (
 from ..format.item_report import ItemReport
 from ..format.record import parse_record, read_record
 from ..steps.background import BackgroundWorker
+from ..steps.claims import writer_of
 from ..steps.step_files import delete_files
 from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.path import join
@@ -138,6 +141,12 @@ class SaveTarget:
         return join(self.storage.root, self.folder)
 
     @property
+    def awaited(self) -> AwaitedSave:
+        """The save as the launcher, and those who wait, know it. A manager's call has a step."""
+        call = f"save({self.key.step})" if self.folder else "save"
+        return AwaitedSave(call, int(writer_of(self.key.save_id), 16), self.key.counter)
+
+    @property
     def remaining_s(self) -> float:
         """The seconds that remain of the save's time."""
         return max(0.0, self.began + self.timeout_s - time.monotonic())
@@ -145,7 +154,10 @@ class SaveTarget:
     def report(self, stage: SaveStage, **progress: int | str) -> None:
         """Reports to the launcher where this process's part stands."""
         if self.reports_stages:
-            self.group.report(save=self.key.counter, save_stage=stage, **progress)
+            awaited = self.awaited
+            self.group.report(
+                save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
+            )
 
 
 class SaveWork(Protocol):
@@ -307,25 +319,46 @@ class EffectPerformer:
         target.report(SaveStage.REPORTED)
         name = f"{target.messages}/report"
         timeout_s = target.remaining_s or 0.001
-        try:
-            gathered = target.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
-        except (BarrierTimeout, ProcessLost) as error:
-            if target.group.index:  # the primary may have all reports nevertheless
-                raise
-            raise self._with_lost_leaves(error) from error
+        watch = LateWatch(target.group, target.key, target.awaited, asks=target.reports_stages)
+        with watch as late:
+            try:
+                gathered = target.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
+            except BarrierTimeout as error:
+                raise self._timed_out(error, late) from error
+            except ProcessLost as error:
+                if target.group.index:  # the primary may have all reports nevertheless
+                    raise
+                failure = failure_of(error, target.key.step, 0)
+                raise self._with_lost_leaves(failure, [error.process]) from error
         if gathered is None:
             return Sent()
         return Gathered([SaveReport.from_bytes(data) for data in gathered])
 
-    def _with_lost_leaves(self, error: BarrierTimeout | ProcessLost) -> Exception:
+    def _timed_out(self, error: BarrierTimeout, late: LateWatch) -> HoldfastError:
+        """Returns why not all reports came in time."""
+        target = self._target
+        if target.group.index:
+            # The primary may have all reports nevertheless; it tells who is late, unless it is.
+            is_primary_late = runtime_indices(target.group)[0] in error.missing
+            if not is_primary_late:
+                return error
+            return CheckpointError(late.explain(error, target.timeout_s))
+        step = target.key.step
+        failure = SaveFailed(
+            f"step {step} was not saved: {late.explain(error, target.timeout_s)}",
+            step=step,
+            process=next(iter(error.missing), None),
+        )
+        return self._with_lost_leaves(failure, error.missing)
+
+    def _with_lost_leaves(
+        self, failure: HoldfastError, missing: Sequence[int | None]
+    ) -> HoldfastError:
         """Returns the failure of the save, for all to hear.
 
         It names the leaves that went with the processes that did not report.
         """
         group = self._target.group
-        step = self._target.key.step
-        failure = failure_of(error, step, 0)
-        missing = error.missing if isinstance(error, BarrierTimeout) else (error.process,)
         ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
         plans = self._work.plans().values()
         lost = sorted(
@@ -335,6 +368,7 @@ class EffectPerformer:
             return failure
         more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
         message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
+        step = self._target.key.step
         return SaveFailed(message, step=step, process=getattr(failure, "process", None))
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:

@@ -20,7 +20,13 @@ from ..limits import HEARTBEATS_PER_TIMEOUT
 from .answers import is_service_mismatch
 from .fork import abandon_in_children, keep_for_ever
 from .processes import ProcessInfo, ProcessWatch
-from .retry import IDEMPOTENT, Backoff, accepts_connections, first_reconnect_s
+from .retry import (
+    IDEMPOTENT,
+    Backoff,
+    accepts_connections,
+    first_reconnect_s,
+    why_unreachable,
+)
 from .session import ANSWER_GRACE_S, SessionTransport, without_memory
 from .unary import Identity, TransportError, UnaryTransport
 
@@ -168,13 +174,14 @@ class Connection:
                 return
             except TransportError as error:
                 if deadline.remaining_s() <= pause_s or self._stop.wait(pause_s):
-                    raise self._out_of_reach(deadline, error) from None
+                    # What gRPC says of it stays behind `__cause__`.
+                    raise self._out_of_reach(deadline) from error
 
-    def _out_of_reach(self, deadline: Deadline, error: TransportError) -> CoordinatorLost:
+    def _out_of_reach(self, deadline: Deadline) -> CoordinatorLost:
         tried_s = deadline.elapsed_s()
-        what = f"no coordinator answered at {self._address} for {tried_s:.1f} s ({error.message})"
+        what = f"no coordinator answered at {self._address} for {tried_s:.1f} s"
         return CoordinatorLost(
-            f"{what}; is it running and reachable from this host?",
+            f"{what}: {why_unreachable(self._address)}",
             address=self._address,
             tried_s=tried_s,
         )
@@ -232,11 +239,12 @@ class Connection:
         if error.sent and not again:
             what = (
                 f"the connection to {self._address} broke during {method}: it may or may not have"
-                f" been applied ({error.message})"
+                " been applied"
             )
-            raise CoordinatorLost(what, address=self._address, tried_s=deadline.elapsed_s())
+            lost = CoordinatorLost(what, address=self._address, tried_s=deadline.elapsed_s())
+            raise lost from error
         if deadline.remaining_s() <= pause_s:
-            raise self._out_of_reach(deadline, error)
+            raise self._out_of_reach(deadline) from error
         self._stop.wait(pause_s)
 
     def _after_answer(self, error: CoordinationError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -77,3 +78,21 @@ def accepts_connections(address: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def why_unreachable(address: str) -> str:
+    """Returns what a connection to an address shows, and what to look at. Blocks for PROBE_S."""
+    try:
+        connect(address, PROBE_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return "nobody listens there: is it running, and is the address right?"
+    except socket.gaierror:
+        return "this host does not know that name: is the address right?"
+    except TimeoutError:
+        return "nothing comes back from there: is a firewall in between, or the host down?"
+    except (OSError, ValueError) as error:
+        return f"it cannot be reached ({error})"
+    return (
+        "somebody listens there who does not answer as a coordinator: is it another program, is it"
+        " stopped, or does it want other certificates?"
+    )

@@ -13,7 +13,7 @@ import grpc
 from holdfast.proto import coordination_b_pb2, session_pb2
 
 from ..credentials import Credentials
-from ..errors import CoordinationError
+from ..errors import CoordinationError, CoordinatorLost
 from ..names import (
     END_ATTEMPT,
     PROFILE_B,
@@ -46,6 +46,7 @@ class StatusClient:
         wait_for_ready: bool = False,
     ) -> None:
         credentials = credentials or Credentials()
+        self._address = address
         self.timeout_s = timeout_s
         self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
         self._channel = credentials.channel(address, QUERY_CHANNEL_OPTIONS)
@@ -76,7 +77,7 @@ class StatusClient:
         try:
             return method(request, timeout=self.timeout_s, **self._options)
         except grpc.RpcError as error:
-            raise _error_of(error) from None
+            raise self._error_of(error) from error
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise CoordinationError("the status client is closed", code="CANCELLED") from None
 
@@ -112,7 +113,28 @@ class StatusClient:
         calls = [
             self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests
         ]
-        return [_stacks_of(call) for call in calls]
+        return [self._stacks_of(call) for call in calls]
+
+    @staticmethod
+    def _stacks_of(call: Any) -> str | CoordinationError:
+        try:
+            return str(call.result().stacks.decode(errors="replace"))
+        except grpc.RpcError as error:
+            return CoordinationError(error.details() or "", code=error.code().name)
+
+    def _error_of(self, error: grpc.RpcError) -> CoordinationError:
+        """Returns an error of ours; what gRPC says of a broken connection stays its cause."""
+        code = error.code().name
+        if code == "UNAVAILABLE":
+            what = f"no coordinator answers at {self._address}; is it running?"
+            return CoordinatorLost(what, address=self._address)
+        if code == "DEADLINE_EXCEEDED":
+            what = f"the coordinator at {self._address} did not answer in {self.timeout_s:g} s"
+            return CoordinationError(what, code=code)
+        if code == "UNIMPLEMENTED":
+            what = f"what listens at {self._address} is no coordinator of holdfast's"
+            return CoordinationError(what, code=code)
+        return CoordinationError(error.details() or "", code=code)
 
     def report_exit(self, process_id: int, exit_code: int) -> None:
         """Reports as its launcher that a process has ended, by minus the signal's number where one
@@ -161,14 +183,3 @@ class StatusClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _stacks_of(call: Any) -> str | CoordinationError:
-    try:
-        return str(call.result().stacks.decode(errors="replace"))
-    except grpc.RpcError as error:
-        return _error_of(error)
-
-
-def _error_of(error: grpc.RpcError) -> CoordinationError:
-    return CoordinationError(error.details() or "", code=error.code().name)

@@ -21,6 +21,8 @@ from .answers import METHODS, make_error, payloads_of
 TRANSIENT = frozenset({"UNAVAILABLE", "UNKNOWN"})
 """Codes that a broken connection gives, as opposed to an answer of the service."""
 
+_NO_ANSWER = "Deadline Exceeded"  # what gRPC itself says; a service says who is missing
+
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -121,7 +123,7 @@ class UnaryTransport:
                 request, timeout=max(0.0, timeout_s), metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise self._error_of(error, request) from None
+            raise self._error_of(error, method, request, deadline) from error
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise TransportError("the client is closed", sent=False) from None
 
@@ -132,9 +134,13 @@ class UnaryTransport:
             service_incarnation=self._service_incarnation,
         )
 
-    def _error_of(self, error: grpc.RpcError, request: Any) -> HoldfastError:
+    def _error_of(
+        self, error: grpc.RpcError, method: str, request: Any, deadline: Deadline
+    ) -> HoldfastError:
         code = error.code().name
         details = error.details() or ""
+        if details == _NO_ANSWER:
+            details = f"{method}: no answer within {deadline.timeout_s:g} s"
         payloads = payloads_of(error)
         # An answer of the service has payloads; what a broken connection gives has none.
         if code in TRANSIENT and not payloads:

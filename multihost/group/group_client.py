@@ -433,7 +433,8 @@ class GroupClient:
     ) -> CoordinationError | None:
         """Reads a status text, such as `DEADLINE_EXCEEDED: Barrier timed out. ...`.
 
-        It is all that jaxlib's client gives.
+        It is all that jaxlib's client gives. What it says for developers of jaxlib stays behind
+        `__cause__`.
         """
         status = _CODE.match(str(error))
         if status is None:
@@ -443,11 +444,15 @@ class GroupClient:
             missing = tuple(sorted({self.process(task) for task in _missing_tasks(text)}))
             who = f", waiting for {named(missing)}" if missing else ""
             return BarrierTimeout(
-                f"{what} timed out after {timeout_s:g} s{who}: {text}", name=name, missing=missing
+                f"{what} timed out after {timeout_s:.3g} s{who}", name=name, missing=missing
             )
         if code == "UNAVAILABLE":
-            return CoordinatorLost(f"{what}: {text}")
-        return CoordinationError(f"{what}: {text}", code=code)
+            return CoordinatorLost(
+                f"{what}: jax.distributed's coordinator does not answer; it lives in process 0:"
+                " look at its log"
+            )
+        first, _, _ = text.partition("\n")
+        return CoordinationError(f"{what}: {first}", code=code)
 
 
 def lost(name: str, process: int, host: str, why: str) -> ProcessLost:

@@ -27,6 +27,7 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import stacks
 
 from ..group.collectives import on_thread
+from ..group.late import tell_once
 from ..group.runtime import current_client, current_spec, distributed_process_id
 from ..job import current_job
 from ..spec import ProcessSpec
@@ -181,19 +182,14 @@ def _why(client: Any, spec: ProcessSpec) -> str:
 
     That one asks all others where they are, which thousands at once must not do.
     """
+
+    def find() -> str:
+        with StatusClient(spec.coordinator, spec.new_credentials()) as status:
+            findings = diagnose(gather(status, hangs=True))
+        return "; ".join(finding.text for finding in findings[:_MOST_FINDINGS])
+
     folder = f"{_HANGS_PREFIX}{int(time.time() // 60)}"
-    try:
-        client.key_value_set(f"{folder}/asked", str(spec.process_id))
-    except CoordinationError as error:
-        if error.code != "ALREADY_EXISTS":
-            raise
-        return str(client.blocking_key_value_get(f"{folder}/why", _WHY_MS))
-    with StatusClient(spec.coordinator, spec.new_credentials()) as status:
-        why = "; ".join(
-            finding.text for finding in diagnose(gather(status, hangs=True))[:_MOST_FINDINGS]
-        )
-    client.key_value_set(f"{folder}/why", why)
-    return why
+    return tell_once(client, folder, find, _WHY_MS)
 
 
 class _WatchList:

@@ -128,7 +128,7 @@ def test_what_the_primary_sends_is_what_the_others_raise(
         and getattr(sent.error, "process", None) == process
         and sent.deletable
     )
-    assert str(error) in str(sent.error)
+    assert str(error.args[-1]) in str(sent.error)
 
 
 def test_a_commit_is_sent_with_the_steps_that_go() -> None:

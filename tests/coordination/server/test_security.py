@@ -29,6 +29,7 @@ from holdfast.coordination import (
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
+from tests.support.grpc_words import GRPC_WORDS
 from tests.support.network import namespaces, python_in
 from tests.support.paths import program
 from tests.support.secured import (
@@ -150,8 +151,11 @@ def test_no_client_of_ours_joins_as_a_stranger(
         credentials=security.stranger(who),
         session=session,
     )
-    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"):
+    with pytest.raises(
+        CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"
+    ) as caught:
         client.connect()
+    assert not GRPC_WORDS.search(str(caught.value)), caught.value
 
 
 def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> None:

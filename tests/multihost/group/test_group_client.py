@@ -314,7 +314,11 @@ class JaxlibError(Exception):
             BarrierTimeout,
             "barrier 'b' timed out after 2 s, waiting for process 0",
         ),
-        ("UNAVAILABLE: failed to connect", CoordinatorLost, "barrier 'b': failed to connect"),
+        (
+            "UNAVAILABLE: failed to connect",
+            CoordinatorLost,
+            "barrier 'b': jax.distributed's coordinator does not answer; it lives in process 0",
+        ),
         ("ABORTED: something else", CoordinationError, "barrier 'b': something else"),
     ],
 )
