@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -33,6 +33,9 @@ EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
+JSON_VERSION = 1
+"""Of what --json prints; it rises when a name goes or means something else, not with a new one."""
+
 SHOW_AFTER_S = 1.0
 SECONDS = click.FloatRange(0)
 
@@ -157,14 +160,9 @@ def failure_of(error: OSError) -> Failure:
     return Failure(f"{where}{error.strerror or error}")
 
 
-def print_json(value: Any) -> None:
-    """Prints one JSON value on stdout."""
-    click.echo(json.dumps(value, indent=2, default=str))
-
-
-def console() -> Console:
-    """Returns the console for tables."""
-    return Console(soft_wrap=True, highlight=False)
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints one JSON object on stdout; `version` says which shape of docs/cli.md it has."""
+    click.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=str))
 
 
 class Meter:

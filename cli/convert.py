@@ -98,7 +98,7 @@ def convert(
                 conversion.try_step(src, number)
         else:
             conversion.write(src, step, folder="")
-    _print(conversion, every, as_json)
+    _print(conversion, as_json)
 
 
 @dataclass
@@ -161,12 +161,11 @@ class Conversion:
         self.written.append({"from": info.path, "was": info.layout, "to": where, "layout": self.to})
 
 
-def _print(conversion: Conversion, every: bool, as_json: bool) -> None:
+def _print(conversion: Conversion, as_json: bool) -> None:
     written = conversion.written
     errors = conversion.errors
     if as_json:
-        shown: Any = written if every else written[0]
-        print_json({"converted": written, "errors": errors} if errors else shown)
+        print_json({"converted": written, "errors": errors})
     else:
         for line in written:
             click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")

@@ -91,8 +91,9 @@ class _Copies:
                 "skipped": self.skipped,
                 "bytes": self.bytes,
                 "verified": not self.errors,
+                "errors": self.errors,
             }
-            print_json(facts | ({"errors": self.errors} if self.errors else {}))
+            print_json(facts)
         elif count > len(self.errors):
             kept = f", {len(self.skipped)} were there already" if self.skipped else ""
             click.echo(

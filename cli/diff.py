@@ -8,18 +8,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
 from .common import (
     EXIT_DIFFERENT,
-    console,
     json_option,
     open_measured,
     print_json,
     progress_bar,
     sentences,
 )
+from .tables import Table, console
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.tools.diff import LeafDifference
@@ -48,41 +46,52 @@ def diff(
     """Compare the checkpoints A and B: structure, shapes, dtypes and values, bit by bit.
 
     For each leaf that differs: how many elements, and the largest absolute and relative difference
-    among them.
+    among them. What is in one alone, or of another shape or type, comes first, then the leaves with
+    NaNs or infinities in one alone, then the largest absolute difference.
     """
     from holdfast.checkpoint.layouts.base import total_bytes
-    from holdfast.checkpoint.tools.diff import compare
+    from holdfast.checkpoint.tools.diff import by_size, compare
 
     with sentences(), progress_bar("comparing") as meter:
         one = open_measured(a, step_a, meter)
         two = open_measured(b, step_b, meter)
         meter.expect(total_bytes(one) + total_bytes(two))
-        differences = list(compare(one, two))
+        differences = sorted(compare(one, two), key=by_size)
     if as_json:
         shown = [asdict(difference) for difference in differences]
         print_json({"a": one.info.path, "b": two.info.path, "differences": shown})
     elif not differences:
         click.echo(f"{one.info.path} and {two.info.path} are equal, bit by bit")
     else:
-        title = f"A: {escape(one.info.path)}\nB: {escape(two.info.path)}"
-        console().print(_table(title, differences[: limit or None]))
+        click.echo(f"A: {one.info.path}\nB: {two.info.path}")
+        console().print(_table(differences[: limit or None]))
         differ = "leaf differs" if len(differences) == 1 else "leaves differ"
-        more = f", {limit} shown" if 0 < limit < len(differences) else ""
-        click.echo(f"{len(differences)} {differ}{more}")
+        more = ""
+        if 0 < limit < len(differences):
+            more = f", {limit} shown (--limit 0 shows all)"
+        click.echo(f"\n{len(differences)} {differ}{more}")
     sys.exit(EXIT_DIFFERENT if differences else 0)
 
 
-def _table(title: str, differences: Sequence[LeafDifference]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("leaf", "what", "A", "B"):
-        table.add_column(column, overflow="fold")
-    for column in ("differing", "max abs", "max rel"):
-        table.add_column(column, overflow="fold", justify="right")
+def _table(differences: Sequence[LeafDifference]) -> Table:
+    table = Table(
+        ["leaf", "what", "max abs", "max rel", "differing", "A", "B"],
+        folds=["B", "A", "differing", "max rel", "what", "max abs"],
+        numbers=["max abs", "max rel", "differing"],
+    )
     for row in differences:
         name = f"{row.item}: {row.path}" if row.path else row.item
-        numbers = ["", "", ""]
-        if row.size:
-            count = f"{row.count:,} of {row.size:,}"
-            numbers = [count, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}"]
-        table.add_row(escape(name), row.what, escape(row.a), escape(row.b), *numbers)
+        # Both have the same type where only values differ.
+        b = "" if row.b == row.a else row.b
+        table.add(name, row.what, *_numbers(row), row.a, b)
     return table
+
+
+def _numbers(row: LeafDifference) -> tuple[str, str, str]:
+    """Returns the largest differences and how many elements differ; "" for what is no number."""
+    if not row.size:
+        return "", "", ""
+    differing = f"{row.count:,} of {row.size:,}"
+    if row.not_finite:
+        differing += f", {row.not_finite:,} NaN or inf"
+    return f"{row.max_abs:.3g}", f"{row.max_rel:.3g}", differing

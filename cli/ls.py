@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from .common import (
-    console,
     json_option,
     local_option,
     print_json,
@@ -19,6 +17,7 @@ from .common import (
     sentences,
     shown_time,
 )
+from .tables import Table, console
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.local_tier.host_steps import HostStep
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 _ORBAX_MARK = ".orbax-checkpoint-tmp"
 _MOST_WRONG = 3
+_COLOURS = {"damaged": "red", "dead": "red", "unfinished": "yellow"}
 
 
 @click.command(
@@ -46,36 +46,32 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
     with sentences(), progress_bar("listing", counts=False):
         rows = _rows(root) if local is None else _durable_rows(root) + _local_rows(root, local)
     if as_json:
-        print_json(rows)
+        print_json({"root": root, "steps": rows})
         return
-    console().print(_table(root, rows))
-    for row in rows:
-        if row["note"]:
-            click.echo(f"{row['name']}: {row['note']}")
+    click.echo(root)
+    console().print(_table(rows))
+    notes = [f"{row['name']}: {row['note']}" for row in rows if row["note"]]
+    for line in ["", *notes] if notes else []:
+        click.echo(line)
 
 
-def _table(root: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        title=escape(root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+def _table(rows: list[dict[str, Any]]) -> Table:
     # Steps of incremental saves share files: the deletion of one frees less than its size.
     shares = any(_frees(row) != row["bytes"] for row in rows)
-    columns = ["step", "state", "layout", "saved", "size", "frees", "items", "metrics"]
+    titles = ["step", "state", "layout", "saved", "size", "frees", "items", "metrics"]
     if not shares:
-        columns.remove("frees")
-    for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in ("step", "size", "frees") else "left",
-            overflow="fold",
-            no_wrap=column not in ("items", "metrics"),
-        )
+        titles.remove("frees")
+    table = Table(
+        titles,
+        folds=["items", "layout", "frees", "metrics", "saved", "size", "state"],
+        numbers=["step", "size", "frees"],
+    )
     for row in rows:
-        table.add_row(*_cells(row, shares))
+        table.add(*_cells(row, shares))
     return table
 
 
-def _cells(row: dict[str, Any], shares: bool) -> list[str]:
+def _cells(row: dict[str, Any], shares: bool) -> list[str | Text]:
     sizes = [decimal(row["bytes"])]
     if shares:
         sizes.append(decimal(_frees(row)))
@@ -84,13 +80,13 @@ def _cells(row: dict[str, Any], shares: bool) -> list[str]:
         for name, value in row["metrics"].items()
     ]
     return [
-        escape(str(row["name"])),
-        row["state"],
+        str(row["name"]),
+        Text(row["state"], style=_COLOURS.get(row["state"], "")),
         row["layout"],
         shown_time(row["saved_s"])[:-3],
         *sizes,
-        escape(", ".join(row["items"])),
-        escape(", ".join(metrics)),
+        ", ".join(row["items"]),
+        ", ".join(metrics),
     ]
 
 

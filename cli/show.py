@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
+
+from holdfast.coordination.diagnosis.summary import printable
 
 from .common import (
     EXIT_NOTHING,
     Failure,
-    console,
     json_option,
     open_measured,
     print_json,
@@ -23,14 +24,18 @@ from .common import (
     sentences,
     shown_time,
 )
+from .layers import fold_layers
+from .tables import Table, console
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.format.record import LeafRecord
     from holdfast.checkpoint.layouts.base import CheckpointReader
 
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "·▁▂▃▄▅▆▇█"
 _NUMBERS = ("min", "max", "mean")
 BINS = 12
+_MOST_OF_A_VALUE = 60  # characters of a leaf's
+_MOST_OF_JSON = 2000  # characters of an item's
 
 
 @click.command(
@@ -38,6 +43,7 @@ BINS = 12
 Examples:
   holdfast show /ckpt/run7                         the latest step
   holdfast show /ckpt/run7 --step 1000 --path params.dense
+  holdfast show /ckpt/run7 --unfold                each layer on lines of its own
   holdfast show /orbax/run7/1000 --stats           Orbax's checkpoints too, and safetensors
   holdfast show /ckpt/run7 --stats --html run7.html
 
@@ -50,6 +56,9 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @click.option(
     "--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each."
 )
+@click.option(
+    "--unfold", is_flag=True, help="Show each leaf: repeated layers of one shape are one line else."
+)
 @click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
 @click.option(
     "--html",
@@ -58,52 +67,59 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
     help="Write a page there: a treemap of the sizes, and the leaves.",
 )
 @json_option
-def show(  # each option is a parameter, as click has it
-    path: str,
-    *,
-    step: int | None,
-    item: str | None,
-    under: str,
-    stats: bool,
-    check: bool,
-    page: Path | None,
-    as_json: bool,
-) -> None:
+def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
     from holdfast.checkpoint.layouts.base import total_bytes
 
+    chosen = _Chosen(**options)
     with sentences(), progress_bar("reading") as meter:
-        checkpoint = open_measured(path, step, meter)
-        meter.expect(total_bytes(checkpoint) * (stats + check))
-        rows = list(_rows(checkpoint, item, under, stats))
-        if check:
+        checkpoint = open_measured(path, chosen.step, meter)
+        meter.expect(total_bytes(checkpoint) * (chosen.stats + chosen.check))
+        rows = list(_rows(checkpoint, chosen))
+        if chosen.check:
             checkpoint.verify()
-    if under and not rows:
-        raise Failure(f"{checkpoint.info.path} has no leaf below '{under}'", EXIT_NOTHING)
+    if chosen.under and not rows:
+        raise Failure(f"{checkpoint.info.path} has no leaf below '{chosen.under}'", EXIT_NOTHING)
     if page is not None:
-        _write_page(page, _as_json(checkpoint, rows, check))
+        _write_page(page, _as_json(checkpoint, rows, chosen.check))
     if as_json:
-        print_json(_as_json(checkpoint, rows, check))
+        print_json(_as_json(checkpoint, rows, chosen.check))
     else:
-        _print(checkpoint, rows, stats, check)
+        _print(checkpoint, rows, chosen)
 
 
-def _rows(
-    checkpoint: CheckpointReader, only: str | None, under: str, stats: bool
-) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """What of a checkpoint is shown; each field is an option."""
+
+    step: int | None
+    item: str | None
+    under: str
+    stats: bool
+    unfold: bool
+    check: bool
+
+    @property
+    def folds(self) -> bool:
+        """Whether repeated layers are one line; each array has statistics of its own."""
+        return not (self.unfold or self.stats)
+
+
+def _rows(checkpoint: CheckpointReader, chosen: _Chosen) -> Iterator[dict[str, Any]]:
     from holdfast.checkpoint.layouts.base import find_named, leaves_below
 
+    only = chosen.item
     if only is not None:
         find_named(checkpoint.info, checkpoint.info.items, only)
     for name, kind in checkpoint.info.items.items():
         if only not in (None, name) or kind == "files":
             continue
         if kind == "json":
-            if not under:
+            if not chosen.under:
                 yield {"item": name, "path": "", "dtype": "json", "value": checkpoint.json(name)}
             continue
-        leaves = leaves_below(checkpoint.item(name), under)
-        counted = dict(_statistics(checkpoint, name, leaves)) if stats else {}
+        leaves = leaves_below(checkpoint.item(name), chosen.under)
+        counted = dict(_statistics(checkpoint, name, leaves)) if chosen.stats else {}
         for leaf in leaves:
             yield _leaf_row(name, leaf, counted.get(leaf.path))
 
@@ -193,57 +209,102 @@ def bars(counts: list[int]) -> str:
     return "".join(_BARS[height] for height in heights)
 
 
-def _print(
-    checkpoint: CheckpointReader, rows: list[dict[str, Any]], stats: bool, check: bool
-) -> None:
+def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Chosen) -> None:
     info = checkpoint.info
-    out = console()
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
-    out.print(f"{step}{escape(info.path)} ({info.layout}){when}")
+    click.echo(f"{step}{info.path} ({info.layout}){when}")
     for name, kind in info.items.items():
         of_item = [row for row in rows if row["item"] == name]
         if of_item:
-            out.print(_table(name, kind, of_item, stats))
+            _print_item(name, kind, _folded(of_item) if chosen.folds else of_item, chosen.stats)
+    click.echo()
     for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
         if facts:
-            out.print(f"{label}: {escape(str(facts))}")
+            click.echo(printable(f"{label}: {facts}"))
     leaves = [row for row in rows if row["dtype"] != "json"]
-    out.print(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
-    if check and info.layout == "holdfast":
-        out.print("every byte is as it was written")
-    elif check:
-        out.print("everything can be read; this layout has no checksums")
+    click.echo(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
+    if chosen.check and info.layout == "holdfast":
+        click.echo("every byte is as it was written")
+    elif chosen.check:
+        click.echo("everything can be read; this layout has no checksums")
 
 
-def _table(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> Table:
-    table = Table(title=f"{name} ({kind})", title_justify="left")
-    columns = ["path", "shape", "dtype", "size"]
-    columns += ["min", "max", "mean", "NaN", "histogram"] if stats else ["sharding"]
-    for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in ("size", "min", "max", "mean", "NaN") else "left",
-            overflow="fold",
-            no_wrap=column not in ("path", "sharding"),
-        )
+def _print_item(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> None:
+    shardings = {row["sharding"] for row in rows if row.get("sharding")}
+    # Mostly all arrays have one sharding: then it is no column.
+    everywhere = f", each array on {min(shardings)}" if len(shardings) == 1 else ""
+    click.echo(printable(f"\n{name} ({kind}){everywhere}", lines=True))
+    if kind != "json":
+        console().print(_table(rows, stats, with_sharding=len(shardings) > 1))
+        return
     for row in rows:
-        table.add_row(*_cells(row, stats))
+        text = json.dumps(row["value"], default=str)
+        more = "... (--json shows all)" if len(text) > _MOST_OF_JSON else ""
+        click.echo(f"{text[:_MOST_OF_JSON]}{more}")
+
+
+def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows with those of repeated layers as one, which says how many it stands for.
+
+    Its size is that of all together.
+    """
+    by_path = {row["path"]: row for row in rows}
+    alike = {path: _common(row) for path, row in by_path.items()}
+    folded = []
+    for fold in fold_layers(alike):
+        row = by_path[fold.members[0]]
+        count = len(fold.members)
+        if count > 1:
+            size = sum(by_path[path].get("bytes", 0) for path in fold.members)
+            row = row | {"path": f"{fold.path} x{count}", "bytes": size}
+        folded.append(row)
+    return folded
+
+
+def _common(row: dict[str, Any]) -> tuple[str, ...]:
+    """Returns what the leaves of repeated layers have in common."""
+    facts = ("dtype", "shape", "value", "sharding")
+    return tuple(repr(row.get(fact)) for fact in facts)
+
+
+def _table(rows: list[dict[str, Any]], stats: bool, *, with_sharding: bool) -> Table:
+    """Returns the leaves as a table; a column that none of them has is left out."""
+    cells = [_cells(row, stats) for row in rows]
+    titles = [title for title in cells[0] if any(each[title] for each in cells)]
+    if not with_sharding:
+        titles = [title for title in titles if title != "sharding"]
+    table = Table(
+        titles,
+        folds=["sharding", "value", "NaN", "histogram", "mean", "max", "min", "dtype", "size"]
+        + ["shape"],
+        numbers=["size", *_NUMBERS, "NaN"],
+    )
+    for each in cells:
+        table.add(*(each[title] for title in titles))
     return table
 
 
-def _cells(row: dict[str, Any], stats: bool) -> list[str]:
-    path = escape(row["path"])
-    if "value" in row:
-        value = escape(repr(row["value"])[:60])
-        return [path, value, row["dtype"]] if stats else [path, "", row["dtype"], "", value]
-    cells = [path, escape(str(row["shape"])), row["dtype"], decimal(row["bytes"])]
-    return cells + (_stat_cells(row["stats"]) if stats else [escape(row["sharding"])])
+def _cells(row: dict[str, Any], stats: bool) -> dict[str, str]:
+    """Returns what there is to show of a leaf, by title; "" for what it does not have."""
+    is_array = "shape" in row
+    cells = {
+        "path": row["path"],
+        "shape": str(row["shape"]) if is_array else "",
+        "dtype": row["dtype"],
+        "size": decimal(row["bytes"]) if is_array else "",
+        "value": "" if is_array else repr(row["value"])[:_MOST_OF_A_VALUE],
+    }
+    if stats:
+        return cells | _stat_cells(row.get("stats"))
+    return cells | {"sharding": row.get("sharding", "")}
 
 
-def _stat_cells(stats: dict[str, Any]) -> list[str]:
-    numbers = ["" if stats[name] is None else f"{stats[name]:.4g}" for name in _NUMBERS]
-    return [*numbers, str(stats["nan"] or ""), bars(stats["bins"])]
+def _stat_cells(stats: dict[str, Any] | None) -> dict[str, str]:
+    if stats is None:
+        return dict.fromkeys([*_NUMBERS, "NaN", "histogram"], "")
+    numbers = {name: "" if stats[name] is None else f"{stats[name]:.4g}" for name in _NUMBERS}
+    return numbers | {"NaN": str(stats["nan"] or ""), "histogram": bars(stats["bins"])}
 
 
 def _as_json(

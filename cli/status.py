@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.live import Live
 
 from holdfast.coordination import CoordinationError, HoldfastError, StatusClient
@@ -22,6 +21,7 @@ from holdfast.proto import session_pb2
 
 from .own_jobs import credential_options, credentials_of, how_it_ended, only_job
 from .status_tables import status_tables
+from .tables import console
 
 _CONNECT_TIMEOUT_S = 2.0
 _DIAGNOSIS_INTERVAL_S = 10.0  # with --watch
@@ -176,7 +176,7 @@ def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -
     if as_json:
         _print_json(job, watch, interval_s)
     elif not watch:
-        Console().print(status_tables(job.status(), job.findings))
+        console().print(status_tables(job.status(), job.findings))
     else:
         with Live(status_tables(job.status(), job.findings), refresh_per_second=4) as live:
             while True:

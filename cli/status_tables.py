@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
 from holdfast.proto import coordination_pb2, session_pb2
 
+from .tables import Table
+
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
-_COLUMNS = (
+_TITLES = (
     "process",
     "state",
     "host",
@@ -30,6 +28,21 @@ _COLUMNS = (
     "memory",
     "error",
 )
+_TEXTS = ("state", "host", "error")
+_FOLDS = (
+    "pid",
+    "error",
+    "host",
+    "memory",
+    "waits",
+    "blocked",
+    "waiting",
+    "saved",
+    "last heard",
+    "state",
+    "steps/s",
+    "step",
+)
 
 
 def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
@@ -40,11 +53,11 @@ def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -
     parts.append(Text(printable(_headline(status)), style="bold"))
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))
-    parts.append(_processes(status))
+    parts += ["", _processes(status)]
     if local := [step for root in checkpoint_roots(status) for step in root.steps if step.local]:
-        parts.append(_local_steps(status, local))
+        parts += ["", _local_steps(status, local)]
     if status.barriers:
-        parts.append(_barriers(status))
+        parts += ["", _barriers(status)]
     return Group(*parts)
 
 
@@ -64,27 +77,20 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     return "; ".join(parts)
 
 
-def _table(columns: Sequence[str], *, texts: Sequence[str]) -> Table:
-    """Returns an empty table; the columns that are not in `texts` are of numbers."""
-    table = Table(box=None, pad_edge=False)
-    for title in columns:
-        table.add_column(title, justify="left" if title in texts else "right")
-    return table
-
-
 def _processes(status: session_pb2.StatusResponse) -> Table:
-    table = _table(_COLUMNS, texts=("state", "host", "error"))
+    numbers = [title for title in _TITLES if title not in _TEXTS]
+    table = Table(_TITLES, _FOLDS, numbers)
     for task in status.tasks:
         state = coordination_pb2.TaskState.Name(task.state)
-        cells = [
+        cells: list[str | Text] = [
             str(task.task_id),
-            f"[{_COLOURS.get(state, 'white')}]{state}[/]",
-            escape(printable(task.host)),
+            Text(state, style=_COLOURS.get(state, "")),
+            task.host,
             str(task.pid or ""),
             _heard(status, task),
         ]
-        error = escape(printable(task.error or task.progress.trouble, lines=True))
-        table.add_row(*cells, *_progress(task), error)
+        error = " ".join((task.error or task.progress.trouble).split("\n"))
+        table.add(*cells, *_progress(task), error)
     return table
 
 
@@ -103,11 +109,11 @@ def _progress(task: session_pb2.TaskStatus) -> list[str]:
     ]
 
 
-def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> str:
+def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> Text:
     if task.heartbeat_age_s < 0:
-        return "never"
+        return Text("never")
     heard = f"{task.heartbeat_age_s:.1f} of {expected_s(status, task):.0f} s"
-    return f"[red]{heard}[/]" if silent(status, task) else heard
+    return Text(heard, style="red" if silent(status, task) else "")
 
 
 def _local_steps(
@@ -115,8 +121,8 @@ def _local_steps(
 ) -> Table:
     """Returns the steps that the hosts have, and which processes have each process's part."""
     hosts = {task.task_id: task.host for task in status.tasks}
-    columns = ("local step", "hosts that may be lost", "whose part is where")
-    table = _table(columns, texts=columns[-1:])
+    titles = ("local step", "hosts that may be lost", "whose part is where")
+    table = Table(titles, folds=titles[:0:-1], numbers=titles[:2])
     for step in steps:
         parts = []
         for process, copies in enumerate(step.copies[:_MAX_MISSING]):
@@ -124,13 +130,13 @@ def _local_steps(
             parts.append(f"{process}: {', '.join(holders)}")
         if len(step.copies) > _MAX_MISSING:
             parts.append(f"and {len(step.copies) - _MAX_MISSING} more")
-        table.add_row(str(step.step), str(step.survives), escape(printable("; ".join(parts))))
+        table.add(str(step.step), str(step.survives), "; ".join(parts))
     return table
 
 
 def _barriers(status: session_pb2.StatusResponse) -> Table:
-    columns = ("barrier", "waiting (for)", "missing", "time left")
-    table = _table(columns, texts=columns)
+    titles = ("barrier", "waiting (for)", "missing", "time left")
+    table = Table(titles, folds=("waiting (for)", "time left", "missing"))
     for barrier in status.barriers:
         waiting = [
             f"{each.task_id} ({each.since_s:.1f} s)" for each in barrier.waiting[:_MAX_MISSING]
@@ -138,10 +144,10 @@ def _barriers(status: session_pb2.StatusResponse) -> Table:
         missing = ", ".join(map(str, barrier.missing[:_MAX_MISSING]))
         if len(barrier.missing) > _MAX_MISSING:
             missing += f" and {len(barrier.missing) - _MAX_MISSING} more"
-        table.add_row(
-            escape(printable(barrier.barrier_id)),
+        table.add(
+            barrier.barrier_id,
             ", ".join(waiting),
-            f"[red]{missing}[/]",
+            Text(missing, style="red"),
             "" if barrier.left_s < 0 else f"{barrier.left_s:.1f} s",
         )
     return table

@@ -52,7 +52,7 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
             reports = [_verify_one(path, step)]
     several = every or local is not None
     if as_json:
-        print_json(reports if several else reports[0])
+        print_json({"steps": reports})
     errors = [report["error"] for report in reports if "error" in report]
     if not as_json:
         for report in reports:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,10 +25,11 @@ class LeafDifference:
     """One leaf that differs.
 
     `what` is "only in A", "only in B", "type", "shape", "dtype" or "value"; the numbers are those
-    of "value". `path` is a leaf's, a file's own name, or "" for the whole item. It begins with
-    "process 3: " where each process keeps its own. `max_abs` and `max_rel` are over the elements
-    that are finite on both sides. `count` elements of `size` differ. A NaN differs from anything
-    but the same bits.
+    of "value", 0 for texts, JSON and files. `path` is a leaf's, a file's own name, or "" for the
+    whole item. It begins with "process 3: " where each process keeps its own. `max_abs` and
+    `max_rel` are over the elements that are finite on both sides. `count` elements of `size`
+    differ; `not_finite` of them are NaN or infinite on a side. A NaN differs from anything but the
+    same bits.
     """
 
     item: str
@@ -39,6 +41,21 @@ class LeafDifference:
     max_rel: float = 0.0
     count: int = 0
     size: int = 0
+    not_finite: int = 0
+
+
+def by_size(difference: LeafDifference) -> tuple[bool, bool, float, float]:
+    """Returns what sorts differences, the largest first.
+
+    What has no size, such as another shape or text, is before all numbers, and a leaf that has
+    become NaN before all others.
+    """
+    return (
+        difference.size > 0,
+        not difference.not_finite,
+        -difference.max_abs,
+        -difference.max_rel,
+    )
 
 
 class Shown(NamedTuple):
@@ -135,11 +152,8 @@ def _compare_values(item: str, prefix: str, a: Values, b: Values) -> Iterator[Le
             what = "only in B" if name not in a else "only in A"
             yield LeafDifference(item, path, what, a=one.text, b=other.text)
         elif one.value != other.value:
-            yield _one_value(item, path.removesuffix(": "), one.text, other.text)
-
-
-def _one_value(item: str, path: str, a: str, b: str) -> LeafDifference:
-    return LeafDifference(item, path, "value", a=a, b=b, count=1, size=1)
+            path = path.removesuffix(": ")
+            yield LeafDifference(item, path, "value", a=one.text, b=other.text)
 
 
 def _compare_trees(
@@ -171,6 +185,7 @@ def _compare_trees(
                 max_rel=gap.max_rel,
                 count=gap.elements,
                 size=array_a.size,
+                not_finite=gap.not_finite,
             )
 
 
@@ -193,7 +208,7 @@ def _compare_kinds(
         same_type = type(a.value) is type(b.value)
         if same_type and (a.value == b.value or repr(a.value) == repr(b.value)):
             return None
-        return _one_value(item, path, repr(a.value)[:80], repr(b.value)[:80])
+        return _compare_numbers(item, path, a.value, b.value)
     if a.grid is None or b.grid is None:
         what = "type"
     elif a.shape != b.shape:
@@ -205,12 +220,35 @@ def _compare_kinds(
     return LeafDifference(item, path, what, a=show_leaf(a), b=show_leaf(b))
 
 
+def _compare_numbers(item: str, path: str, a: Any, b: Any) -> LeafDifference:
+    """Returns how two values of Python's differ: numbers by how much."""
+    gap = None
+    if type(a) is type(b) and isinstance(a, int | float):
+        with contextlib.suppress(OverflowError):  # an int that no float holds
+            gap = difference(np.array([a], np.float64), np.array([b], np.float64))
+    found = LeafDifference(item, path, "value", a=repr(a)[:80], b=repr(b)[:80])
+    if gap is None:
+        return found
+    return replace(
+        found,
+        max_abs=gap.max_abs,
+        max_rel=gap.max_rel,
+        count=1,
+        size=1,
+        not_finite=gap.not_finite,
+    )
+
+
 class Gap(NamedTuple):
-    """The largest differences of two arrays, and how many elements differ."""
+    """The largest differences of two arrays, and how many elements differ.
+
+    `not_finite` of these are NaN or infinite on a side.
+    """
 
     max_abs: float
     max_rel: float
     elements: int
+    not_finite: int
 
 
 def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
@@ -226,7 +264,7 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
     flat_b = b.reshape(-1)
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     max_abs = max_rel = 0.0
-    count = 0
+    count = not_finite = 0
     for start in range(0, flat_a.size, COMPARED):
         window = slice(start * a.itemsize, (start + COMPARED) * a.itemsize)
         unequal = (bytes_a[window] != bytes_b[window]).reshape(-1, a.itemsize).any(axis=1)
@@ -235,13 +273,17 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
             continue
         x = flat_a[start : start + COMPARED][unequal]
         y = flat_b[start : start + COMPARED][unequal]
-        largest_abs, largest_rel = _largest_gaps(x, y, wide)
+        largest_abs, largest_rel, finite = _largest_gaps(x, y, wide)
         max_abs = max(max_abs, largest_abs)
         max_rel = max(max_rel, largest_rel)
-    return Gap(max_abs, max_rel, count)
+        not_finite += x.size - finite
+    return Gap(max_abs, max_rel, count, not_finite)
 
 
-def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float]:
+def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float, int]:
+    """Returns the largest differences over the elements that are finite on both sides, and their
+    number.
+    """
     # Signalling NaNs, infinities and the largest numbers warn.
     with np.errstate(invalid="ignore", over="ignore"):
         x = x.astype(wide)
@@ -250,4 +292,4 @@ def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float]:
         gaps = np.abs(x - y)[finite]
         scale = np.maximum(np.abs(x), np.abs(y))[finite]
     relative = np.divide(gaps, scale, out=np.zeros_like(gaps), where=scale > 0)
-    return float(gaps.max(initial=0.0)), float(relative.max(initial=0.0))
+    return float(gaps.max(initial=0.0)), float(relative.max(initial=0.0)), gaps.size

@@ -178,7 +178,7 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
     shutil.rmtree(root / "2" / "config")
     (root / "2" / "checkpoint.json").unlink()
     (root / "9.orbax-checkpoint-tmp").mkdir()
-    rows = {row["name"]: row for row in json.loads(run("ls", root, "--json").output)}
+    rows = {row["name"]: row for row in json.loads(run("ls", root, "--json").output)["steps"]}
     assert [rows[name]["state"] for name in ("1", "2", "3", "9.orbax-checkpoint-tmp")] == [
         "whole",
         "unfinished",
@@ -191,9 +191,9 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
         and rows["3"]["bytes"] > 100
     )
     assert "holdfast sweep" in run("ls", root).output
-    (row,) = json.loads(run("ls", orbax_root, "--json").output)
+    (row,) = json.loads(run("ls", orbax_root, "--json").output)["steps"]
     assert (row["layout"], row["step"], row["state"]) == ("orbax", 3, "whole")
-    assert json.loads(run("ls", root / "3", "--json").output)[0]["step"] == 3
+    assert json.loads(run("ls", root / "3", "--json").output)["steps"][0]["step"] == 3
 
 
 def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
@@ -244,7 +244,7 @@ def test_statistics_of_odd_values() -> None:
     found = statistics(np.array([np.nan, np.inf, 1.0, 2.0, 2.0]))
     assert (found["nan"], found["inf"], found["min"], found["max"]) == (1, 1, 1.0, 2.0)
     assert statistics(np.zeros((0, 3)))["min"] is None
-    assert bars([0, 1, 8]) == " ▁█" and bars([]) == ""
+    assert bars([0, 1, 8]) == "·▁█" and bars([]) == ""
 
 
 def test_verify_names_file_and_leaf(root: Path) -> None:
@@ -257,7 +257,7 @@ def test_verify_names_file_and_leaf(root: Path) -> None:
     run("verify", root)
     result = run("verify", root, "--step", 2, code=4)
     assert pack.name in result.output and "leaf" in result.output
-    reports = json.loads(run("verify", root, "--all", "--json", code=4).stdout)
+    reports = json.loads(run("verify", root, "--all", "--json", code=4).stdout)["steps"]
     assert ["error" in report for report in reports] == [False, True, False]
     pack.write_bytes(pack.read_bytes()[:-20])
     run("verify", root, "--step", 2, code=4)
@@ -491,7 +491,7 @@ def test_commands_go_by_the_names_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "run" / "ck_0007").mkdir()
     listed = {
         row["name"]: row["state"]
-        for row in json.loads(run("ls", tmp_path / "run", "--json").output)
+        for row in json.loads(run("ls", tmp_path / "run", "--json").output)["steps"]
     }
     assert listed == {"ck_0001": "whole", "ck_0002": "whole", "ck_0007": "unfinished"}
     save(tmp_path / "other" / "5", {"w": np.arange(3.0)}, step=5)

@@ -93,7 +93,11 @@ def test_a_command_by_itself(servers: dict[str, str], run7: Path) -> None:
     done = subprocess.run(
         [HOLDFAST, "ls", url, "--json"], check=True, timeout=60, capture_output=True, text=True
     )
-    assert [row["step"] for row in json.loads(done.stdout)] == [1, 2, 3] and done.stderr == ""
+    assert [row["step"] for row in json.loads(done.stdout)["steps"]] == [
+        1,
+        2,
+        3,
+    ] and done.stderr == ""
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
             manager.wait_until_finished()
     run("cp", tmp_path / "run", url("run"))
     assert json.loads(run("cp", tmp_path / "run", url("run"), "--json").output)["written"] == []
-    rows = json.loads(run("ls", url("run"), "--json").output)
+    rows = json.loads(run("ls", url("run"), "--json").output)["steps"]
     assert [(row["step"], row["state"]) for row in rows] == [(1, "whole"), (2, "whole")]
     assert "a.w" in run("show", url("run")).output
     run("verify", url("run"), "--all")
@@ -142,7 +142,7 @@ def test_the_commands_on_s3(s3: str, tmp_path: Path) -> None:
     assert verify(url("st")).leaves == 3
     assert "there is nothing at" in run("ls", url("nothing"), code=3).output
     run("prune", url("run"), "--keep", "last:1")
-    rows = json.loads(run("ls", url("run"), "--json").output)
+    rows = json.loads(run("ls", url("run"), "--json").output)["steps"]
     assert [(row["name"], row["state"]) for row in rows] == [("2", "whole")], open_storage(
         url("run")
     ).list("", recursive=True)

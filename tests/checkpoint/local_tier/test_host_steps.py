@@ -65,7 +65,10 @@ def test_a_host_shows_its_parts_and_what_is_dead(saved: tuple[LocalStorage, Path
     assert (dead.key.step, dead.dead) == (9, "branch 2 went on from step 4, without it")
     code, text = _ran("ls", root.root, "--local", folder / "host1", "--json")
     assert code == 0
-    assert [(row["step"], row["state"]) for row in json.loads(text)] == [(4, "whole"), (9, "dead")]
+    assert [(row["step"], row["state"]) for row in json.loads(text)["steps"]] == [
+        (4, "whole"),
+        (9, "dead"),
+    ]
     assert (
         "parts of processes 0, 1 of 2 are here; branch 2 went on"
         in _ran("ls", root.root, "--local", folder / "host1")[1]
@@ -88,7 +91,7 @@ def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStor
         " is not known here: `holdfast status`"
     )
     assert some_of_it in _ran("ls", root.root, "--local", folder / "host0")[1]
-    rows = json.loads(_ran("ls", root.root, "--local", folder / "host0", "--json")[1])
+    rows = json.loads(_ran("ls", root.root, "--local", folder / "host0", "--json")[1])["steps"]
     assert [(row["parts"], row["processes"]) for row in rows if row["state"] == "local"] == [
         ([0], 2)
     ]
@@ -119,7 +122,7 @@ def test_each_flipped_byte_is_found(saved: tuple[LocalStorage, Path]) -> None:
             verify_host_step(root, str(folder / "host0"), step)
     code, text = _ran("verify", root.root, "--local", folder / "host0", "--json")
     assert code == 4
-    assert json.loads(text)[0]["file"] == str(pack)
+    assert json.loads(text)["steps"][0]["file"] == str(pack)
 
 
 def test_a_sweep_takes_what_is_dead_and_leaves_what_may_come_back(

@@ -395,7 +395,7 @@ def test_the_tools_take_such_steps(tmp_path: Path) -> None:
         assert found.exit_code == 0, found.output
         return found.output
 
-    rows = json.loads(run("ls", root, "--json"))
+    rows = json.loads(run("ls", root, "--json"))["steps"]
     assert all(row["bytes"] > 4 << 20 > row["frees_bytes"] for row in rows) and "frees" in run(
         "ls", root
     )

@@ -38,14 +38,14 @@ def copy_and_look() -> None:
         assert "--single-writer" in refused
     assert len(run("cp", f"{LOCAL}/run", there, "--json", *PROMISE)["written"]) == 9
     assert run("cp", f"{LOCAL}/run", there, "--json", *PROMISE)["written"] == []
-    rows = run("ls", there, "--json")
+    rows = run("ls", there, "--json")["steps"]
     facts = [(row["step"], row["state"], row["files"]) for row in rows]
     assert facts == [(1, "whole", 3), (2, "whole", 3), (3, "whole", 3)], rows
     assert "params.w" in run("show", there)
     assert "lr" in run("show", there, "--item", "config")
     (leaf,) = run("show", there, "--stats", "--path", "params.w", "--json")["leaves"]
     assert leaf["stats"]["max"] == 3.0
-    assert len(run("verify", there, "--all", "--json")) == 3
+    assert len(run("verify", there, "--all", "--json")["steps"]) == 3
     assert "equal, bit by bit" in run("diff", f"{LOCAL}/run", there)
     run("diff", there, there, "--step-a", "1", "--step-b", "2", code=1)
 
@@ -53,10 +53,10 @@ def copy_and_look() -> None:
 def convert_and_copy_back(layout: str) -> None:
     there = url(layout)
     run("convert", url("run"), there, "--to", layout, *PROMISE)
-    (row,) = run("ls", there, "--json")
+    (row,) = run("ls", there, "--json")["steps"]
     assert (row["layout"], row["state"], row["bytes"] > 0) == (layout, "whole", True), row
     run("show", there)
-    assert run("verify", there, "--json")["layout"] == layout
+    assert run("verify", there, "--json")["steps"][0]["layout"] == layout
     run("convert", there, f"{LOCAL}/back-{layout}", "--to", "holdfast")
     assert "already" in run("convert", url("run"), there, "--to", layout, *PROMISE, code=5)
     run("cp", there, f"{LOCAL}/{layout}")
@@ -71,7 +71,7 @@ def prune_and_sweep() -> None:
     assert run(*keep, "--dry-run")["deleted"] == [1, 2]
     assert run(*keep)["kept"] == [3]
     assert run("sweep", there, "--json")["standing"] == []
-    rows = run("ls", there, "--json")
+    rows = run("ls", there, "--json")["steps"]
     assert [row["step"] for row in rows if row["state"] == "whole"] == [3]
 
 
