@@ -74,18 +74,18 @@ class _Account:
 
     counted: Goodput
     at: float
-    part: str
+    counts_as: str
     since_step_s: float
     pace: _Pace
 
     def up_to(self, now: float) -> Goodput:
         """Returns the account up to `now`, as if nothing came in between."""
         seconds = dict(vars(self.counted))
-        seconds[self.part] += now - self.at
-        if self.part in _STEPS:
+        seconds[self.counts_as] += now - self.at
+        if self.counts_as in _STEPS:
             lost_s = self.since_step_s + now - self.at - self.pace.step_s
             if lost_s > self.pace.limit_s:
-                seconds[self.part] -= lost_s
+                seconds[self.counts_as] -= lost_s
                 seconds["hung_s"] += lost_s
         return Goodput(**seconds)
 
