@@ -5,7 +5,7 @@ STAMP := $(VENV)/.ready
 PROTOS := $(wildcard proto/*.proto)
 WORKERS ?= 2
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
-EXTRAS := azure,examples,incremental,metrics,safetensors,tls,web
+EXTRAS := examples,incremental,metrics,safetensors,tls,web
 
 # The newest supported Python that runs, unless PYTHON= names one. To be on PATH is not enough: pyenv's shims of inactive versions only fail.
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))

@@ -18,7 +18,7 @@ import pytest
 from tests.support.paths import ROOT
 
 # Those of the Makefile: what the tests reach through an extra.
-EXTRAS = "azure,examples,incremental,metrics,safetensors,tls,web"
+EXTRAS = "examples,incremental,metrics,safetensors,tls,web"
 ROOMS = ["coordination", "multihost", "checkpoint", "main_job"]
 LOWEST = [
     "jax==0.10.0",

@@ -31,6 +31,7 @@ from .devices import Region, overlap, slices_in
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
 STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
+REQUEST_BYTES = 16 << 20  # the same where each step is a request over a network
 
 
 # Makes 64-aligned memory of so many bytes.
@@ -114,6 +115,7 @@ class ItemReader:
         self._item = item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
+        self.step_bytes = STEP_BYTES if storage.posix is not None else REQUEST_BYTES
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
@@ -276,8 +278,8 @@ class ItemReader:
         Raises Corrupt after the last piece where the checksum does not fit.
         """
         crc = 0
-        memory = memoryview(bytearray(min(STEP_BYTES, file.size)))
-        for start in range(0, file.size, STEP_BYTES):
+        memory = memoryview(bytearray(min(self.step_bytes, file.size)))
+        for start in range(0, file.size, self.step_bytes):
             step = memory[: file.size - start]
             self.read_range(file, start, [step])
             crc = crc32c(step, crc)
@@ -291,15 +293,15 @@ class ItemReader:
             raise self._corrupt(
                 file, f"the checksum of the {what} does not fit; its bytes are not what was written"
             )
-        if self._has_byte(file, file.size):
+        # One read says both: of its last byte, and of one behind it.
+        last = max(file.size - 1, 0)
+        found = last + self._try_read(file, last, [memoryview(bytearray(2))])
+        if found > file.size:
             text = f"the file is longer than the {file.size} bytes that were written"
             raise self._corrupt(file, text)
-        if file.size and not self._has_byte(file, file.size - 1):
+        if found < file.size:
             text = f"the file is shorter than the {file.size} bytes that were written"
             raise self._corrupt(file, text)
-
-    def _has_byte(self, file: FileReport, offset: int) -> bool:
-        return self._try_read(file, offset, [memoryview(bytearray(1))]) == 1
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
@@ -425,8 +427,9 @@ class _Steps(NamedTuple):
         entry = self.chunk.entry
         crc = entry.crc_until(start)
         assert crc is not None
-        for begin in range(start, stop, STEP_BYTES):
-            end = min(begin + STEP_BYTES, stop)
+        step_bytes = self.reader.step_bytes
+        for begin in range(start, stop, step_bytes):
+            end = min(begin + step_bytes, stop)
             buffers = buffers_of(begin, end)
             self.reader.read_range(self.file, entry.start + begin, buffers, self.chunk.leaf.path)
             for buffer in buffers:

@@ -145,6 +145,8 @@ class _PackWriter:
         name = pack_name(self._plan.process, number, self._target.save_id)
         sums = ChunkSums(with_digests=self._is_incremental)
         parts = pack_parts(planned, shards, sums)
+        if self._target.storage.posix is None:
+            parts = _head_first(parts)
         if self._progress is not None:
             parts = count_parts(parts, self._progress)
         self._target.write(name, planned.size, parts)
@@ -342,6 +344,19 @@ def pack_parts(pack: PackPlan, shards: list[Any], sums: ChunkSums) -> Iterator[P
     if batch:
         yield offset, batch
     yield 0, [memoryview(pack.frame.join(sums.checksums))]
+
+
+def _head_first(parts: Iterator[Part]) -> Iterator[Part]:
+    """Yields a pack's parts in their order in the file, for a store that streams them.
+
+    The header has the checksums of all chunks, so these are all summed first. Their bytes are held
+    meanwhile, each until it is on its way.
+    """
+    *body, head = parts
+    yield head
+    body.reverse()
+    while body:
+        yield body.pop()
 
 
 def chunk_bytes(shard: Any, chunk: Chunk) -> memoryview:

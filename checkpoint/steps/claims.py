@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,11 +110,8 @@ class Claims(Protocol):
         Returns those of `names` that may be deleted then.
         """
 
-    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
-        """Removes the remains of fenced claims, once their files are swept.
-
-        `step_dirs` are steps that have no packs now.
-        """
+    def forget_fenced(self) -> None:
+        """Removes the remains of fenced claims, once their files are swept."""
 
 
 def parse_writer(data: bytes, writer_id: str) -> Writer:

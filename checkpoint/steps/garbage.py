@@ -73,16 +73,13 @@ def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
 
 def _sweep_steps(storage: Storage, claims: Claims, step_dirs: Sequence[str]) -> list[str]:
     deleted: list[str] = []
-    without_packs: list[str] = []
     for step_dir in step_dirs:
         files = list_files(storage, step_dir)
         names = _delete_suspects(storage, claims, step_dir, files)
         if step_dir and (names or not files.packs):
             _delete_empty(storage, step_dir)
         deleted += [join(step_dir, name) for name in names]
-        if not files.packs:
-            without_packs.append(step_dir)
-    claims.forget_fenced(without_packs)
+    claims.forget_fenced()
     return deleted
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -151,7 +150,7 @@ class LocalClaims:
                     record.unlink(missing_ok=True)
         return names
 
-    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
+    def forget_fenced(self) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""
         for name in self._names():
             kind, _, writer_id = name.partition("-")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ..errors import CheckpointError
@@ -17,13 +17,15 @@ from ..storage.steady_time import steady_time_s
 from ..storage.tombstone import (
     RECORD_NAME,
     TOMBSTONE,
+    TOMBSTONE_LIMIT_BYTES,
     fenced_writers,
     marked_record,
-    read_tombstone,
     tombstone,
 )
 from .claims import FOLDER, Claims, Writer, parse_writer
 from .local_claims import LocalClaims
+
+_log = logging.getLogger(__name__)
 
 RACES = 3
 RACERS = 4  # of the probe: writes to one name that begin at the same time
@@ -62,7 +64,7 @@ class ObjectClaims:
 
     def _check_conditions(self) -> None:
         """Lets writes of one name race: each condition of a commit may let only one through."""
-        # Writes one after the other would show nothing: tensorstore looks at an object before it
+        # Writes one after the other would show nothing where a store looks at an object before it
         # writes it. Several races: in the first some connections are open already, others not.
         for _ in range(RACES):
             name = f"{FOLDER}/probe-{secrets.token_hex(4)}"
@@ -140,22 +142,18 @@ class ObjectClaims:
             marked = marked_record(value, writers | known)
         else:
             marked = tombstone(writers | known)
+        if len(marked) > TOMBSTONE_LIMIT_BYTES and not is_record:
+            _log.warning("%s names too many writers: its step is not swept any more", name)
+            return []
         # Where the write is refused, a commit came first: its packs are no garbage.
         return names if self._values.put(name, marked, generation) else []
 
-    def forget_fenced(self, step_dirs: Sequence[str] = ()) -> None:
-        """Deletes old tombstones of steps without packs; a fenced claim itself leaves nothing."""
-        if not self._values.deletes_on_condition:
-            return  # a delete could hit the record that has just replaced the tombstone
-        standing = self.standing()
-        for step_dir in step_dirs:
-            name = join(step_dir, RECORD_NAME)
-            value, generation = self._values.get(name)
-            if value is None or not value.startswith(TOMBSTONE):
-                continue
-            writers, since_s = read_tombstone(value)
-            if not writers & standing and steady_time_s() - since_s > self._age_s:
-                self._values.remove(name, generation)
+    def forget_fenced(self) -> None:
+        """Does nothing: a fenced claim leaves nothing, and a tombstone stays.
+
+        Only the next writer of its step replaces it. A writer that was fenced may be as late as it
+        likes, so no age of a tombstone makes it safe to delete.
+        """
 
 
 def _name(writer_id: str) -> str:

@@ -71,14 +71,11 @@ class ConditionalWrites(Protocol):
 
     Claims are then objects, and a commit is a conditional write. A generation stands for one
     version of a value, or for its absence. With `single_writer` nobody else writes, and there are
-    no conditions. `deletes_on_condition` says whether `remove` is one step in the store.
+    no conditions.
     """
 
     @property
     def single_writer(self) -> bool: ...
-
-    @property
-    def deletes_on_condition(self) -> bool: ...
 
     def keys(self, prefix: str) -> Sequence[str]:
         """Returns all names that begin so, sorted."""
@@ -94,9 +91,6 @@ class ConditionalWrites(Protocol):
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
         """Begins to write all values, each on the same condition; returns how many were written."""
-
-    def remove(self, name: str, generation: bytes) -> None:
-        """Deletes a value if its generation is still the one given."""
 
 
 class TensorStoreAccess(Protocol):
@@ -144,8 +138,9 @@ class Storage(Protocol):
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         """Writes a file of exactly `size` bytes, durably, with its name and folders.
 
-        `parts` are (offset, buffers). They cover the file once, in any order (the head of a pack
-        comes last, at 0). They are made while the file is written, so a store may begin early.
+        `parts` are (offset, buffers). They cover the file once. Where the first is for offset 0
+        they come in order, and a store may stream them; else in any order (the head of a pack comes
+        last). They are made while the file is written, so a store may begin early.
         Missing folders are made, and a file of that name is replaced. An error, from `parts` too,
         leaves at most a file that no record names.
         """
@@ -157,7 +152,7 @@ class Storage(Protocol):
         """
 
     def size(self, name: str) -> int:
-        """Returns the size of a file. An object store may read a few dozen single bytes for it."""
+        """Returns the size of a file."""
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Returns a whole small file; raises OverflowError if it is longer than `limit_bytes`."""

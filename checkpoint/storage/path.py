@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import Corrupt
-from .azure import AzureStorage
 from .base import Entry, Storage
+from .bucket import BucketStorage
+from .kvstore import KvStoreStorage
 from .local import LocalStorage
-from .object import ObjectStorage
 
 StorageOpener: TypeAlias = Callable[[str, bool], Storage]
 
@@ -121,6 +121,8 @@ def open_storage(
     scheme = text.partition("://")[0]
     if scheme in _registered:
         return _registered[scheme](text, single_writer)
-    if scheme == "az":
-        return AzureStorage(text, single_writer=single_writer)
-    return ObjectStorage(text, single_writer=single_writer)
+    if scheme in ("s3", "az", "memory"):
+        return BucketStorage(text, single_writer=single_writer)
+    if scheme in ("gs", "gcs_grpc"):
+        return KvStoreStorage(text, single_writer=single_writer)
+    raise ValueError(f"{text}: expected a folder, gs://, gcs_grpc://, s3://, az:// or memory://")

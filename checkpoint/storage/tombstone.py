@@ -28,6 +28,7 @@ def body_of(record: bytes) -> bytes:
 
 
 TOMBSTONE = b'{"format":"holdfast/tombstone"'
+TOMBSTONE_LIMIT_BYTES = 4096  # some 330 writers: a longer record is no tombstone, without a look
 
 # The last member before the checksum, in a record that a sweep has written anew.
 _FENCED_MEMBER = re.compile(rb',"fenced":\[[0-9a-f",]*\]$')

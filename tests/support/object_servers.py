@@ -13,7 +13,11 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from holdfast.checkpoint.storage.kvstore import KvStoreStorage
+from holdfast.checkpoint.storage.path import register_storage
 
 BUCKET = "bucket"
 
@@ -22,8 +26,8 @@ BUCKET = "bucket"
 def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None) -> Iterator[str]:
     """Runs moto's S3, which honours conditions; gives the query that a URL needs to reach it.
 
-    `ignored` are headers of PUT requests that it never sees, such as If-None-Match; `requests`
-    takes method and path of each request.
+    `ignored` are headers that it never sees, such as If-None-Match; `requests` takes method and
+    path of each request.
     """
     from moto.server import ThreadedMotoServer
 
@@ -57,13 +61,54 @@ def _past(
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
-        for name in ignored if environ["REQUEST_METHOD"] == "PUT" else ():
+        for name in ignored:
             environ.pop(f"HTTP_{name.upper().replace('-', '_')}", None)
         with one_put if environ["REQUEST_METHOD"] == "PUT" else contextlib.nullcontext():
             answer: Iterable[bytes] = app(environ, start_response)
         return answer
 
     return application
+
+
+class TensorStoreMemory(KvStoreStorage):
+    """tensorstore's own memory as a store, tensorstore://: it honours conditions, which the
+    emulator of gs:// ignores, and has other libraries' arrays, which memory:// has not.
+    """
+
+    def __init__(self, url: str, *, single_writer: bool = False) -> None:
+        memory = url.replace("tensorstore://", "memory://")
+        super().__init__(memory, single_writer=single_writer)
+        self._url = url.rstrip("/")
+
+    @classmethod
+    def register(cls) -> None:
+        register_storage(
+            "tensorstore", lambda url, single_writer: cls(url, single_writer=single_writer)
+        )
+
+
+@contextlib.contextmanager
+def rclone_server(folder: Path) -> Iterator[str]:
+    """Runs rclone's S3, which ignores conditions, over a folder; gives a URL's query."""
+    (folder / BUCKET).mkdir(exist_ok=True)
+    command = ["rclone", "serve", "s3", str(folder), "--addr", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--auth-key", "test,secret"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        try:
+            found = next(
+                match
+                for line in process.stderr
+                if (match := re.search(r"(http://127\.0\.0\.1:\d+)", line))
+            )
+            drain = threading.Thread(target=process.stderr.read)
+            drain.start()
+            with _environment(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="secret"):
+                yield f"?endpoint={found[1]}&region=us-east-1"
+        finally:
+            process.terminate()
+        drain.join()
 
 
 @contextlib.contextmanager

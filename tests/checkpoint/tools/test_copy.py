@@ -13,6 +13,7 @@ from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.counting import CountingStorage
+from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.copy import copy_checkpoint, file_sizes
@@ -115,7 +116,7 @@ def test_sizes_are_found_where_listings_have_none(layout: str, tmp_path: Path) -
     which is written anew.
     """
     local = StorePath.of(write(layout, str(tmp_path)))
-    storage = open_storage(f"memory://copies/{layout}")
+    storage = KvStoreStorage(f"memory://copies/{layout}")
     copy_checkpoint(local, StorePath(storage, "7"), open_claims(storage))
     assert file_sizes(StorePath(storage, "7")) == file_sizes(local) | (
         {"checkpoint.json": 0} if layout == "holdfast" else {}

@@ -12,8 +12,9 @@ from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.layouts.orbax.arrays import _describe, context_of, kvstore_of
 from holdfast.checkpoint.storage.counting import CountingStorage
+from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath, open_storage
+from holdfast.checkpoint.storage.path import StorePath
 
 
 def test_zarr_metadata_of_both_versions() -> None:
@@ -65,7 +66,7 @@ def test_where_tensorstore_finds_a_folder(tmp_path: Path) -> None:
         "driver": "file",
         "path": f"{tmp_path}/a/",
     }
-    memory = open_storage("memory://arrays/x")
+    memory = KvStoreStorage("memory://arrays/x")
     folder = StorePath(CountingStorage(memory, lambda done: None), "a")
     assert kvstore_of(folder) == {"driver": "memory", "path": "arrays/x/a/"}
     memory.write("a/b", 2, [(0, [memoryview(b"hi")])])

@@ -20,6 +20,7 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
+from tests.support.object_servers import TensorStoreMemory
 from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
@@ -204,12 +205,14 @@ def test_of_two_writers_one_wins(tmp_path: Path) -> None:
 
 def test_an_object_store_lets_one_writer_begin(tmp_path: Path) -> None:
     """There nothing can be renamed: the second writer is told at once, and deletes nothing."""
-    folder = StorePath(open_storage(f"memory://{tmp_path.name}"), "5")
+    TensorStoreMemory.register()
+    url = f"tensorstore://{tmp_path.name}"
+    folder = StorePath(open_storage(url), "5")
     first = OrbaxWriter(folder)
     with pytest.raises(StepExists, match=r"written by another, .*5\.orbax-checkpoint-tmp"):
         OrbaxWriter(folder)
     _written(first, 1).finish()
-    assert load(f"memory://{tmp_path.name}")["w"].tolist() == [1, 1, 1]
+    assert load(url)["w"].tolist() == [1, 1, 1]
     with pytest.raises(StepExists, match="is there already"):
         OrbaxWriter(folder)
     assert not any(TEMPORARY in entry.name for entry in folder.storage.list(""))

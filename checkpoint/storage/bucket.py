@@ -1,0 +1,405 @@
+"""Buckets as stores, s3://, az:// and memory://, through obstore.
+
+A request is one try of obstore's: `Patience` asks again. A file that is longer than one part is
+streamed instead, in parts that obstore tries again itself, since its bytes pass only once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import itertools
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ..errors import CheckpointError
+from .base import Entry, Part, TensorStoreAccess
+from .kvstore import tensorstore_context
+from .object import ObjectStorage, joined
+from .retries import Busy, Patience, fault_of, message_of
+from .threads import run_side_by_side, start_thread
+
+PART_BYTES = 8 << 20  # of a file that is streamed; a shorter one is one request
+PARTS_AT_ONCE = 12  # on their way from one store; each of its files holds one more
+PARTS_OF_ONE_FILE = 4
+MISSING = b""  # the generation of what is not there
+LOOK_S = 60.0  # without a byte of an answer: the request is broken off
+PART_S = 300.0  # the same for a part, whose answer comes only after its last byte
+_TRIES_OF_A_PART = 10
+_TENSORSTORE_NAMES = (
+    ("default_region", "aws_region"),
+    ("region", "aws_region"),
+    ("endpoint", "endpoint"),
+)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class BucketStorage(ObjectStorage):
+    """A store below one prefix of a bucket, a container or this process's memory. Thread-safe.
+
+    `url` is s3://bucket/path, az://container/path or memory://name. What follows a `?` are settings
+    of obstore's S3Store or AzureStore, such as `endpoint=http://127.0.0.1:9000&region=us-east-1`;
+    obstore takes the rest from the environment. All stores in memory of a process are one.
+
+    The bytes on their way are at most 2 x PARTS_AT_ONCE x PART_BYTES for writes, besides what reads
+    fill their buffers from.
+    """
+
+    def __init__(
+        self, url: str, *, single_writer: bool = False, patience: Patience | None = None
+    ) -> None:
+        super().__init__(url, single_writer=single_writer)
+        parts = urlsplit(url)
+        self._scheme = parts.scheme
+        self._patience = patience or Patience()
+        path = unquote(parts.path).strip("/")
+        if self._scheme == "memory":
+            path = "/".join(part for part in (parts.netloc, path) if part)
+        self._prefix = f"{path}/" if path else ""
+        try:
+            self._store, self._streams = _opened(self._scheme, parts.netloc, parts.query)
+        except Exception as error:
+            raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
+        self._free_parts = threading.BoundedSemaphore(PARTS_AT_ONCE)
+
+    # --- Requests
+
+    def _ask(self, verb: str, name: str, *arguments: Any, **options: Any) -> Any:
+        """Returns the answer to one request of obstore's, which is asked again where that helps."""
+        return self._tried(name, lambda: _request(verb, self._store, *arguments, **options))
+
+    def _tried(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        where = f"{self._url}/{name}" if name else self._url
+
+        def attempt(timeout_s: float) -> Any:
+            try:
+                return self._once(make, timeout_s)
+            except Exception as error:
+                if _is_verdict(error):
+                    raise
+                fault = fault_of(error, where)
+                if fault.passes:
+                    raise Busy(fault) from error
+                raise fault.error from error
+
+        return self._patience.ask(attempt)
+
+    def _once(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        """Waits for one try. At the deadline, and on Ctrl-C, it is broken off."""
+        future = asyncio.run_coroutine_threadsafe(_awaited(make), _loop(os.getpid()))
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    # --- Files
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        """Writes a file: see Storage. Parts that come in order, from offset 0 on, are streamed."""
+        self._free_parts.acquire()
+        try:
+            if size <= PART_BYTES:
+                self.put(name, joined(name, size, parts))
+                return
+            coming = iter(parts)
+            first = next(coming, (-1, ()))
+            parts = itertools.chain([first], coming)
+            if first[0] != 0:
+                self.put(name, joined(name, size, parts))
+            else:
+                self._stream(name, size, parts)
+        finally:
+            self._free_parts.release()
+
+    def _stream(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        import obstore
+
+        with contextlib.ExitStack() as stack:
+            at_once = 1
+            while at_once < PARTS_OF_ONE_FILE and self._free_parts.acquire(blocking=False):
+                stack.callback(self._free_parts.release)
+                at_once += 1
+            failures: list[BaseException] = []
+            try:
+                obstore.put(
+                    self._streams,
+                    self._prefix + name,
+                    _in_order(name, size, parts, failures),
+                    use_multipart=True,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=at_once,
+                )
+            except Exception as error:
+                if failures:
+                    raise failures[0] from None
+                raise fault_of(error, f"{self._url}/{name}").error from error
+
+    def size(self, name: str) -> int:
+        return int(self._ask("head", name, self._prefix + name)["size"])
+
+    def _range(self, name: str, start: int, stop: int) -> Any:
+        if stop <= start:
+            return b""
+        key = self._prefix + name
+        try:
+            return self._ask("get_range", name, key, start=start, end=stop)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                return self._tried(name, lambda: _cut_out(self._store, key, start, stop))
+            # An empty object has no range, nor has one that ends before `start`.
+            if self.size(name) <= start:
+                return b""
+            raise
+
+    def delete(self, names: Sequence[str]) -> None:
+        keys = [self._prefix + name for name in names if not name.endswith("/")]
+        if self._scheme == "s3" and keys:
+            self._ask("delete", "", keys)  # a thousand in one request
+        else:
+            run_side_by_side(self._delete, keys, self.max_concurrency)
+
+    def _delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._ask("delete", key, key)
+
+    def _entries(self, folder: str, *, recursive: bool) -> list[Entry]:
+        prefix = (self._prefix + folder) or None
+        if recursive:
+            found = self._tried(folder, lambda: _listed(self._store, prefix))
+            folders: Sequence[str] = ()
+        else:
+            answer = self._ask("list_with_delimiter", folder, prefix)
+            found = answer["objects"]
+            folders = answer["common_prefixes"]
+        skip = len(self._prefix)
+        entries = [Entry(f"{path[skip:]}/", 0) for path in folders]
+        for meta in found:
+            modified_s = meta["last_modified"].timestamp()
+            entries.append(Entry(meta["path"][skip:], meta["size"], modified_s))
+        return sorted(entries, key=lambda entry: entry.name)
+
+    # --- Writes on conditions
+
+    def get(self, name: str) -> tuple[bytes | None, bytes]:
+        try:
+            found, generation = self._tried(name, lambda: _whole(self._store, self._prefix + name))
+        except FileNotFoundError:
+            return None, MISSING
+        return bytes(found), str(generation).encode()
+
+    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+        mode: Any = "overwrite"
+        if generation is not None and not self._single_writer:
+            mode = {"e_tag": generation.decode()} if generation else "create"
+        key = self._prefix + name
+        try:
+            self._ask("put", name, key, memoryview(data), mode=mode, use_multipart=False)
+        except Exception as error:
+            if _is_verdict(error):
+                return False
+            raise
+        return True
+
+    # --- What tensorstore opens
+
+    @property
+    def tensorstore(self) -> TensorStoreAccess | None:
+        """Other libraries' arrays are read on s3:// alone: tensorstore knows no other of these."""
+        return self if self._scheme == "s3" else None
+
+    @property
+    def context(self) -> Any:
+        return tensorstore_context()
+
+    def kvstore(self, folder: str) -> dict[str, Any]:
+        """Returns tensorstore's spec of a folder, with those settings that it has too."""
+        settings = self._store.config
+        spec: dict[str, Any] = {"driver": "s3", "bucket": settings["bucket"]}
+        for ours, theirs in _TENSORSTORE_NAMES:
+            if ours in settings:
+                spec[theirs] = settings[ours]
+        if settings.get("request_payer") == "true":
+            spec["requester_pays"] = True
+        if settings.get("skip_signature") == "true":
+            spec["aws_credentials"] = {"type": "anonymous"}
+        elif "AWS_ACCESS_KEY_ID" in os.environ:
+            # It comes first in AWS's own order too, which complains of what it lacks.
+            spec["aws_credentials"] = {"type": "environment"}
+        path = self._prefix + folder.strip("/")
+        return dict(spec, path=f"{path.strip('/')}/" if path else "")
+
+
+def _in_order(
+    name: str, size: int, parts: Iterable[Part], failures: list[BaseException]
+) -> Iterator[memoryview]:
+    """Yields the buffers of parts that come in order. Notes what they raise in `failures`."""
+    at = 0
+    try:
+        for offset, buffers in parts:
+            assert offset == at, f"{name}: a part for {offset} came where {at} was next"
+            for buffer in buffers:
+                if buffer.nbytes:
+                    at += buffer.nbytes
+                    yield buffer.cast("B")
+        assert at == size, f"{name}: the parts made {at} bytes of {size}"
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+
+def _is_verdict(error: Exception) -> bool:
+    """Says whether a store has refused a write by its condition."""
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    return isinstance(error, (AlreadyExistsError, PreconditionError))
+
+
+def _request(verb: str, store: Any, *arguments: Any, **options: Any) -> Awaitable[Any]:
+    import obstore
+
+    asked: Awaitable[Any] = getattr(obstore, f"{verb}_async")(store, *arguments, **options)
+    return asked
+
+
+async def _awaited(make: Callable[[], Awaitable[Any]]) -> Any:
+    return await make()
+
+
+async def _listed(store: Any, prefix: str | None) -> Any:
+    import obstore
+
+    return await obstore.list(store, prefix=prefix).collect_async()
+
+
+async def _whole(store: Any, key: str) -> tuple[Any, str]:
+    import obstore
+
+    answer = await obstore.get_async(store, key)
+    return await answer.bytes_async(), answer.meta["e_tag"]
+
+
+async def _cut_out(store: Any, key: str, start: int, stop: int) -> bytes:
+    """Returns a range from a server that sends whole objects only; the rest is broken off."""
+    import obstore
+
+    answer = await obstore.get_async(store, key)
+    wanted = bytearray()
+    at = 0
+    async for piece in answer.stream(min_chunk_size=1 << 20):
+        wanted += memoryview(piece)[max(0, start - at) : max(0, stop - at)]
+        at += len(piece)
+        if at >= stop:
+            break
+    return bytes(wanted)
+
+
+@cache
+def _loop(pid: int) -> asyncio.AbstractEventLoop:
+    """Returns the loop that this process's requests run in, on a thread of its own.
+
+    A forked child has none of its parent's threads.
+    """
+    loop = asyncio.new_event_loop()
+    start_thread(loop.run_forever)
+    return loop
+
+
+@cache
+def _memory() -> Any:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
+
+
+def _opened(scheme: str, bucket: str, query: str) -> tuple[Any, Any]:
+    """Returns obstore's store of a bucket twice: for requests, and for files in parts."""
+    if scheme == "memory":
+        if query:
+            raise ValueError(f"a store in memory has no settings, found ?{query}")
+        return _memory(), _memory()
+    settings = dict(parse_qsl(query))
+    make = _s3 if scheme == "s3" else _azure
+    once = {"max_retries": 0, "retry_timeout": timedelta(seconds=0)}
+    again = {"max_retries": _TRIES_OF_A_PART, "retry_timeout": timedelta(seconds=PART_S)}
+    return make(bucket, settings, LOOK_S, once), make(bucket, settings, PART_S, again)
+
+
+def _client_options(endpoint: str, read_timeout_s: float) -> dict[str, Any]:
+    return {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=10),
+        "read_timeout": timedelta(seconds=read_timeout_s),
+        "timeout": timedelta(days=1),  # its default of 30 s is for a whole request
+    }
+
+
+def _s3(bucket: str, settings: dict[str, str], read_timeout_s: float, retries: Any) -> Any:
+    from obstore.store import S3Store
+
+    endpoint = _endpoint(settings)
+    config: Any = dict(settings)
+    host = urlsplit(endpoint).hostname
+    if not endpoint.startswith("http://") or host in _LOOPBACK:
+        # TLS protects the payload already, and to sign it costs more than to send it.
+        config = {"unsigned_payload": "true"} | config
+    return S3Store(
+        bucket,
+        config=config,
+        client_options=_client_options(endpoint, read_timeout_s),
+        retry_config=retries,
+        credential_provider=_profile_credentials(settings),
+    )
+
+
+def _endpoint(settings: dict[str, str]) -> str:
+    for name in ("endpoint", "aws_endpoint", "endpoint_url", "aws_endpoint_url"):
+        if name in settings:
+            return settings[name]
+    return os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", ""))
+
+
+def _profile_credentials(settings: dict[str, str]) -> Any:
+    """Returns what renews the credentials of a profile of AWS's files, by boto3; None without.
+
+    obstore knows all other sources itself, and renews what they give.
+    """
+    has_key = "AWS_ACCESS_KEY_ID" in os.environ or any("access_key_id" in name for name in settings)
+    if has_key or settings.get("skip_signature") == "true":
+        return None
+    files = [
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    ]
+    if not any(os.path.exists(os.path.expanduser(file)) for file in files):
+        return None
+    if importlib.util.find_spec("boto3") is None:
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider()
+
+
+def _azure(bucket: str, settings: dict[str, str], read_timeout_s: float, retries: Any) -> Any:
+    from obstore.store import AzureStore
+
+    config: Any = settings
+    # Azurite and its like listen without TLS.
+    endpoint = "http://" if settings.get("use_emulator") == "true" else ""
+    return AzureStore(
+        bucket,
+        config=config,
+        client_options=_client_options(endpoint, read_timeout_s),
+        retry_config=retries,
+    )

@@ -1,0 +1,212 @@
+"""Buckets through obstore: conditions, ranges, names, streamed files, and errors that say what to
+do.
+
+tests/checkpoint/storage/test_storage.py runs the whole contract of stores on each server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointError
+from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
+from holdfast.checkpoint.storage.base import Part
+from holdfast.checkpoint.storage.bucket import (
+    MISSING,
+    PART_BYTES,
+    PARTS_OF_ONE_FILE,
+    BucketStorage,
+)
+from holdfast.checkpoint.storage.path import StorePath
+from tests.checkpoint.storage.test_retries import Clock
+from tests.support.object_servers import BUCKET, s3_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with s3_server() as query:
+        yield query
+
+
+@pytest.fixture
+def s3_requests_without_ranges() -> Iterator[str]:
+    with s3_server(ignored=["Range"]) as query:
+        yield query
+
+
+@pytest.fixture
+def storage() -> BucketStorage:
+    return BucketStorage(f"memory://bucket/{next(_numbers)}")
+
+
+def test_conditions_hold(storage: BucketStorage) -> None:
+    """A value is made once, and replaced only as it was seen last; of writes at once, one goes
+    through.
+    """
+    assert storage.get("a") == (None, MISSING)
+    assert storage.put("a", b"one", MISSING)
+    assert not storage.put("a", b"two", MISSING)
+    value, generation = storage.get("a")
+    assert value == b"one"
+    assert storage.put("a", b"three", generation)
+    assert not storage.put("a", b"four", generation)
+    assert storage.put("a", b"five")
+    assert storage.get("a")[0] == b"five"
+    assert storage.put_at_once("b", [b"1", b"2", b"3"], MISSING) == 1
+
+
+def test_ranges_sizes_and_names(storage: BucketStorage) -> None:
+    """A range may end behind the object, begin there, or be of an empty one; names are below the
+    prefix, of any letters; what is gone is gone.
+    """
+    strange = "x/a b%20#?é:*'~"
+    for name, data in (("x/1", b"hello"), ("x/2", b""), ("xy", b""), (strange, b"s")):
+        storage.put(name, data)
+    assert storage.size("x/1") == 5
+    assert bytes(storage._range("x/1", 2, 100)) == b"llo"
+    assert storage._range("x/1", 5, 6) == b"" == storage._range("x/2", 0, 9)
+    assert storage.keys("x/") == ["x/1", "x/2", strange]
+    assert storage.keys("x") == ["x/1", "x/2", strange, "xy"] == storage.keys("")
+    assert storage.fetch(strange, 9) == b"s"
+    storage.delete(["x/1", "no", "x/"])
+    with pytest.raises(FileNotFoundError, match=r"memory://bucket/.*/x/1"):
+        storage._range("x/1", 0, 1)
+    with pytest.raises(FileNotFoundError, match=r"memory://bucket/.*/x/1"):
+        storage.size("x/1")
+
+
+def test_what_only_tensorstore_could_do_says_so(storage: BucketStorage) -> None:
+    """Other people's arrays are not read in memory, and an unknown setting is refused."""
+    with pytest.raises(CheckpointError, match="does not know this store; copy it to a disk first"):
+        kvstore_of(StorePath(storage, "1"))
+    for url in ("az://bucket/run?no_such_setting=1", "s3://bucket/run?no_such_setting=1"):
+        with pytest.raises(CheckpointError, match=r"cannot open .*://bucket/run\?.*'no_such_sett"):
+            BucketStorage(url)
+
+
+def test_settings_are_translated_for_tensorstore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Region, endpoint and who pays reach the library that reads other people's arrays."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    query = "?endpoint_url=http://127.0.0.1:9&default_region=eu-west-1&request_payer=true"
+    storage = BucketStorage(f"s3://bucket/runs{query}")
+    assert kvstore_of(StorePath(storage, "1")) == {
+        "driver": "s3",
+        "bucket": "bucket",
+        "aws_region": "eu-west-1",
+        "endpoint": "http://127.0.0.1:9",
+        "requester_pays": True,
+        "aws_credentials": {"type": "environment"},
+        "path": "runs/1/",
+    }
+    public = BucketStorage("s3://bucket?skip_signature=true&region=us-east-1")
+    assert kvstore_of(StorePath(public)) == {
+        "driver": "s3",
+        "bucket": "bucket",
+        "aws_region": "us-east-1",
+        "aws_credentials": {"type": "anonymous"},
+        "path": "",
+    }
+
+
+class _Pieces:
+    """The parts of a file, made one after the other; `most` of them were held at a time."""
+
+    def __init__(self, size: int, piece: int) -> None:
+        self.size = size
+        self.piece = piece
+        self.held = 0
+        self.most = 0
+
+    def __iter__(self) -> Iterator[Part]:
+        for offset in range(0, self.size, self.piece):
+            nbytes = min(self.piece, self.size - offset)
+            array = np.full(nbytes, offset // self.piece, np.uint8)
+            self.held += 1
+            self.most = max(self.most, self.held)
+            weakref.finalize(array, self._drop)
+            yield offset, [array.data]
+            del array
+
+    def _drop(self) -> None:
+        self.held -= 1
+
+
+def test_a_long_file_is_streamed(s3: str) -> None:
+    """What comes in order is sent in parts while it is made: few of them are held at a time."""
+    storage = BucketStorage(f"s3://{BUCKET}/streamed{s3}")
+    size = 16 * PART_BYTES + 17
+    pieces = _Pieces(size, PART_BYTES // 2)
+    storage.write("1/state/a", size, pieces)
+    assert pieces.most <= 2 * (PARTS_OF_ONE_FILE + 2)
+    assert storage.size("1/state/a") == size
+    for offset, [buffer] in itertools.islice(_Pieces(size, PART_BYTES // 2), 30, None):
+        assert storage._range("1/state/a", offset, offset + buffer.nbytes) == buffer
+
+
+def test_a_long_file_with_its_head_last_is_put_together(storage: BucketStorage) -> None:
+    """Parts in another order are joined in memory first."""
+    size = 2 * PART_BYTES
+    body = memoryview(bytes(size - 4))
+    storage.write("1/state/a", size, [(4, [body]), (0, [memoryview(b"head")])])
+    assert storage.fetch("1/state/a", size)[:6] == b"head\0\0"
+
+
+def test_a_server_that_knows_no_ranges(s3_requests_without_ranges: str) -> None:
+    """It sends whole objects: the range is cut out of them, and the bytes are right."""
+    storage = BucketStorage(f"s3://{BUCKET}/whole{s3_requests_without_ranges}")
+    data = bytes(range(256)) * 8
+    storage.put("a", data)
+    assert storage.fetch("a", 4096) == data
+    buffer = bytearray(100)
+    assert storage.read("a", 300, [memoryview(buffer)]) == 100
+    assert buffer == data[300:400]
+    assert storage.read("a", 2000, [memoryview(buffer)]) == 48
+
+
+def test_an_upload_that_fails_leaves_nothing() -> None:
+    """An error of the parts comes through as it is; the store has neither the file nor parts."""
+    requests: list[str] = []
+    with s3_server(requests=requests) as query:
+        storage = BucketStorage(f"s3://{BUCKET}/cut{query}")
+
+        def parts() -> Iterator[Part]:
+            yield from itertools.islice(_Pieces(4 * PART_BYTES, PART_BYTES), 2)
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            storage.write("1/state/a", 4 * PART_BYTES, parts())
+        assert storage.keys("") == []
+        assert requests.count(f"DELETE /{BUCKET}/cut/1/state/a") == 1
+
+
+def test_errors_say_what_to_do() -> None:
+    """A bucket that is not there, a server that is not there and settings that make no store are
+    told with what to change.
+    """
+    patience = Clock().patience()
+    with s3_server() as query:
+        nowhere = BucketStorage(f"s3://none/run{query}", patience=patience)
+        for call in (
+            lambda: nowhere.get("a"),
+            lambda: nowhere.put("a", b"1"),
+            lambda: nowhere.list(""),
+            lambda: nowhere.list("", recursive=True),
+        ):
+            with pytest.raises(OSError, match="there is no such bucket; create it first") as caught:
+                call()
+            assert not isinstance(caught.value, FileNotFoundError)
+            assert "s3://none/run" in str(caught.value)
+        silent = BucketStorage(f"s3://{BUCKET}/run?endpoint=http://127.0.0.1:9", patience=patience)
+        with pytest.raises(ConnectionRefusedError, match="check the endpoint"):
+            silent.get("a")
+        lost = BucketStorage(f"s3://{BUCKET}/r?endpoint=http://none.invalid", patience=patience)
+        with pytest.raises(ConnectionRefusedError, match="name of the server is not known"):
+            lost.get("a")
