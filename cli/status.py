@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import click
-from google.protobuf.json_format import MessageToDict
 from rich.live import Live
 
 from holdfast.coordination import CoordinationError, HoldfastError, StatusClient
 from holdfast.coordination.address import connect
 from holdfast.coordination.diagnosis.findings import Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
+from holdfast.coordination.diagnosis.status_json import message_json, status_json
 from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
@@ -163,7 +163,7 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
     first = 0.0 if since_s is None else time.time() - since_s
     events = [event for event in client.status(with_events=True).events if event.unix_s >= first]
     if as_json:
-        shown = [MessageToDict(event, preserving_proto_field_name=True) for event in events]
+        shown = [message_json(event) for event in events]
         click.echo(json.dumps(shown, indent=2))
         return
     for event in sorted(events, key=lambda event: event.unix_s):
@@ -187,12 +187,8 @@ def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -
 def _print_json(job: _Job, watch: bool, interval_s: float) -> None:
     """Prints the status once, or with `watch` as a line each time."""
     while True:
-        shown = MessageToDict(
-            job.status(),
-            preserving_proto_field_name=True,
-            always_print_fields_with_no_presence=True,
-        )
-        shown["diagnosis"] = [finding.as_json() for finding in job.findings]
+        status = job.status()
+        shown = status_json(status, job.findings)
         click.echo(json.dumps(shown, indent=None if watch else 2))
         if not watch:
             return

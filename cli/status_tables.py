@@ -7,6 +7,7 @@ from rich.text import Text
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
+from holdfast.coordination.diagnosis.verdict import judge
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .tables import Table
@@ -46,10 +47,16 @@ _FOLDS = (
 
 
 def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -> Group:
-    """Returns what is wrong, a headline, and tables of processes, local steps and barriers."""
-    parts: list[str | Text | Table] = [
-        Text(printable(finding.text, lines=True), style="bold red") for finding in findings
-    ]
+    """Returns how the job is, what is wrong, a headline, and tables of processes, local steps and
+    barriers.
+    """
+    verdict = judge(status, findings)
+    parts: list[str | Text | Table] = [Text(verdict.state.value, style="bold")]
+    parts += [Text(printable(finding.text, lines=True), style="bold red") for finding in findings]
+    if not findings:
+        parts.append(Text(printable(verdict.text, lines=True)))
+    if verdict.advice:
+        parts.append(Text(verdict.advice))
     parts.append(Text(printable(_headline(status)), style="bold"))
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))

@@ -207,7 +207,14 @@ class CheckpointRoot(_message.Message):
     def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
 
 class CheckpointStep(_message.Message):
-    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies")
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies", "saved_unix_s", "took_s", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     INCREMENTAL_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +222,9 @@ class CheckpointStep(_message.Message):
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
     SURVIVES_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     step: int
     bytes: int
     incremental: bool
@@ -222,7 +232,10 @@ class CheckpointStep(_message.Message):
     damaged: bool
     survives: int
     copies: _containers.RepeatedCompositeFieldContainer[HostCopies]
-    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ...) -> None: ...
+    saved_unix_s: float
+    took_s: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ..., saved_unix_s: _Optional[float] = ..., took_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HostCopies(_message.Message):
     __slots__ = ("processes",)
@@ -272,8 +285,8 @@ class ReportEventResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ReportGoodputRequest(_message.Message):
-    __slots__ = ("seconds",)
+class ReportLauncherRequest(_message.Message):
+    __slots__ = ("launcher", "seconds")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,11 +294,31 @@ class ReportGoodputRequest(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    launcher: Launcher
     seconds: _containers.ScalarMap[str, float]
-    def __init__(self, seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, launcher: _Optional[_Union[Launcher, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class ReportGoodputResponse(_message.Message):
+class Launcher(_message.Message):
+    __slots__ = ("state", "why", "waiting_for", "command", "folder", "began_unix_s", "attempt")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    why: str
+    waiting_for: str
+    command: str
+    folder: str
+    began_unix_s: float
+    attempt: int
+    def __init__(self, state: _Optional[str] = ..., why: _Optional[str] = ..., waiting_for: _Optional[str] = ..., command: _Optional[str] = ..., folder: _Optional[str] = ..., began_unix_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class ReportLauncherResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -396,7 +429,7 @@ class KeyPrefix(_message.Message):
     def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s")
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s", "launcher")
     class GoodputSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +456,7 @@ class StatusResponse(_message.Message):
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_S_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     num_processes: int
@@ -442,4 +476,5 @@ class StatusResponse(_message.Message):
     heartbeat_interval_s: float
     events: _containers.RepeatedCompositeFieldContainer[Event]
     goodput_s: _containers.ScalarMap[str, float]
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    launcher: Launcher
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ..., launcher: _Optional[_Union[Launcher, _Mapping]] = ...) -> None: ...

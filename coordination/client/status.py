@@ -19,7 +19,7 @@ from ..names import (
     PROFILE_B,
     REPORT_EVENT,
     REPORT_EXIT,
-    REPORT_GOODPUT,
+    REPORT_LAUNCHER,
     STACKS,
     STATUS,
 )
@@ -58,8 +58,8 @@ class StatusClient:
         self._report_event = self._method(
             REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse
         )
-        self._report_goodput = self._method(
-            REPORT_GOODPUT, session_pb2.ReportGoodputRequest, session_pb2.ReportGoodputResponse
+        self._report_launcher = self._method(
+            REPORT_LAUNCHER, session_pb2.ReportLauncherRequest, session_pb2.ReportLauncherResponse
         )
         self._end_attempt = self._method(
             END_ATTEMPT, session_pb2.EndAttemptRequest, session_pb2.EndAttemptResponse
@@ -156,11 +156,14 @@ class StatusClient:
             self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s)
         )
 
-    def report_goodput(self, seconds: Mapping[str, float]) -> None:
-        """Reports as the job's launcher where its time went, for the status: seconds since its
-        start, by parts that sum to them.
+    def report_launcher(
+        self, launcher: session_pb2.Launcher, goodput_s: Mapping[str, float]
+    ) -> None:
+        """Reports as the job's launcher what it knows of the job, and where the time went: seconds
+        since the job's start, by parts that sum to them.
         """
-        self._call(self._report_goodput, session_pb2.ReportGoodputRequest(seconds=seconds))
+        request = session_pb2.ReportLauncherRequest(launcher=launcher, seconds=goodput_s)
+        self._call(self._report_launcher, request)
 
     def end_attempt(self, why: str) -> None:
         """Says as its launcher, about to end the processes, that the attempt is over: they log why,

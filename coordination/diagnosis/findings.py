@@ -21,8 +21,10 @@ from .stacks import Frame, Thread, parse
 
 STALLED_S = 8.0
 """No step of any process for so long, and for three usual steps: the job does not get on."""
+_UNPACED_S = 60.0  # for three steps of a job whose pace is not known yet
 _BARRIER_S = 5.0  # at a barrier, before somebody is missed
 _GATHERING_S = 10.0
+_NOBODY_S = 60.0  # without any process: a program may import for long before it joins
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
 _MAX_NAMED = 8
 _WAITS_SHARE = 0.35
@@ -98,12 +100,22 @@ def stalled_s(status: session_pb2.StatusResponse) -> float | None:
     ages = [
         task.step_age_s
         for task in status.tasks
-        if task.step_age_s >= 0 and task.state == coordination_pb2.CONNECTED
+        if task.step_age_s >= 0
+        and task.state == coordination_pb2.CONNECTED
+        and not task.progress.values.get("done", 0.0)
     ]
-    usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
     age_s = min(ages, default=-1.0)
-    three_steps_s = 3 / usual if usual else 0.0
-    return age_s if age_s > max(STALLED_S, three_steps_s) else None
+    return age_s if age_s > max(STALLED_S, _three_steps_s(status)) else None
+
+
+def _three_steps_s(status: session_pb2.StatusResponse) -> float:
+    """Returns how long three usual steps take, or may take where no pace is known yet."""
+    usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
+    if usual:
+        return 3 / usual
+    # The first steps of a loop: their mean since, which falls while none comes.
+    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
+    return min(_UNPACED_S, 3 / pace) if pace else _UNPACED_S
 
 
 def wants_stacks(status: session_pb2.StatusResponse) -> bool:
@@ -298,12 +310,14 @@ def _gathering(evidence: Evidence) -> Iterator[Finding]:
     """Those that have not come yet."""
     status = evidence.status
     absent = [task for task in status.tasks if task.state == coordination_pb2.UNINITIALIZED]
-    if (
-        status.phase == "gathering"
-        and status.up_s > _GATHERING_S
-        and 0 < len(absent) < len(status.tasks)
-    ):
-        came = len(status.tasks) - len(absent)
+    came = len(status.tasks) - len(absent)
+    if not came and status.up_s > _NOBODY_S:
+        text = (
+            f"no process has joined for {status.up_s:.0f} s:"
+            " each has to call holdfast.multihost.initialize()"
+        )
+        yield _finding("gathering", text, absent)
+    elif status.phase == "gathering" and status.up_s > _GATHERING_S and absent and came:
         yield _finding(
             "gathering",
             f"{who(absent)} {_verb(absent, 'has', 'have')} not come yet; {came} of"
@@ -313,12 +327,14 @@ def _gathering(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _together(evidence: Evidence) -> Iterator[Finding]:
-    """All of a job that hangs, where they are at one place and nobody is missed."""
-    groups = _groups(evidence) if evidence.hangs else []
+    """All of a job that stands, where they are at one place and nobody is missed."""
+    idle_s = stalled_s(evidence.status)
+    groups = _groups(evidence) if evidence.hangs or idle_s is not None else []
     if len(groups) == 1 and groups[0].place is not None:
         group = groups[0]
         tasks = _tasks(evidence, group.processes)
-        yield _finding("together", f"{who(tasks)}{_is_in(group)}", tasks, group.place)
+        since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
+        yield _finding("together", f"{who(tasks)}{_is_in(group)}{since}", tasks, group.place)
 
 
 _WHERE_IT_HANGS = (_stuck, _elsewhere)

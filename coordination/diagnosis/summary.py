@@ -8,13 +8,17 @@ from holdfast.proto import session_pb2
 
 GOODPUT_PARTS = {
     "stepping_s": "new steps",
+    "waiting_s": "waiting for machines",
     "starting_s": "starting",
     "restoring_s": "restoring",
     "saving_s": "blocked in saves",
     "redoing_s": "steps done again",
+    "hung_s": "hung",
     "ending_s": "ending attempts",
 }
 """The words for what a job did with its seconds: progress first."""
+
+_STEPS = ("stepping_s", "redoing_s", "hung_s")  # parts that only a job with steps has
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -31,11 +35,17 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def describe_goodput(seconds: Mapping[str, float]) -> str:
-    """Returns where the time of a job went, the share of new steps first."""
+    """Returns where the time of a job went, the share of new steps first.
+
+    Without a step there is no share: a job may work, and report none.
+    """
     total_s = sum(seconds.values())
-    share = seconds.get("stepping_s", 0.0) / total_s if total_s else 0.0
     parts = [f"{words} {seconds.get(part, 0.0):.1f}" for part, words in GOODPUT_PARTS.items()]
-    return f"goodput {share:.0%} of {total_s:.1f} s: {', '.join(parts)}"
+    if not any(seconds.get(part, 0.0) for part in _STEPS):
+        text = f"goodput is not known, because no process has reported a step in {total_s:.1f} s"
+    else:
+        text = f"goodput {seconds.get('stepping_s', 0.0) / total_s:.0%} of {total_s:.1f} s"
+    return f"{text}: {', '.join(parts)}"
 
 
 def checkpoint_roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoot]:

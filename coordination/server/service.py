@@ -26,7 +26,7 @@ from ..names import (
     OVER_FOLDER,
     REPORT_EVENT,
     REPORT_EXIT,
-    REPORT_GOODPUT,
+    REPORT_LAUNCHER,
     SESSION,
     STACKS,
     STATUS,
@@ -41,6 +41,7 @@ log = logging.getLogger("holdfast.coordination")
 
 _RPCS = RPCS | RPCS_D
 _MOST_PARTS = 16  # of a goodput
+_LAUNCHER_TEXTS = ("state", "why", "waiting_for", "command", "folder")
 
 
 class UnaryCall:
@@ -103,6 +104,7 @@ class Service:
         self.sessions = SessionStreams(machine, self.status, self._owners)
         self.calls = 0
         self._goodput_s: dict[str, float] = {}
+        self._launcher = session_pb2.Launcher()
         self._finished = False
         self._deserted_at: float | None = None
         self._publish_at = math.inf  # never, unless another thread wants the status
@@ -227,14 +229,19 @@ class Service:
         self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
         writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
 
-    def _report_goodput(
-        self, request: session_pb2.ReportGoodputRequest, writer: ResponseWriter
+    def _report_launcher(
+        self, request: session_pb2.ReportLauncherRequest, writer: ResponseWriter
     ) -> None:
-        """Takes a launcher's account of the job's time, of so many parts at most."""
+        """Takes what a launcher knows of the job, and its account of so many parts at most."""
         self._goodput_s = {
             clip(name, 32): request.seconds[name] for name in sorted(request.seconds)[:_MOST_PARTS]
         }
-        writer.succeed(session_pb2.ReportGoodputResponse().SerializeToString())
+        launcher = request.launcher
+        most = self.config.limits.error_bytes
+        for name in _LAUNCHER_TEXTS:
+            setattr(launcher, name, clip(getattr(launcher, name), most))
+        self._launcher = launcher
+        writer.succeed(session_pb2.ReportLauncherResponse().SerializeToString())
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that it ends the processes, and why: every Session hears it, and
@@ -254,6 +261,8 @@ class Service:
         """Returns what `holdfast status` shows."""
         status = status_of(self.machine, self.calls, self._clock(), self.sessions.open_tasks())
         status.goodput_s.update(self._goodput_s)
+        if self._launcher.state:
+            status.launcher.CopyFrom(self._launcher)
         status.journal = "" if self._journal is None else self._journal.state
         return status
 
@@ -356,7 +365,7 @@ _SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] 
     STACKS: (session_pb2.StacksRequest, Service._ask_stacks),
     REPORT_EXIT: (session_pb2.ReportExitRequest, Service._report_exit),
     REPORT_EVENT: (session_pb2.ReportEventRequest, Service._report_event),
-    REPORT_GOODPUT: (session_pb2.ReportGoodputRequest, Service._report_goodput),
+    REPORT_LAUNCHER: (session_pb2.ReportLauncherRequest, Service._report_launcher),
     END_ATTEMPT: (session_pb2.EndAttemptRequest, Service._end_attempt),
 }
 """Requests and who serves them."""

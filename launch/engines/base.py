@@ -20,6 +20,7 @@ from holdfast.coordination.process.job_folder import EndedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
+from ..supervisor.account import Account, Errand
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
 from ..supervisor.job import (
@@ -67,6 +68,9 @@ class BaseEngine(Engine):
         self._curve = StepCurve()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._goodput: Callable[[], Goodput] = Goodput
+        self._launcher = session_pb2.Launcher()
+        self.errand = Errand()
+        self.log_folder: Path | None = None  # where the processes' lines are, if anywhere
         self._address = ""  # of the last coordinator
         self._ended: EndedJob | None = None
         self._signals = 0
@@ -122,7 +126,7 @@ class BaseEngine(Engine):
             credentials,
             policy=self._policy,
             say=self._output.say,
-            goodput=self._goodput,
+            account=self._account,
         )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
@@ -130,6 +134,13 @@ class BaseEngine(Engine):
     def account_by(self, meter: GoodputMeter) -> None:
         """Has the coordinators to come know where the job's time goes."""
         self._goodput = lambda: meter.goodput(time.monotonic())
+
+    def tell(self, decision: Decision) -> None:
+        """Has the coordinators know how the job is now."""
+        self._launcher = self.errand.launcher(decision)
+
+    def _account(self) -> Account:
+        return Account(self._launcher, self._goodput())
 
     def _terminate(
         self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None
@@ -285,6 +296,7 @@ class BaseEngine(Engine):
         del status.events[:]
         status.events.extend(sorted(events, key=lambda event: event.unix_s))
         status.goodput_s.update(vars(goodput))
+        status.launcher.CopyFrom(self._launcher)
         return status
 
 
@@ -300,7 +312,10 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
     def on_decision(before: Job, decision: Decision) -> None:
         print_change(before, decision)
         after = decision.job
-        if after.state is not before.state:
+        changed = after.state is not before.state
+        if changed or after.why_waiting != before.why_waiting:
+            engine.tell(decision)
+        if changed:
             engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
         over = before.state in RUNS and after.state not in RUNS
         if over and after.alive and after.error is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
 
+from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
 from ..supervisor.job import (
     Capacity,
@@ -108,6 +109,8 @@ class LocalEngine(BaseEngine):
         standbys: Standbys | None = None,
     ) -> None:
         super().__init__(output, settings.restart)
+        self.errand = Errand(command, str(settings.cwd or Path.cwd()), time.time())
+        self.log_folder = settings.log_folder
         self._command = list(command)
         self._job_id = job_id
         self._settings = settings

@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from holdfast.coordination.address import own_host
 
 from ..external.detect import slurm_attempt
 from ..external.task import MARK
+from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Exited, Job, Reserve, Reserved, RestartPolicy
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
@@ -52,6 +54,7 @@ class SlurmEngine(BaseEngine):
         heartbeat_timeout_s: float,
     ) -> None:
         super().__init__(output, policy)
+        self.errand = Errand(command, str(Path.cwd()), time.time())
         self._command = list(command)
         self._job_id = job_id
         self._env = dict(environment)

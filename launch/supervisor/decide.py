@@ -161,7 +161,7 @@ def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.min_processes:
         reason = f"room for {num_processes} of at least {job.min_processes} processes"
-        return _decision(job, f"{reason}: still waiting")
+        return _decision(replace(job, why_waiting=reason), f"{reason}: still waiting")
     following = replace(
         job,
         state=State.RUNNING,

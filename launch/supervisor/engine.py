@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from holdfast.coordination.diagnosis.verdict import JobState
 from holdfast.multihost import JobError, Preempted, StartupFailed
 
 from .decide import decide
@@ -55,6 +56,7 @@ class JobResult:
         """Returns the fields as JSON holds them; `error` as its sentence."""
         error = None if self.error is None else str(self.error)
         return vars(self) | {
+            "state": _STATES[self.outcome].value,
             "error": error,
             "reasons": list(self.reasons),
             "goodput": vars(self.goodput),
@@ -135,6 +137,14 @@ def _result(
         interrupted="SIGINT" in job.notices,
         goodput=goodput,
     )
+
+
+_STATES = {
+    "done": JobState.FINISHED,
+    "preempted": JobState.PREEMPTED,
+    "failed": JobState.FAILED,
+}
+"""The outcomes in the words of all other views of a job."""
 
 
 def _outcome(job: Job) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from .job import Job, Progressed, State
+
+HUNG_S = 8.0
+"""Without a step for so long, and for three usual steps, the time since the last step is lost."""
+_UNPACED_S = 60.0  # for the first steps, before their pace is known
 
 RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
 """States in which processes run, and are meant to."""
@@ -18,12 +22,14 @@ class Goodput:
     one counts that took longest.
     """
 
-    # waiting for machines, starting processes, joining, compiling: all until the first step
+    waiting_s: float = 0.0  # for machines
+    # starting processes, joining, compiling: all until the first step
     starting_s: float = 0.0
     restoring_s: float = 0.0
     stepping_s: float = 0.0
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
     redoing_s: float = 0.0  # steps that an earlier attempt had done
+    hung_s: float = 0.0  # since the last step, where none came for too long
     ending_s: float = 0.0  # from a failure to the next start, the back-off included
 
     @property
@@ -37,6 +43,53 @@ class Goodput:
         return self.stepping_s / self.total_s if self.total_s else 0.0
 
 
+_STEPS = ("stepping_s", "redoing_s")  # parts that end in a hang where no step comes any more
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How long a job's steps take: the mean of those that were no hang."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """The seconds of one step, 0 where that is not known."""
+        return self.seconds / self.steps if self.steps else 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """How much longer than usual a step may take before the job hangs."""
+        return max(HUNG_S, 3 * self.step_s) if self.steps else _UNPACED_S
+
+    def after(self, steps: int, seconds: float) -> _Pace:
+        """Returns the pace with so many more steps."""
+        return _Pace(self.steps + steps, self.seconds + seconds)
+
+
+@dataclass(frozen=True)
+class _Account:
+    """What is known at one event, and what the time since then counts for."""
+
+    counted: Goodput
+    at: float
+    counts_as: str
+    since_step_s: float
+    pace: _Pace
+
+    def up_to(self, now: float) -> Goodput:
+        """Returns the account up to `now`, as if nothing came in between."""
+        seconds = dict(vars(self.counted))
+        seconds[self.counts_as] += now - self.at
+        if self.counts_as in _STEPS:
+            lost_s = self.since_step_s + now - self.at - self.pace.step_s
+            if lost_s > self.pace.limit_s:
+                seconds[self.counts_as] -= lost_s
+                seconds["hung_s"] += lost_s
+        return Goodput(**seconds)
+
+
 class GoodputMeter:
     """Accounts for the time between two events, by the state of the job in between.
 
@@ -47,9 +100,11 @@ class GoodputMeter:
         self._at = now
         self._part = "starting_s"
         # Replaced as one: any thread may read it.
-        self._known = (Goodput(), now, self._part)
+        self._known = _Account(Goodput(), now, self._part, since_step_s=0.0, pace=_Pace())
         self._attempt = 0
         self._step = -1  # of this attempt
+        self._since_step_s = 0.0  # of the part since its last step
+        self._pace = _Pace()
         self._best = -1  # of all before it
         self._restored_s = 0.0  # as reported in this attempt
         self._blocked_s = 0.0  # likewise
@@ -57,37 +112,76 @@ class GoodputMeter:
 
     def observe(self, job: Job, event: object, now: float) -> None:
         """Takes an event and the job that it has led to."""
-        self._seconds[self._part] += now - self._at
-        self._at = now
+        self._count(now)
         if job.attempt != self._attempt:
-            self._attempt = job.attempt
-            self._best = max(self._best, self._step)
-            self._step = -1
-            self._restored_s = 0.0
-            self._blocked_s = 0.0
+            self._settle(0)
+            self._begin(job.attempt)
         if isinstance(event, Progressed) and event.attempt == job.attempt:
-            self._step = max(self._step, event.step)
-            self._move("starting_s", "restoring_s", event.restored_s - self._restored_s)
-            self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
-            self._restored_s = event.restored_s
-            self._blocked_s = event.blocked_s
-        self._part = self._part_of(job)
-        self._known = (Goodput(**self._seconds), now, self._part)
+            self._take(event)
+        part = self._part_of(job)
+        if part != self._part:
+            self._settle(0)
+            self._part = part
+        self._known = _Account(
+            Goodput(**self._seconds), now, part, since_step_s=self._since_step_s, pace=self._pace
+        )
+
+    def _count(self, now: float) -> None:
+        """Counts the time since the last event for the part that it was in."""
+        passed_s = now - self._at
+        self._seconds[self._part] += passed_s
+        self._at = now
+        if self._part in _STEPS:
+            self._since_step_s += passed_s
+
+    def _begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._best = max(self._best, self._step)
+        self._step = -1
+        self._restored_s = 0.0
+        self._blocked_s = 0.0
+
+    def _take(self, event: Progressed) -> None:
+        """Takes what the processes report."""
+        self._move("starting_s", "restoring_s", event.restored_s - self._restored_s)
+        blocked_s = self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
+        # A process that saves makes no step, and hangs no more for that.
+        self._since_step_s = max(0.0, self._since_step_s - blocked_s)
+        self._restored_s = event.restored_s
+        self._blocked_s = event.blocked_s
+        if event.step > self._step:
+            if self._step >= 0:
+                self._settle(event.step - self._step)
+            self._step = event.step
+
+    def _settle(self, steps: int) -> None:
+        """Decides what the time since the last report was, in which so many steps were made."""
+        spent_s = self._since_step_s
+        lost_s = spent_s - steps * self._pace.step_s
+        if lost_s > self._pace.limit_s:
+            self._move(self._part, "hung_s", lost_s)
+        elif steps:
+            self._pace = self._pace.after(steps, spent_s)
+        self._since_step_s = 0.0
 
     def _part_of(self, job: Job) -> str:
+        if job.state is State.SCHEDULING and job.why_waiting:
+            return "waiting_s"
         if job.state not in RUNS:
             return "ending_s" if job.state is State.RESTARTING or job.final else "starting_s"
         if self._step < 0:
             return "starting_s"
         return "redoing_s" if self._step <= self._best else "stepping_s"
 
-    def _move(self, source: str, target: str, seconds: float) -> None:
-        """Counts some of the seconds of a part, which lay within them, for another."""
+    def _move(self, source: str, target: str, seconds: float) -> float:
+        """Counts some of the seconds of a part, which lay within them, for another; returns how
+        many.
+        """
         moved = max(0.0, min(seconds, self._seconds[source]))
         self._seconds[source] -= moved
         self._seconds[target] += moved
+        return moved
 
     def goodput(self, now: float) -> Goodput:
         """Returns the account up to `now`."""
-        known, at, part = self._known
-        return replace(known, **{part: getattr(known, part) + now - at})
+        return self._known.up_to(now)

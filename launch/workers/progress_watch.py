@@ -26,7 +26,7 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
-from ..supervisor.goodput import Goodput
+from ..supervisor.account import Account
 from ..supervisor.job import (
     NO_SAVE,
     Event,
@@ -65,7 +65,7 @@ class ProgressWatch:
     That is progress, and a notice that one process got by itself (a signal, its machine's
     metadata): a process that leaves after it is not done, whatever its exit code. By the policy's
     rules, too, that the job has stalled, once; which processes keep it waiting, and where, goes to
-    `say`. The coordinator gets `goodput()`, for the status.
+    `say`. The coordinator gets `account()`, for the status.
 
     A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not
     answer is no event: the processes notice its death themselves.
@@ -80,12 +80,12 @@ class ProgressWatch:
         *,
         policy: RestartPolicy,
         say: Callable[[str], None],
-        goodput: Callable[[], Goodput] = Goodput,
+        account: Callable[[], Account] = Account,
     ) -> None:
         self._attempt = attempt
         self._on_event = on_event
         self._say = say
-        self._goodput = goodput
+        self._account = account
         self._rule = StallRule(
             policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
         )
@@ -175,7 +175,8 @@ class ProgressWatch:
         # The lock keeps events in order: a process's end must not overtake its progress.
         with self._lock, contextlib.suppress(CoordinationError):
             self._send_history()
-            self._client.report_goodput(vars(self._goodput()))
+            account = self._account()
+            self._client.report_launcher(account.launcher, vars(account.goodput))
             last = self.events[-1].number if self.events else 0
             status = self._client.status(with_events=True, events_after=last)
             self._take(status)

@@ -124,7 +124,7 @@ def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
                 ).stdout
                 steps = json.loads(output)["tasks"][0]["progress"].get("root", {}).get("steps", [])
             assert [(step["step"], step["local"], step["survives"]) for step in steps] == [
-                ("5", True, survives)
+                (5, True, survives)
             ]
             assert [sorted(each["processes"]) for each in steps[0]["copies"]] == holders
             table = subprocess.run(

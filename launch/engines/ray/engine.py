@@ -14,12 +14,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.multihost import Preempted, ProcessSpec
 
+from ...supervisor.account import Errand
 from ...supervisor.engine import JobResult
 from ...supervisor.job import (
     Capacity,
@@ -205,6 +207,7 @@ class RayEngine(BaseEngine):
         output: Output,
     ) -> None:
         super().__init__(output, spec.restart)
+        self.errand = Errand(command or (), str(Path.cwd()), time.time())
         self._job_id = job_id
         self._spec = spec
         self._command = command

@@ -19,6 +19,7 @@ from holdfast.coordination import (
     StatusClient,
 )
 from holdfast.coordination.names import OVER_FOLDER
+from holdfast.proto import session_pb2
 from tests.support.in_process import serving
 from tests.support.secured import at_once
 
@@ -147,10 +148,14 @@ def test_a_launcher_reports_where_the_time_went() -> None:
     """The status has it as it was last reported, and no more parts than there should be."""
     with serving(1) as served, StatusClient(served.address) as status:
         assert not status.status().goodput_s
-        status.report_goodput({"starting_s": 1.5, "stepping_s": 2.0})
+        launcher = session_pb2.Launcher(state="running", why="4 processes", attempt=2)
+        status.report_launcher(launcher, {"starting_s": 1.5, "stepping_s": 2.0})
         assert dict(status.status().goodput_s) == {"starting_s": 1.5, "stepping_s": 2.0}
-        status.report_goodput({f"{number}": 1.0 for number in range(1000)})
+        assert status.status().launcher == launcher
+        long = session_pb2.Launcher(state="running", why="w" * 1_000_000)
+        status.report_launcher(long, {f"{number}": 1.0 for number in range(1000)})
         assert len(status.status().goodput_s) == 16
+        assert 1000 < len(status.status().launcher.why) < 100_000
 
 
 def test_nobody_is_unavailable_at_once_or_waited_for() -> None:

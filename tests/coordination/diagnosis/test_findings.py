@@ -76,6 +76,31 @@ def moving(**changes: dict[int, Any]) -> session_pb2.StatusResponse:
     return job(**{"step_age_s": dict.fromkeys(range(4), 0.5), **changes})
 
 
+def test_a_pace_that_is_not_known_yet_is_no_stall() -> None:
+    """After one step a job may need long for the next; after a few quick ones it stalls soon."""
+    assert stalled_s(job(usual_steps_per_second=dict.fromkeys(range(4), 0.0))) is None
+    quick = dict.fromkeys(range(4), 0.3)
+    usual = dict.fromkeys(range(4), 0.0)
+    assert stalled_s(job(usual_steps_per_second=usual, steps_per_second=quick)) == 41
+
+
+def test_a_job_that_is_done_does_not_stall() -> None:
+    """Its processes have said that they make no more steps."""
+    assert stalled_s(job(values={number: {"done": 1.0} for number in range(4)})) is None
+
+
+def test_nobody_has_joined() -> None:
+    """After a minute that is worth a sentence, with what each has to call."""
+    status = job(2, state=dict.fromkeys(range(2), coordination_pb2.UNINITIALIZED))
+    status.phase = "gathering"
+    (text,) = texts(status)
+    assert text == (
+        "no process has joined for 300 s: each has to call holdfast.multihost.initialize()"
+    )
+    status.up_s = 30
+    assert texts(status) == []
+
+
 def test_a_job_that_gets_on_needs_nothing() -> None:
     """Nothing is asked for; a silence within what is expected is none."""
     status = moving(heartbeat_age_s={1: 20.0})
@@ -145,8 +170,10 @@ def test_a_loop_sampled_twice_is_one_place() -> None:
 
 
 def test_all_at_one_place_accuse_nobody() -> None:
-    """Nor do stacks that say nothing."""
-    assert texts(job(), {number: [WAITING] for number in range(4)}) == []
+    """The place is named, for whoever looks; stacks that say nothing are nothing."""
+    (finding,) = diagnose(Evidence(job(), {number: [WAITING] for number in range(4)}))
+    assert finding.kind == "together"
+    assert finding.text.endswith("wait in psum at reduce, train.py:50, no step for 41 s")
     assert texts(job(), {number: ["UNAVAILABLE"] for number in range(4)}) == []
 
 
@@ -309,8 +336,8 @@ def test_in_a_hang_who_cannot_run_comes_first() -> None:
 def test_a_hang_at_one_place_says_where() -> None:
     """Nobody is odd; a job of one process has no other to wait for."""
     assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == [
-        "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"
+        "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50, no step for 41 s"
     ]
     assert hanging(job(1), {0: [stack("load_batch", 26)]}) == [
-        "process 0 (host b0) is in load_batch, train.py:26"
+        "process 0 (host b0) is in load_batch, train.py:26, no step for 41 s"
     ]

@@ -9,9 +9,12 @@ from holdfast.proto import session_pb2
 def test_the_share_of_new_steps_comes_first() -> None:
     """A job without time has no share."""
     assert describe_goodput({"stepping_s": 3.0, "ending_s": 1.0}).startswith(
-        "goodput 75% of 4.0 s: new steps 3.0, starting 0.0"
+        "goodput 75% of 4.0 s: new steps 3.0, waiting for machines 0.0"
     )
-    assert describe_goodput({}).startswith("goodput 0% of 0.0 s")
+    unknown = describe_goodput({"starting_s": 4.0})
+    assert unknown.startswith(
+        "goodput is not known, because no process has reported a step in 4.0 s: new steps 0.0"
+    )
 
 
 def test_nothing_steers_a_terminal() -> None:

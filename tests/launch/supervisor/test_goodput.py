@@ -48,9 +48,66 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     )  # 10 s from the end of the back-off, 3 s of them restoring
     account.at(64, Progressed(2, 30, restored_s=3.0))  # 9 s of steps that were done before
     account.at(65, Progressed(2, 31, restored_s=3.0))  # so was the one from 30 to 31 begun
-    account.at(75, Exited(2, 0, 0))  # 10 s of new steps
-    assert account.goodput == Goodput(17.0, 3.0, 39.0, 5.0, 10.0, 1.0)
-    assert account.goodput.total_s == 75.0 and account.goodput.fraction == 39 / 75
+    account.at(70, Exited(2, 0, 0))  # 5 s of new steps
+    assert account.goodput == Goodput(
+        starting_s=17.0,
+        restoring_s=3.0,
+        stepping_s=34.0,
+        saving_s=5.0,
+        redoing_s=10.0,
+        ending_s=1.0,
+    )
+    assert account.goodput.total_s == 70.0 and account.goodput.fraction == 34 / 70
+
+
+def stepping(steps: int = 20) -> Account:
+    """Returns the account of a job that has started for 10 s and made a step in each second."""
+    account = Account()
+    account.at(0, Start())
+    account.at(0, Reserved(1, 1))
+    for step in range(steps + 1):
+        account.at(10 + step, Progressed(1, step))
+    return account
+
+
+def test_time_in_a_hang_is_no_progress() -> None:
+    """While it lasts, after it has been ended, and after the job got on by itself."""
+    account = stepping()
+    assert account.meter.goodput(36.0).hung_s == 0.0  # 6 s: a step may take longer once
+    assert account.meter.goodput(90.0) == Goodput(starting_s=10, stepping_s=21, hung_s=59)
+    account.at(90, Progressed(1, 22))
+    assert account.goodput == Goodput(starting_s=10, stepping_s=22, hung_s=58)
+    account.at(120, Exited(1, 0, 1))
+    assert account.goodput.hung_s == 88.0 and account.goodput.total_s == 120.0
+
+
+def test_a_save_that_blocks_is_no_hang() -> None:
+    """Its seconds were no step's, and are known for what they are once it is over."""
+    account = stepping()
+    account.at(61, Progressed(1, 21, blocked_s=30.0))
+    assert account.goodput == Goodput(starting_s=10, stepping_s=21, saving_s=30)
+
+
+def test_slow_steps_are_no_hang() -> None:
+    """A step of 30 s is none, neither the first nor the tenth; one of minutes is."""
+    account = Account()
+    account.at(0, Start())
+    account.at(0, Reserved(1, 1))
+    for step in range(11):
+        account.at(10 + 30 * step, Progressed(1, step))
+    assert account.meter.goodput(310 + 89).hung_s == 0.0
+    assert account.meter.goodput(310 + 200).hung_s == 170.0
+
+
+def test_waiting_for_machines_is_a_part() -> None:
+    """From the word that there is no room, until there is."""
+    account = Account()
+    account.job = Job("j", 2, 2, RestartPolicy(max_failures=5))
+    account.at(0, Start())
+    account.at(1, Reserved(1, 1))
+    account.at(31, Reserved(1, 2))
+    account.at(35, Progressed(1, 0))
+    assert account.goodput == Goodput(waiting_s=30, starting_s=5)
 
 
 def test_a_new_job_has_no_fraction() -> None:
