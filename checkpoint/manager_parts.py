@@ -26,6 +26,7 @@ from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, NoLineage
 from .steps.not_a_root import refuse_step_folder
+from .steps.not_joined import refuse_without_joining
 from .steps.object_claims import open_claims
 from .steps.opening import Opened, OpenRoot, open_root
 from .steps.root_report import NoReporter, RootReporter
@@ -81,6 +82,8 @@ def open_manager(
     # What a later part runs into must not leave a claim that only a sweep takes away.
     with contextlib.ExitStack() as undo:
         undo.callback(root.give_up)
+        if group is None:
+            refuse_without_joining(root)
         lineage = _lineage_of(root, begins=local is not None)
         tier = _open_tier(local, root, lineage)
         undo.callback(tier.close, 0.0)

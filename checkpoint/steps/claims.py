@@ -36,8 +36,8 @@ _WRITER_DIGITS = 8  # of a save's id, which begins with its writer's
 class Writer:
     """The writer that holds a claim.
 
-    `job` is "" outside of a launched job; `renewed_s` is Unix time by the writer's clock,
-    which does not jump.
+    `job` is "" outside of a launched job, and `process` -1; `renewed_s` is Unix time by the
+    writer's clock, which does not jump.
     """
 
     id: str
@@ -46,6 +46,7 @@ class Writer:
     host: str = ""
     pid: int = 0
     renewed_s: float = 0.0
+    process: int = -1
 
 
 def writer_of(save_id: str) -> str:
@@ -53,7 +54,7 @@ def writer_of(save_id: str) -> str:
     return save_id[:_WRITER_DIGITS]
 
 
-def this_writer(job: str = "", attempt: int = 0) -> Writer:
+def this_writer(job: str = "", attempt: int = 0, process: int = -1) -> Writer:
     """Returns a new writer for this process, with an id of its own."""
     return Writer(
         secrets.token_hex(4),
@@ -62,6 +63,7 @@ def this_writer(job: str = "", attempt: int = 0) -> Writer:
         socket.gethostname(),
         pid=os.getpid(),
         renewed_s=steady_time_s(),
+        process=process,
     )
 
 
@@ -125,6 +127,7 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
             str(claim["host"]),
             pid=int(claim["pid"]),
             renewed_s=float(claim["renewed_s"]),
+            process=int(claim["process"]),
         )
     except (ValueError, TypeError, KeyError):
         # Cut off by a crash, perhaps: the claim stands all the same, and its lock says who lives.

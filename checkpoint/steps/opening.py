@@ -189,7 +189,7 @@ def _open(
     needs_claim: bool,
 ) -> Opened:
     spec = ProcessSpec.from_env(os.environ)
-    writer = this_writer(spec.job_id, spec.attempt) if spec else this_writer()
+    writer = this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
     names = _step_names(storage, options)
     has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
     if has_claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import signal
 import threading
@@ -46,6 +47,9 @@ from ..workers.output import Output
 from ..workers.progress_watch import MOST_HISTORY, ProcessProgress, ProgressWatch
 from ..workers.signals import passing_on
 
+SAME_PRESS_S = 0.3
+"""A Ctrl-C that comes so soon after another is the same one."""
+
 _MOST_EVENTS = 5000  # of all attempts together
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
@@ -74,6 +78,7 @@ class BaseEngine(Engine):
         self._address = ""  # of the last coordinator
         self._ended: EndedJob | None = None
         self._signals = 0
+        self._interrupted_s = -math.inf  # when the last Ctrl-C came
         self._sent_sigterm = False  # to the processes of this attempt
 
     def carry_out(self, action: Action) -> None:
@@ -173,7 +178,8 @@ class BaseEngine(Engine):
     def forward(self, number: int) -> None:
         """Takes a signal of the launcher. Signal-safe.
 
-        The first signal stops the job, the second repeats SIGTERM, the third kills.
+        The first signal stops the job, the second repeats SIGTERM, the third kills. A second Ctrl-C
+        kills.
         """
         self._queue.put(signal.Signals(number))
 
@@ -198,14 +204,25 @@ class BaseEngine(Engine):
         return self._on_signal(item) if isinstance(item, signal.Signals) else [item]
 
     def _on_signal(self, number: signal.Signals) -> list[Event]:
+        if number is signal.SIGINT and self._is_same_press():
+            return []
         self._signals += 1
         if self._signals == 1:
             return [Stop(number.name)]
-        if self._signals == 2:
+        if self._signals == 2 and number is not signal.SIGINT:
             self._terminate()
         else:
             self._kill()
         return []
+
+    def _is_same_press(self) -> bool:
+        """Says whether a SIGINT is of a Ctrl-C that was heard: a wrapper such as `uv run` passes on
+        what the terminal has sent to all.
+        """
+        now_s = time.monotonic()
+        since_s = now_s - self._interrupted_s
+        self._interrupted_s = now_s
+        return since_s < SAME_PRESS_S
 
     def _report_exit(self, event: Exited) -> None:
         """Reports the end of a process to the coordinator, and queues it.

@@ -132,8 +132,15 @@ class LocalEngine(BaseEngine):
         self._wanted_room = action
 
     def _notify(self, action: Notify) -> None:
-        # Ctrl-C reaches the program as Ctrl-C: it may have a handler of its own for that.
-        self._terminate(signal.SIGINT if action.why == "SIGINT" else signal.SIGTERM)
+        if action.why != "SIGINT" or self._watch is None:
+            self._terminate()
+            return
+        # A process with a client of ours takes SIGTERM for a notice, and saves. All others get
+        # Ctrl-C as Ctrl-C: they may have a handler of their own for that.
+        self._watch.refresh()  # one may have come since the last poll
+        ours = self._watch.with_session
+        self._terminate(processes=ours)
+        self._signal(signal.SIGINT, frozenset(self._workers) - ours)
 
     def _prepare(self, action: PrepareNext) -> None:
         with contextlib.suppress(StartupFailed):  # the launch will meet it again, and report it

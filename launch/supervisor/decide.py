@@ -315,7 +315,10 @@ def _on_stop(job: Job, event: Stop, now: float) -> Decision:
     leaving = job.state in (State.PREEMPTING, State.RESIZING)
     actions = () if leaving else (Notify(event.source),)
     following = _add_notice(job, event.source, None)
-    return _preempt(job, following, now, f"asked to stop by {event.source}", *actions)
+    why = f"asked to stop by {event.source}"
+    if event.source == "SIGINT":
+        why += ", Ctrl-C again ends them at once"
+    return _preempt(job, following, now, why, *actions)
 
 
 # --- Leaving: preempting and resizing

@@ -43,6 +43,9 @@ MOST_HISTORY = 200
 
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
+NOBODY_S = 60.0
+"""After so long the launcher says that nobody has joined."""
+
 _POLL_S = 0.5
 _MOST_EVENTS = 1000
 _MOST_STACKS = 4  # of processes that keep a job waiting
@@ -90,6 +93,7 @@ class ProgressWatch:
             policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
         )
         self._stragglers: set[int] = set()  # that were said
+        self._said_nobody = False
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._lock = threading.Lock()
@@ -115,9 +119,31 @@ class ProgressWatch:
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
             self.refresh()
+            self._find_nobody()
             with contextlib.suppress(CoordinationError):
                 self._find_stall()
                 self._find_stragglers()
+
+    def _find_nobody(self) -> None:
+        """Says, once, that no process has joined: most likely none ever asks to."""
+        status = self.status
+        is_expected = status.num_processes > 1 and status.phase == "gathering"
+        if self._said_nobody or not is_expected or status.up_s < NOBODY_S:
+            return
+        self._said_nobody = True
+        if all(task.state == coordination_pb2.UNINITIALIZED for task in status.tasks):
+            text = (
+                f"none of the {status.num_processes} processes has joined the job after"
+                f" {status.up_s:.0f} s: call holdfast.multihost.initialize() at the start of the"
+                " program; without it each of them trains alone"
+            )
+            self._say(text)
+            self.note(time.time(), text)
+
+    @property
+    def with_session(self) -> frozenset[int]:
+        """The processes that have had a client of ours."""
+        return frozenset(self._ours)
 
     # --- Hangs
 

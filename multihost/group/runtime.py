@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from typing import Any
 
 import jax
@@ -32,6 +34,21 @@ def coordinator_address() -> str | None:
         return spec.coordinator
     address: str | None = distributed.global_state.coordinator_address
     return address
+
+
+def unjoined_spec() -> ProcessSpec | None:
+    """Returns who this process is to its launcher, where the job has several processes and this one
+    has joined it neither by holdfast nor by jax.distributed; else None.
+
+    Children that multiprocessing has started, such as those of data loaders, have the environment
+    of a process, and need not join.
+    """
+    if current_job().client is not None or distributed.global_state.client is not None:
+        return None
+    if multiprocessing.parent_process() is not None:
+        return None
+    spec = ProcessSpec.from_env(os.environ)
+    return None if spec is None or spec.num_processes == 1 else spec
 
 
 def host_address() -> str | None:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, ProcessLost
 from holdfast.launch import LiveView, RestartPolicy
+from holdfast.launch.engines import base
 from holdfast.launch.engines.base import BaseEngine, run_job
 from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
 from holdfast.launch.workers.coordinator import Coordinator
@@ -50,10 +51,23 @@ def output() -> ConsoleOutput:
 def test_signals_stop_then_repeat_then_kill() -> None:
     """The stop bears the signal's name; the later ones are no events."""
     engine = Recording(output())
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM):
         engine.forward(number)
-    assert [engine.events(1.0) for _ in range(3)] == [[Stop("SIGINT")], [], []]
+    assert [engine.events(1.0) for _ in range(3)] == [[Stop("SIGTERM")], [], []]
     assert engine.done == [signal.SIGTERM, "kill"]
+
+
+def test_a_second_ctrl_c_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes at once is the same press, which a wrapper has passed on."""
+    engine = Recording(output())
+    for _ in range(2):
+        engine.forward(signal.SIGINT)
+    assert [engine.events(1.0) for _ in range(2)] == [[Stop("SIGINT")], []]
+    assert engine.done == []
+    monkeypatch.setattr(base, "SAME_PRESS_S", 0.0)
+    engine.forward(signal.SIGINT)
+    assert engine.events(1.0) == []
+    assert engine.done == ["kill"]
 
 
 def test_events_come_in_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,11 @@ from holdfast.launch.supervisor.job import (
     Stalled,
     Withdrawn,
 )
+from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch
 from holdfast.multihost.group.group import SaveStage
+from tests.support.processes import wait_until
 
 NOTICE = "holdfast/sync/preemption/0/notices/1"
 JOINED = {0: NO_SAVE, 1: NO_SAVE}
@@ -200,3 +203,25 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
     watched.coordinator.close()
     watched.watch.refresh()
     assert watched.events.empty() and watched.watch.processes == before
+
+
+def test_that_nobody_joins_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to call, after a minute; a job of which one has come says so in its status."""
+    monkeypatch.setattr(progress_watch, "NOBODY_S", 0.2)
+    said: list[str] = []
+    with ExitStack() as stack:
+        coordinator = Coordinator("j", 1, 2)
+        stack.callback(coordinator.close)
+        events: queue.Queue[Event] = queue.Queue()
+        watch = ProgressWatch(
+            coordinator.address, 1, events.put, policy=RestartPolicy(), say=said.append
+        )
+        stack.callback(watch.close)
+        wait_until(lambda: any("joined" in event.text for event in watch.events))
+    assert len(said) == 1, said
+    assert re.fullmatch(
+        r"none of the 2 processes has joined the job after \d+ s: call"
+        r" holdfast\.multihost\.initialize\(\) at the start of the program; without it each of them"
+        r" trains alone",
+        said[0],
+    )

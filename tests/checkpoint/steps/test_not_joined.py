@@ -1,0 +1,121 @@
+"""Two processes of a launched job write to one root, and neither has called `initialize()`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
+from holdfast.multihost import ProcessSpec, Solo
+from tests.support.checkpointing import run_together
+from tests.support.paths import program
+
+
+def _environment(process: int, count: int = 2) -> dict[str, str]:
+    spec = ProcessSpec(
+        process_id=process, num_processes=count, coordinator="127.0.0.1:1", attempt=1
+    )
+    return spec.to_env()
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """A root that process 0 of the job has open, and its pid."""
+    root = tmp_path_factory.mktemp("run")
+    with subprocess.Popen(
+        [sys.executable, program("root_holder"), "0", "2", root],
+        env=os.environ | _environment(0) | {"JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "open Solo\n"
+        yield root, process.pid
+        process.stdin.close()
+
+
+@pytest.fixture
+def unjoined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is process 1 of the same job, and has not joined it."""
+    for name, value in _environment(1).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_second_is_refused(holder: tuple[Path, int], unjoined: None) -> None:
+    """With what to call; it leaves nothing in the root."""
+    root, pid = holder
+    before = sorted(root.rglob("*"))
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointManager(root)
+    assert str(caught.value) == (
+        f"{root} is open in process 0 of this job (host {socket.gethostname()}, pid {pid}), and"
+        " process 1 has not joined it: call holdfast.multihost.initialize() at the start of the"
+        " program, so that all save as one, or open another folder in each process"
+    )
+    assert sorted(root.rglob("*")) == before
+
+
+def _open(root: Path, **settings: object) -> None:
+    CheckpointManager(root, **settings).close()  # type: ignore[arg-type]
+
+
+def _in_a_child(root: Path) -> None:
+    """As in a worker of a data loader."""
+    child = multiprocessing.get_context("spawn").Process(target=_open, args=(root,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+UNTOUCHED: dict[str, Callable[[Path], None]] = {
+    "a root of its own": lambda root: _open(root / "1" / "own"),
+    "an evaluator that only reads": lambda root: _open(root, options=Options(read_only=True)),
+    "a group that is given": lambda root: _open(root, group=Solo()),
+    "a child of a data loader": _in_a_child,
+}
+
+
+@pytest.mark.parametrize("who", UNTOUCHED)
+def test_what_is_meant_is_untouched(who: str, holder: tuple[Path, int], unjoined: None) -> None:
+    """It opens as ever."""
+    UNTOUCHED[who](holder[0])
+
+
+def test_a_program_that_process_0_starts_is_untouched(
+    holder: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the environment of process 0, whose root it may write to."""
+    for name, value in _environment(0).items():
+        monkeypatch.setenv(name, value)
+    _open(holder[0])
+
+
+def test_a_job_of_one_process_need_not_join(
+    holder: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that nobody of ours has launched."""
+    for name, value in _environment(0, count=1).items():
+        monkeypatch.setenv(name, value)
+    _open(holder[0])
+    monkeypatch.delenv("HOLDFAST_PROCESS_ID")
+    monkeypatch.delenv("HOLDFAST_NUM_PROCESSES")
+    monkeypatch.delenv("HOLDFAST_COORDINATOR")
+    _open(holder[0])
+
+
+@pytest.mark.slow
+def test_plain_jax_distributed_is_untouched(tmp_path: Path) -> None:
+    """Under the launcher, too: its processes are one group."""
+    outputs = run_together(
+        program("root_of_jax_distributed"), 2, tmp_path / "run", env_of=_environment
+    )
+    assert outputs == ["open ClusterGroup\n"] * 2

@@ -1,0 +1,20 @@
+"""Trains until it is told to stop. argv[2] is "asks", or "deaf": then it never asks about that."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+from holdfast import multihost
+from holdfast.checkpoint import CheckpointManager
+
+multihost.initialize()
+with CheckpointManager(sys.argv[1]) as manager:
+    for step in itertools.count(1):
+        time.sleep(0.05)
+        if sys.argv[2] == "asks" and manager.reached_preemption(step):
+            manager.save(step, {"w": step})
+            sys.exit(75)
+        if step == 3:
+            print("it goes", flush=True)
