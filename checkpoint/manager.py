@@ -26,6 +26,7 @@ from .format.rename import Names
 from .lanes import SaveLane
 from .layouts.inspection import Structure
 from .manager_parts import open_manager
+from .notebook import html_table, shown_steps
 from .options import Local, Options
 from .policy import (
     KeepAll,
@@ -444,7 +445,27 @@ class CheckpointManager:
             )
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({self._root.where!r})"
+        shown = self._shown()
+        return f"<CheckpointManager of {self._root.where!r}: {', '.join(shown.values())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("CheckpointManager", {"root": self._root.where} | self._shown())
+
+    def _shown(self) -> dict[str, str]:
+        """Returns what matters of the manager, by name. Asks neither the store nor others."""
+        group = self._root.group
+        shown = {
+            "steps": shown_steps(self.known_steps()),
+            "keeps": repr(self._parts.keep_policy),
+            "process": f"process {group.index} of {group.count}",
+        }
+        if self._closed:
+            shown["state"] = "closed"
+        elif self._options.read_only:
+            shown["state"] = "read only"
+        elif self.is_saving_in_progress():
+            shown["state"] = "saving"
+        return shown
 
 
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()

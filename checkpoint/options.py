@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .notebook import html_table
 from .policy import SavePolicy
 
 DAY_S = 24 * 3600.0
@@ -102,7 +103,7 @@ class ProgressBar:
                 self._bar = None
 
 
-@dataclass
+@dataclass(repr=False)
 class Statistics:
     """Counts saves, restores and deletions. Thread-safe."""
 
@@ -119,7 +120,18 @@ class Statistics:
     restore_bytes: int = 0
     steps_deleted: int = 0
     delete_s: float = 0.0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __repr__(self) -> str:
+        counted = (f"{name}={amount:.6g}" for name, amount in self._counted().items())
+        return f"Statistics({', '.join(counted)})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Statistics", self._counted())
+
+    def _counted(self) -> dict[str, Any]:
+        """Returns the counters that are not 0."""
+        return {name: amount for name, amount in self.to_dict().items() if amount}
 
     def add(self, **amounts: float) -> None:
         """Adds to counters, by name."""

@@ -12,12 +12,15 @@ import jax
 from ..errors import TreeMismatch
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import paused_gc, rebuild
+from ..notebook import html_table, shown_bytes
 from ..restoring.match import HostShapeDtypeStruct, saved_sharding
 from ..restoring.per_process import PerProcessSelection, leaves_of_process
 from .base import CheckpointReader
 
+_MOST_ROWS = 100  # of a table in a notebook
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class ItemStructure:
     """One item. `kind` is "tree", "json" or "files".
 
@@ -31,8 +34,31 @@ class ItemStructure:
     tree: Any = None
     nbytes: int = 0
 
+    def __repr__(self) -> str:
+        return f"<ItemStructure: {self._what()}>"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"kind": self.kind}
+        if self.kind == "tree":
+            leaves = jax.tree_util.tree_leaves_with_path(self.tree)
+            rows["size"] = shown_bytes(self.nbytes)
+            rows |= {
+                jax.tree_util.keystr(path, simple=True, separator="."): leaf
+                for path, leaf in leaves[:_MOST_ROWS]
+            }
+            if len(leaves) > _MOST_ROWS:
+                rows["..."] = f"{len(leaves) - _MOST_ROWS} more leaves"
+        return html_table("ItemStructure", rows)
+
+    def _what(self) -> str:
+        """Returns the kind, and of a tree how many leaves and bytes it has."""
+        if self.kind != "tree":
+            return self.kind
+        count = len(jax.tree_util.tree_leaves(self.tree))
+        return f"tree of {count} leaves, {shown_bytes(self.nbytes)}"
+
+
+@dataclass(frozen=True, repr=False)
 class Structure:
     """What a checkpoint holds: `items` by name, and what it says of itself.
 
@@ -47,6 +73,19 @@ class Structure:
     finished_s: float | None
     metrics: Mapping[str, Any]
     metadata: Any
+
+    def __repr__(self) -> str:
+        items = ", ".join(f"{name}: {item._what()}" for name, item in self.items.items())
+        step = "" if self.step is None else f", step {self.step}"
+        return f"<Structure of {self.path!r} ({self.layout}{step}): {items}>"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"path": self.path, "layout": self.layout, "step": self.step}
+        rows |= {f"item {name}": item._what() for name, item in self.items.items()}
+        rows |= {f"metric {name}": value for name, value in self.metrics.items()}
+        if self.metadata is not None:
+            rows["metadata"] = self.metadata
+        return html_table("Structure", rows)
 
 
 def structure_of(checkpoint: CheckpointReader) -> Structure:

@@ -20,6 +20,7 @@ from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveResult
 from ..errors import SaveCancelled, SaveFailed, error_text
+from ..notebook import html_table, shown_bytes
 from ..options import Options
 from ..storage.base import Storage
 from ..storage.threads import Latch, start_thread
@@ -95,12 +96,19 @@ class SaveHandle:
     def __repr__(self) -> str:
         return f"<SaveHandle of step {self.step}: {self._state()}>"
 
+    def _repr_html_(self) -> str:
+        rows = {"step": self.step, "state": self._state()}
+        if self._request is not None:
+            rows["size"] = shown_bytes(self._request.total_bytes)
+        return html_table("SaveHandle", rows)
+
     def _state(self) -> str:
         if not self:
             return "skipped"
         if not self.done():
             return "in flight"
-        return "committed" if self._error() is None else "failed"
+        error = self._error()
+        return "committed" if error is None else f"failed: {error}"
 
     def done(self) -> bool:
         """Says whether the save has ended on this process, one way or the other."""

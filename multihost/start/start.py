@@ -10,6 +10,7 @@ import atexit
 import dataclasses
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Collection, Sequence
@@ -146,6 +147,7 @@ def initialize(  # noqa: PLR0913
         met = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
         discovered = dataclasses.replace(discovered, spec=met)
     if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
+        _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
         return
     preemption.set_waiting(True)
     timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
@@ -232,13 +234,9 @@ def _join(
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too
-    _log.info(
-        "process %d of %d, coordinator %s, attempt %d",
-        spec.process_id,
-        spec.num_processes,
-        spec.coordinator,
-        spec.attempt,
-    )
+    who = f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
+    where = f"attempt {spec.attempt}, coordinator {spec.coordinator}"
+    _log.info("%s of job %s, %s", who, spec.job_id, where)
 
 
 def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:

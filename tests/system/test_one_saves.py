@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def test_who_has_not_called_save_is_named(
     outputs = run_together(script, count, tmp_path / "run", absent)
     line = script.read_text().splitlines().index('        multihost.sync_global_processes("end")')
     where = f"process {absent} has not called save(4); it is in train, {script.name}:{line + 1}"
+    for process, output in enumerate(outputs):
+        who = (
+            f":process {process} of {count} on host {socket.gethostname()} of job job, attempt 0, "
+        )
+        assert output.count(f"{who}coordinator 127.0.0.1:") == 1, output
     assert "waits" not in outputs.pop(absent)
     for output in outputs:
         assert f"step 4 waits: {where}\n" in output, output

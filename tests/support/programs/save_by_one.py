@@ -14,6 +14,7 @@ from holdfast.coordination import HoldfastError
 index = int(sys.argv[1])
 absent = int(sys.argv[5])
 logging.basicConfig(level=logging.WARNING)
+logging.getLogger("holdfast.multihost.start").setLevel(logging.INFO)
 absence.LATE_S = 0.5
 commit.RESULT_WAIT_S = 5.0
 multihost.initialize(f"127.0.0.1:{sys.argv[3]}", int(sys.argv[2]), index)
