@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,19 +18,23 @@ from tests.support.paths import ROOT
 L = TypeVar("L")
 D = TypeVar("D")
 
+LIFE_S = 80.0
+
 
 @dataclass(frozen=True)
 class Campaign(Generic[L, D]):
     """What the lives of a model are, of which there is one a seed.
 
     `divergence_of` lives a life, and returns where it and the model part. `shortest` leaves out
-    what a divergence does not need. `found` are lives that once diverged, by name.
+    what a divergence does not need. `found` are lives that once diverged, by name. A life that has
+    not ended after `life_s` hangs, which is a divergence.
     """
 
     life_of: Callable[[int], L]
     divergence_of: Callable[[L], D | None]
     shortest: Callable[[D], D]
     found: Mapping[str, L]
+    life_s: float = LIFE_S
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Lives the lives that the command line asks for, and prints where they diverge. Returns
@@ -43,7 +48,7 @@ class Campaign(Generic[L, D]):
                 break
             if arguments.verbose:
                 print(f"{name}: {life}", flush=True)
-            divergence = self.divergence_of(life)
+            divergence = self._limited(name, life)
             lived += 1
             if divergence is not None:
                 found += 1
@@ -51,6 +56,23 @@ class Campaign(Generic[L, D]):
                 print(f"--- {name}: {shown}\n", flush=True)
         print(f"{lived} lives in {time.monotonic() - began_s:.1f} s, {found} diverge", flush=True)
         return 1 if found else 0
+
+    def _limited(self, name: str, life: L) -> D | None:
+        """Returns the divergence of a life. Ends this process with 1 where the life hangs: what
+        waits in it for ever is waited for at the end of a process too.
+        """
+
+        def end() -> None:
+            print(f"--- {name} has not ended within {self.life_s:g} s: {life}\n", flush=True)
+            os._exit(1)
+
+        limit = threading.Timer(self.life_s, end)
+        limit.daemon = True
+        limit.start()
+        try:
+            return self.divergence_of(life)
+        finally:
+            limit.cancel()
 
     def _lives(self, arguments: argparse.Namespace) -> Iterator[tuple[str, L]]:
         """Yields the lives that are asked for, with what they are called."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.storage.tombstone import RECORD_NAME
+from holdfast.checkpoint.storage.tombstone import RECORD_NAME, body_of, sealed
 
 from .policies import HARMED_RECORD, Saved
 from .site import Site
@@ -94,10 +96,66 @@ def _harm(path: Path, how: str, site: Site) -> None:
             site.foreign[moved] = moved.read_bytes()
 
 
-def _write_in_place(path: Path, data: bytes) -> None:
+def _write_in_place(path: Path, data: bytes | bytearray) -> None:
     with open(path, "r+b") as file:
         file.write(data)
         file.truncate()
+
+
+def _forge_writer(record: dict[str, Any]) -> bool:
+    # As long as the id of a writer, which becomes a name.
+    record["writer"] = "../../xy00000001"
+    return True
+
+
+def _forge_shardings(record: dict[str, Any], description: dict[str, Any]) -> bool:
+    """Describes the sharding of all arrays on devices; says whether there are some."""
+    shardings = record["items"].get("state", {}).get("shardings", [])
+    of_devices = [place for place, each in enumerate(shardings) if each is not None]
+    for place in of_devices:
+        shardings[place] = description
+    return bool(of_devices)
+
+
+MANY_AXES = {"axes": ["a"], "sizes": [1], "devices": [0], "spec": [["a"], [], [], []]}
+NO_NAMES = {"axes": [1], "sizes": ["1"], "devices": [[]], "spec": [3]}
+# Each says whether it could.
+FORGERIES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "a writer above the root": _forge_writer,
+    "a sharding of too many axes": partial(_forge_shardings, description=MANY_AXES),
+    "a mesh without names": partial(_forge_shardings, description=NO_NAMES),
+}
+
+
+@dataclass(frozen=True)
+class Forge:
+    """Writes other things into the record of a step, with a checksum that is right."""
+
+    step: int
+    how: str
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        path = site.root / site.step_name(self.step) / RECORD_NAME
+        data = path.read_bytes() if path.exists() else b""
+        if not data or data != sealed(body_of(data)):
+            return [False]
+        record = json.loads(body_of(data) + b"}")
+        if not FORGERIES[self.how](record):
+            return [False]
+        site.is_whole = False
+        body = json.dumps(record, separators=(",", ":")).encode()[:-1]
+        _write_in_place(path, sealed(body))
+        return [True]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for after in world.ended():
+            steps = dict(after.steps)
+            if found[0] and self.step in steps:
+                saved = steps[self.step]
+                harmed = saved.harmed | {HARMED_RECORD}
+                steps[self.step] = replace(saved, harmed=harmed)
+            yield replace(after, steps=steps)
 
 
 @dataclass(frozen=True)

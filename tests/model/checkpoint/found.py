@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from .damage import CopyStep, HarmHost
-from .faulty import Faulty
+from .damage import FORGERIES, CopyStep, Forge, HarmHost
+from .faulty import ENOUGH_FILES, Faulty
 from .lives import YEAR_S, Life
-from .operations import Delete, List, Reopen, Restore, Save, SaveAndCall, SetClock
-from .refused import HOWS, SaveRefused
+from .operations import (
+    CALLED_BACK,
+    Delete,
+    Keep,
+    List,
+    Look,
+    Reopen,
+    Restore,
+    Save,
+    SaveAndCall,
+    SaveAndChange,
+    SetClock,
+)
+from .refused import HOWS, SaveRefused, SaveThroughLink
 from .settings import Settings
-from .tools import Copy
+from .tools import Copy, CopyOver, SaveTwice
 
 FOUND: dict[str, Life] = {
     "an incremental item without a chunk": Life(
@@ -67,8 +79,10 @@ FOUND: dict[str, Life] = {
         Settings(store="faulty", processes=2),
         (Save(1, 1), Save(2, 2), Faulty(Delete(1), "delete", "EIO", 0)),
     ),
-    "a callback that waits for itself": Life(Settings(), (SaveAndCall(1, 1, waits=True),)),
-    "a callback that saves": Life(Settings(), (SaveAndCall(1, 1, waits=False),)),
+    **{
+        f"a callback that calls {call}": Life(Settings(), (SaveAndCall(1, 1, call),))
+        for call in CALLED_BACK
+    },
     "a durable step with younger local ones": Life(
         Settings(save_policy="never", local=2),
         (Save(1, 1, force=True), Save(2, 2), Delete(1), List()),
@@ -102,6 +116,35 @@ FOUND: dict[str, Life] = {
     "a delete whose branch cannot be listed": Life(
         Settings(store="faulty", save_policy="even", local=1),
         (Save(1, 14), Save(3, 14), Faulty(Delete(3), "list", "ESTALE", 1)),
+    ),
+    "a copy of a step whose writer is above the root": Life(
+        Settings(), (Save(1, 1), Forge(1, "a writer above the root"), Copy(by_shell=False))
+    ),
+    **{
+        f"a record with {how}": Life(
+            Settings(arrays="jax", read="saved"), (Save(1, 1), Forge(1, how), Look(1), Restore(1))
+        )
+        for how in FORGERIES
+    },
+    "more deletions at once than files may be open": Life(
+        Settings(),
+        (
+            *(Save(step, 1) for step in range(60)),
+            Keep("last"),
+            Faulty(Save(60, 1), "open", "EMFILE", ENOUGH_FILES),
+        ),
+    ),
+    "a copy over files of equal size": Life(Settings(), (Save(1, 1), Save(2, 2), CopyOver(1, 2))),
+    "two writers of one path": Life(Settings(), (SaveTwice((1, 2)), SaveTwice((3, 4)))),
+    **{
+        f"a link on a host, {'strict' if strict else 'not strict'}": Life(
+            Settings(save_policy="never", local=2, local_strict=strict),
+            (Save(1, 1), Save(2, 2), SaveThroughLink(3, 3), List(), Restore()),
+        )
+        for strict in (False, True)
+    },
+    "arrays that change while they are saved": Life(
+        Settings(arrays="jax"), (SaveAndChange(1, 1), Restore(1))
     ),
     "a memory of the host": Life(Settings(arrays="pinned", read="saved"), (Save(1, 1), Restore(1))),
 }

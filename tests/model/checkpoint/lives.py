@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..campaign import shortened
-from .damage import CopyStep, Harm, HarmHost, Litter
+from .damage import FORGERIES, CopyStep, Forge, Harm, HarmHost, Litter
 from .faults import ERRORS, FOR_EVER, VERBS
 from .faulty import Faulty
 from .operations import (
+    CALLED_BACK,
     Broken,
     Cancel,
     Delete,
+    Keep,
     List,
     Look,
     Operation,
@@ -28,14 +30,16 @@ from .operations import (
     Restore,
     Save,
     SaveAndCall,
+    SaveAndChange,
     SetClock,
     Wait,
     explained,
 )
-from .policies import HOUR_S
+from .policies import HOUR_S, KEEP
+from .refused import SaveThroughLink
 from .settings import Settings, plainer, settings_of, shown
 from .site import Site, descriptors, opened_site, threads
-from .tools import Convert, Copy, Prune, Rival, Sweep, Verify
+from .tools import Convert, Copy, CopyOver, Prune, Rival, SaveTwice, Sweep, Verify
 from .world import World
 
 LENGTH = 14  # operations of a life, at most
@@ -105,12 +109,9 @@ def _harm(rng: random.Random) -> Operation:
 
 
 def _litter(rng: random.Random) -> Operation:
-    name = rng.choice(["notes.txt", "state/notes.txt", "state/00000-00000-0badf00d.safetensors"])
-    step = rng.choice([None, rng.randrange(STEPS)])
-    if step is None and name.endswith("safetensors"):
-        # In a root this is what a one-shot save has left: a sweep's.
-        name = "state/notes.txt"
-    return Litter(step, name)
+    # The last is nearly called as a pack is; one of a dead writer would be a sweep's.
+    names = ["notes.txt", "state/notes.txt", "state/00000-00000-notes.safetensors"]
+    return Litter(rng.choice([None, rng.randrange(STEPS)]), rng.choice(names))
 
 
 def _faulty(rng: random.Random) -> Operation:
@@ -141,7 +142,15 @@ def _rival(rng: random.Random) -> Operation:
 
 
 def _save_and_call(rng: random.Random) -> Operation:
-    return SaveAndCall(rng.randrange(STEPS), rng.randint(1, 30), waits=rng.random() < 0.5)
+    return SaveAndCall(rng.randrange(STEPS), rng.randint(1, 30), rng.choice(list(CALLED_BACK)))
+
+
+def _save_through_link(rng: random.Random) -> Operation:
+    return SaveThroughLink(rng.randrange(STEPS), rng.randint(1, 30))
+
+
+def _save_and_change(rng: random.Random) -> Operation:
+    return SaveAndChange(rng.randrange(STEPS), rng.randint(1, 30))
 
 
 # Each with its weight.
@@ -154,10 +163,14 @@ DRAWN: dict[type[Operation], tuple[int, Callable[[random.Random], Operation]]] =
     Delete: (4, _delete),
     Reload: (2, lambda rng: Reload()),
     Reopen: (4, lambda rng: Reopen()),
+    Keep: (1, lambda rng: Keep(rng.choice(list(KEEP)))),
     Pass: (3, lambda rng: Pass(rng.choice([HOUR_S / 2, HOUR_S, 3 * HOUR_S]))),
     Cancel: (3, lambda rng: Cancel(rng.randrange(STEPS), rng.randint(1, 30))),
     Harm: (3, _harm),
+    Forge: (1, lambda rng: Forge(rng.randrange(STEPS), rng.choice(list(FORGERIES)))),
     SaveAndCall: (1, _save_and_call),
+    SaveAndChange: (1, _save_and_change),
+    SaveThroughLink: (1, _save_through_link),
     HarmHost: (2, lambda rng: HarmHost(rng.randrange(3), rng.randrange(8))),
     Faulty: (6, _faulty),
     CopyStep: (1, lambda rng: CopyStep(rng.randrange(STEPS), rng.randrange(STEPS))),
@@ -167,6 +180,8 @@ DRAWN: dict[type[Operation], tuple[int, Callable[[random.Random], Operation]]] =
     Sweep: (1, lambda rng: Sweep()),
     Copy: (1, lambda rng: Copy(rng.random() < 0.5)),
     Convert: (1, _convert),
+    CopyOver: (1, lambda rng: CopyOver(rng.randrange(STEPS), rng.randrange(STEPS))),
+    SaveTwice: (1, lambda rng: SaveTwice((1, 2))),
     Rival: (1, _rival),
     SetClock: (1, lambda rng: SetClock(rng.choice([-YEAR_S, YEAR_S]))),
 }

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from holdfast.checkpoint import CheckpointManager, SaveCancelled
+from holdfast.checkpoint import CheckpointManager, SaveCancelled, SaveHandle
 from holdfast.checkpoint.steps.claims import FOLDER
 
-from .contents import CASTS, differs, items_of, reading_of
+from .contents import CASTS, differs, items_of, new_items_of, reading_of, write_over
 from .policies import HARMED_RECORD, Saved, loss_of
 from .site import Raised, Site
 from .world import Begun, World
@@ -150,14 +150,8 @@ class Cancel:
 
     def run(self, site: Site) -> list[Any]:
         def save(rank: int, manager: CheckpointManager) -> Any:
-            handle = manager.save(
-                self.step,
-                items=items_of(site.settings, self.number, rank),
-                metadata={"number": self.number},
-                dtype=CASTS[site.settings.dtype],
-                force=True,
-                overwrite=True,
-            )
+            items = items_of(site.settings, self.number, rank)
+            handle = save_forced(self, site, items, manager)
             is_cancelled = handle.cancel() if rank == 0 else None
             try:
                 handle.wait()
@@ -180,35 +174,56 @@ class Cancel:
                 yield from after.committed(Begun(self.step, saved, is_local=False))
 
 
+def save_forced(operation: Any, site: Site, items: Any, manager: CheckpointManager) -> SaveHandle:
+    """Begins a durable save of an operation's content, over whatever is there."""
+    return manager.save(
+        operation.step,
+        items=items,
+        metadata={"number": operation.number},
+        dtype=CASTS[site.settings.dtype],
+        force=True,
+        overwrite=True,
+    )
+
+
+def commit_of(operation: Any, world: World, site: Site) -> Iterator[World]:
+    """Yields the worlds after the commit of `save_forced`."""
+    now_s = site.clock.true_s
+    saved = Saved(operation.number, now_s, clock=site.times_set, has_metrics=False)
+    for before in world.ended():
+        after = before.started(operation.step, now_s)
+        yield from after.committed(Begun(operation.step, saved, is_local=False))
+
+
+CALLED_BACK: dict[str, Callable[[CheckpointManager, int], Any]] = {
+    "wait_until_finished": lambda manager, step: manager.wait_until_finished(),
+    "save": lambda manager, step: manager.save(step + 1, {"w": 1}, force=True),
+    "delete": lambda manager, step: manager.delete(step),
+    "restore": lambda manager, step: manager.restore(step),
+    "reload": lambda manager, step: manager.reload(),
+    "close": lambda manager, step: manager.close(),
+}
+
+
 @dataclass(frozen=True)
 class SaveAndCall:
-    """Saves content `number` as a step; once it is committed, a callback waits for all saves, or
-    saves another step. A call that would wait for itself is refused at once.
+    """Saves content `number` as a step; once it is committed, a callback makes a call that would
+    wait for the save itself. It is refused at once.
     """
 
     step: int
     number: int
-    waits: bool
+    call: str
 
     def run(self, site: Site) -> list[Any]:
         def save(rank: int, manager: CheckpointManager) -> Any:
-            items = items_of(site.settings, self.number, rank)
             told: list[Any] = []
 
             def call(step: int) -> None:
-                if self.waits:
-                    told.append(attempted(manager.wait_until_finished))
-                else:
-                    told.append(attempted(lambda: manager.save(step + 1, items=items, force=True)))
+                told.append(attempted(lambda: CALLED_BACK[self.call](manager, step)))
 
-            handle = manager.save(
-                self.step,
-                items=items,
-                metadata={"number": self.number},
-                dtype=CASTS[site.settings.dtype],
-                force=True,
-                overwrite=True,
-            )
+            items = items_of(site.settings, self.number, rank)
+            handle = save_forced(self, site, items, manager)
             handle.on_commit(call)
             handle.wait(CALLBACK_S)
             return [each.kind if isinstance(each, Raised) else each for each in told]
@@ -216,12 +231,33 @@ class SaveAndCall:
         return site.each(save)
 
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
-        now_s = site.clock.true_s
-        saved = Saved(self.number, now_s, clock=site.times_set, has_metrics=False)
         if alike(found) == ["RuntimeError"]:
-            for before in world.ended():
-                after = before.started(self.step, now_s)
-                yield from after.committed(Begun(self.step, saved, is_local=False))
+            yield from commit_of(self, world, site)
+
+
+@dataclass(frozen=True)
+class SaveAndChange:
+    """Saves content `number` as a step, and then writes over the host's memory of its arrays.
+
+    A jax.Array may have the memory of a numpy array, into which its owner may write.
+    """
+
+    step: int
+    number: int
+
+    def run(self, site: Site) -> list[Any]:
+        def save(rank: int, manager: CheckpointManager) -> bool:
+            items = new_items_of(site.settings, self.number, rank)
+            handle = save_forced(self, site, items, manager)
+            write_over(items)
+            handle.wait()
+            return bool(handle)
+
+        return site.each(save)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if alike(found) is True:
+            yield from commit_of(self, world, site)
 
 
 @dataclass(frozen=True)
@@ -456,13 +492,14 @@ class Reopen:
             site.listed(),
             site.own_names(),
             site.lost_foreign_files(),
+            site.strange_neighbours(),
         ]
         left.append(site.unnamed_files() if site.is_whole else [])
         site.open()
         return left
 
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
-        names, listed, own_names, lost, unnamed = found
+        names, listed, own_names, lost, strange_neighbours, unnamed = found
         allowed = {"steps.json"} if site.settings.step_format else set()
         if site.settings.local is not None:
             allowed.add("openings")
@@ -470,6 +507,8 @@ class Reopen:
             raise Broken(f"{FOLDER} keeps {own_names}")
         if lost:
             raise Broken(f"files of others are gone or changed: {lost}")
+        if strange_neighbours:
+            raise Broken(f"beside the root there is {strange_neighbours}")
         if unnamed:
             raise Broken(f"files and records do not fit: {unnamed}")
         for closed in world.ended():
@@ -477,6 +516,22 @@ class Reopen:
             strange = names - there - site.foreign_names()
             if listed == sorted(closed.steps) and (not strange or site.has_failed):
                 yield closed.opened(site.clock.true_s)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Opens the root again with another keep policy."""
+
+    policy: str
+
+    def run(self, site: Site) -> list[Any]:
+        site.settings = replace(site.settings, keep_policy=self.policy)
+        return Reopen().run(site)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        for opened in Reopen().judge(world, site, found):
+            settings = replace(opened.settings, keep_policy=self.policy)
+            yield replace(opened, settings=settings)
 
 
 # --- Time

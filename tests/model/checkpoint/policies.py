@@ -28,6 +28,7 @@ from holdfast.checkpoint import (
 )
 
 HOUR_S = 3600.0
+LATEST_S = 2.25 * HOUR_S  # no two saves of a life are just so far apart
 HARMED_RECORD = "its record"  # in place of an item's name
 
 
@@ -109,7 +110,7 @@ def _closest_to_threes(steps: Steps) -> set[int]:
 
 def _last_hours(steps: Steps) -> set[int]:
     newest_s = max((saved.at_s for saved in steps.values()), default=0.0)
-    return {step for step, saved in steps.items() if saved.at_s >= newest_s - 2 * HOUR_S}
+    return {step for step, saved in steps.items() if saved.at_s >= newest_s - LATEST_S}
 
 
 def _hourly(steps: Steps) -> set[int]:
@@ -133,7 +134,7 @@ KEEP: dict[str, tuple[KeepPolicy, Keeps]] = {
     "threes": (KeepEvery(3), _threes),
     "closest": (KeepClosestTo(3), _closest_to_threes),
     "best": (KeepBest(1, "loss"), _best),
-    "last hours": (KeepLatestFor(2 * HOUR_S), _last_hours),
+    "last hours": (KeepLatestFor(LATEST_S), _last_hours),
     "hourly": (KeepEverySeconds(HOUR_S), _hourly),
     "last or threes": (
         KeepAnyOf(KeepLast(1), KeepEvery(3)),

@@ -1,17 +1,19 @@
-"""Saves of what cannot be saved: each is refused, and leaves everything as it was."""
+"""Saves that are refused, for what is saved or for where: each leaves everything as it was."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import CheckpointManager, Files, register_leaf_type
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Files, register_leaf_type
 
-from .operations import alike
-from .site import Site
+from .contents import items_of
+from .operations import alike, attempted, commit_of, save_forced
+from .site import Raised, Site
 from .world import World
 
 HOWS = ("two fields of one name", "a folder that became a link", "a folder that is gone")
@@ -66,3 +68,65 @@ class SaveRefused:
         for ended in world.ended():
             yield ended
             yield ended.started(self.step, now_s)
+
+
+BEYOND = 1000  # a step that no other operation saves
+
+
+@dataclass(frozen=True)
+class SaveThroughLink:
+    """Saves a step on the hosts, of which one has a link in place of its folder, and then content
+    `number` as a durable step.
+
+    The first save is refused, and what the link leads to stays as it is. A strict local tier tells
+    so by the second save, which is made all the same.
+    """
+
+    step: int
+    number: int
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        runs = [path for path in site.folder.glob("host0/*") if path.is_dir()]
+        # With another policy the first save may be a durable one.
+        if not runs or site.settings.save_policy != "never":
+            return [None]
+        outside = site.folder / "moved-host"
+        shutil.move(runs[0], outside)
+        runs[0].symlink_to(outside)
+        before = _contents(outside)
+        told = site.each(lambda rank, manager: self._save(rank, manager, site))
+        after = _contents(outside)
+        runs[0].unlink()
+        shutil.move(outside, runs[0])
+        return [alike(told), before == after]
+
+    def _save(self, rank: int, manager: CheckpointManager, site: Site) -> tuple[bool, bool]:
+        """Returns whether the first save was begun, and whether the second told of it."""
+        items = items_of(site.settings, self.number, rank)
+        lanes = manager._parts.lanes
+        is_begun = bool(manager.save(BEYOND, items=items))
+        for lane in lanes:
+            lane.join()
+        told = attempted(lambda: save_forced(self, site, items, manager))
+        for lane in lanes:
+            lane.join()
+        with contextlib.suppress(CheckpointError):
+            manager.wait_until_finished()
+        return is_begun, isinstance(told, Raised)
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if found == [None]:
+            yield from world.ended()
+            return
+        (is_begun, tells), is_same = found
+        # The processes of a group may agree on a later step for the first.
+        is_due = is_begun or site.settings.processes > 1
+        if is_due and is_same and tells == (is_begun and site.settings.local_strict):
+            for before in world.ended():
+                # The first may have begun a branch, or none.
+                yield from commit_of(self, replace(before, sure=before.branched().sure), site)
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,8 @@ from .settings import Settings
 MEMORY = Path("/dev/shm")
 TIMEOUT_S = 20.0
 MOST_PROCESSES = 3
+# What lives put beside the root.
+NEIGHBOURS = re.compile(r"run|copy|converted|one|other|orbax.*|host\d|moved-\d+")
 _numbers = itertools.count()
 
 
@@ -242,6 +245,10 @@ class Site:
             named = {f"{folder}/{name}" for name in [*record.file_names(), RECORD_NAME]}
             found += sorted(listed ^ named)
         return found
+
+    def strange_neighbours(self) -> list[str]:
+        """Returns what lies beside the root, and nobody has asked for."""
+        return [name for name in os.listdir(self.folder) if not NEIGHBOURS.fullmatch(name)]
 
     def lost_foreign_files(self) -> list[str]:
         """Returns what is not holdfast's, and is not as it was."""

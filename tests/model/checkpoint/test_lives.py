@@ -33,7 +33,7 @@ def test_lives_with_paired_settings_agree() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("thousand", range(4))
-def test_many_lives_agree(thousand: int) -> None:
+@pytest.mark.parametrize("share", range(8))
+def test_many_lives_agree(share: int) -> None:
     """With settings and operations by chance."""
-    lives("--first", 1000 * (thousand + 1), "--lives", 1000, timeout_s=900)
+    lives("--first", 1000 + 500 * share, "--lives", 500, timeout_s=900)

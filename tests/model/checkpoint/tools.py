@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from click.testing import CliRunner
 
-from holdfast.checkpoint import CheckpointManager, Options, load
+from holdfast.checkpoint import CheckpointManager, Options, load, save
 from holdfast.cli.entry import main
+from holdfast.multihost import Solo
 
 from .contents import CASTS, Pair, differs, items_of, reading_of
 from .operations import Broken, alike, attempted
@@ -224,6 +228,77 @@ class Convert:
         return self.to != "holdfast" or not _difference(site, saved.number, answer)
 
 
+@dataclass(frozen=True)
+class CopyOver:
+    """Copies a step and then another to one folder, both laid out as safetensors: there no checksum
+    tells files of equal size apart. What the last command says is whole, is of the other step.
+    """
+
+    step: int
+    other: int
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        if site.has_shares:
+            return [False]
+        folders = [site.folder / "one", site.folder / "other"]
+        target = site.folder / "copy"
+        for folder in (*folders, target):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder, step in zip(folders, (self.step, self.other), strict=True):
+            words = ["--step", step, "--to", "safetensors"]
+            if command("convert", site.url, folder, *words) != WHOLE:
+                return [False]
+        code = WHOLE
+        for folder in folders:
+            code = command("cp", folder, target)
+        return [code == WHOLE and _contents(target) != _contents(folders[1])]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        if not found[0]:
+            yield from world.ended()
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --- A second writer
+
+
+@dataclass(frozen=True)
+class SaveTwice:
+    """Two writers save contents to one path in Orbax's layout, at once. One of them does, and its
+    numbers lie there.
+    """
+
+    numbers: tuple[int, int]
+
+    def run(self, site: Site) -> list[Any]:
+        target = site.folder / "orbax"
+        shutil.rmtree(target, ignore_errors=True)
+        meeting = threading.Barrier(2)
+
+        def write(number: int) -> None:
+            tree = {f"leaf {place}": np.full(100, number) for place in range(8)}
+            meeting.wait()
+            save(target, tree, layout="orbax", group=Solo())
+
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(attempted, partial(write, number)) for number in self.numbers]
+            told = [future.result() for future in futures]
+        there = attempted(lambda: load(target))
+        return [[each.kind if isinstance(each, Raised) else each for each in told], there]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        told, there = found
+        saved = [number for number, each in zip(self.numbers, told, strict=True) if each is None]
+        if isinstance(there, Raised) or len(saved) != 1 or "StepExists" not in told:
+            return
+        if all((leaf == saved[0]).all() for leaf in there.values()):
+            yield from world.ended()
+
+
 # --- A second manager
 
 
@@ -241,7 +316,7 @@ class Rival:
             return [None]
         options = Options(per_process=None, step_format=site.settings.step_format)
 
-        def save() -> bool:
+        def save_alone() -> bool:
             with CheckpointManager(site.url, options=options) as manager:
                 manager.save(
                     self.step,
@@ -252,7 +327,7 @@ class Rival:
                 )
             return True
 
-        found = [attempted(save)]
+        found = [attempted(save_alone)]
         site.each(lambda rank, manager: manager.reload())
         return found
 

@@ -151,9 +151,21 @@ class World:
         for end in self.committed(self.begun):
             yield end
             going = sorted(step for step in self.steps if step not in end.steps)
-            for left in range(1, len(going) + 1):
-                still = {each: self.steps[each] for each in going[-left:]}
-                yield replace(end, steps={**end.steps, **still}, begun=self.begun)
+            for left in range(len(going) + 1):
+                still = {each: self.steps[each] for each in going[len(going) - left :]}
+                # The save is under way until its thread says that it has ended.
+                ending = replace(end, steps={**end.steps, **still}, begun=self.begun)
+                yield ending
+                if self.begun.step not in self.steps:
+                    yield ending._without_commit()
+
+    def _without_commit(self) -> World:
+        """Returns what a listing may see that was at the new step before its commit, and at others
+        after they were deleted.
+        """
+        assert self.begun is not None
+        unseen = {step: saved for step, saved in self.steps.items() if step != self.begun.step}
+        return replace(self, steps=unseen)
 
     def seen(self) -> Iterator[World]:
         """Yields what may be seen: `meanwhile`, with each choice of the local steps that may be

@@ -5,11 +5,13 @@ journal.
 from __future__ import annotations
 
 import secrets
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.task_table import TaskState
@@ -24,6 +26,7 @@ HEARTBEAT_S = 4.0
 RECONNECT_GRACE_S = 3.0
 # When it dies: with nothing to write; before the journal has the next change, or after that.
 MOMENTS = ("between calls", "before it writes", "after it has written")
+FULL = "its disk is full"  # it lives on, and has no journal for some seconds
 _START_S = 10.0
 
 
@@ -31,8 +34,22 @@ class _KilledError(Exception):
     """Ends the service in the middle of what it does."""
 
 
+class FullDisk:
+    """Stands for a database that cannot grow any more."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def executemany(self, *arguments: Any) -> None:
+        """Raises what SQLite raises."""
+        raise sqlite3.OperationalError("database or disk is full")
+
+
 class MortalJournal:
-    """A journal in whose writing a coordinator may die: see MOMENTS."""
+    """A journal in whose writing a coordinator may die (see MOMENTS), or find no room (FULL)."""
 
     def __init__(self, journal: SqliteJournal) -> None:
         self._journal = journal
@@ -46,6 +63,10 @@ class MortalJournal:
         moment = self.moment if any(parts) else ""
         if moment == MOMENTS[1] or self.moment == MOMENTS[0]:
             raise _KilledError
+        if moment == FULL:
+            # The journal that it begins anew has room again.
+            vars(self._journal)["_database"] = FullDisk(self._journal._database)
+            self.moment = ""
         self._journal.write(machine)
         if moment == MOMENTS[2]:
             raise _KilledError
@@ -145,8 +166,8 @@ class Coordinator:
         """Takes the proxies by which the processes reach it."""
         self._proxies = proxies
 
-    def kill(self, moment: str) -> None:
-        """Has it die at a moment; it then begins again at once, elsewhere."""
+    def harm(self, moment: str) -> None:
+        """Has it die at a moment, and begin again at once, elsewhere; or find its disk FULL."""
         self._lives[-1].service.journal.moment = moment
 
     def spare(self) -> None:
@@ -174,6 +195,10 @@ class Coordinator:
         """Returns the tasks that it takes for alive."""
         tasks = self._lives[-1].service.machine.task_table.tasks
         return {task.task_id for task in tasks if task.state is TaskState.CONNECTED}
+
+    def journal_mode(self) -> int:
+        """Returns who may read its journal, in which keys of the job are."""
+        return self._path.stat().st_mode & 0o777 if self._path.exists() else 0o600
 
     def held_keys(self) -> list[str]:
         """Returns the keys that it holds."""

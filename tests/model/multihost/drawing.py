@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from .calls import (
@@ -28,7 +28,7 @@ from .calls import (
     Shelf,
     Sync,
 )
-from .coordinator import MOMENTS
+from .coordinator import FULL, MOMENTS
 from .life import Life, Step
 from .network import HARMS, Fault
 
@@ -43,7 +43,9 @@ def life_of(seed: int) -> Life:
     calls = [_call(rng, processes) for _ in range(count)]
     if rng.random() < 0.4:
         _insert_death(rng, calls, processes)
-    steps = tuple(_step(rng, call, processes) for call in calls)
+    # Who has no journal for a while may not die then.
+    harms = (*HARMS, *rng.choice([MOMENTS, MOMENTS, (FULL,)]))
+    steps = tuple(_step(rng, call, processes, harms) for call in calls)
     return Life(processes, rng.choice([0, 1]), rng.random() < 0.3, steps)
 
 
@@ -64,15 +66,15 @@ def _anew(call: Call) -> Call:
     return call
 
 
-def _step(rng: random.Random, call: Call, processes: int) -> Step:
+def _step(rng: random.Random, call: Call, processes: int, harms: Sequence[str]) -> Step:
     count = rng.choices([0, 1, 2], [60, 30, 10])[0]
-    faults = tuple(_fault(rng, processes) for _ in range(count))
+    faults = tuple(_fault(rng, processes, harms) for _ in range(count))
     late_s = tuple(rng.choice([0.0, 0.0, 0.01, 0.1]) for _ in range(processes))
     return Step(call, faults, late_s if any(late_s) else ())
 
 
-def _fault(rng: random.Random, processes: int) -> Fault:
-    harm = rng.choice([*HARMS, *MOMENTS])
+def _fault(rng: random.Random, processes: int, harms: Sequence[str]) -> Fault:
+    harm = rng.choice(harms)
     lasts_s = rng.choices([0.0, 0.02, 0.1, 0.3, 1.2], [3, 3, 3, 3, 1])[0]
     return Fault(rng.randrange(processes), harm, lasts_s)
 

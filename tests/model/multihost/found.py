@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from .calls import Ask, Barrier, Block, Cancel, Die, Gather, Live, Look, Notify, Report, Return
-from .coordinator import MOMENTS
+from .calls import (
+    Ask,
+    Barrier,
+    Block,
+    Cancel,
+    Die,
+    Gather,
+    Increment,
+    Live,
+    Look,
+    Notify,
+    Report,
+    Return,
+)
+from .coordinator import FULL, MOMENTS
 from .life import Life, Step
 from .network import LOSE_ANSWERS, RESET, STALL, Fault
 
@@ -66,6 +79,17 @@ FOUND: dict[str, Life] = {
             Step(Return((0,))),
             Step(Ask()),
             Step(Live()),
+        ),
+    ),
+    "a journal without room, and again with room": Life(
+        steps=(
+            Step(Increment(), (Fault(0, FULL),)),
+            Step(Increment()),
+            # It is begun anew after five seconds.
+            Step(Barrier(), late_s=(6.0, 0.0)),
+            Step(Increment()),
+            Step(Increment(), (Fault(0, MOMENTS[0]),)),
+            Step(Barrier()),
         ),
     ),
     "a coordinator does not answer in time": Life(

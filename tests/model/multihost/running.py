@@ -25,7 +25,7 @@ from holdfast.multihost.preemption import preemption
 from holdfast.multihost.start.start import Membership
 
 from .calls import RPC_S, TIME_S, Barrier, Die, Report, Return
-from .coordinator import MOMENTS, Coordinator
+from .coordinator import FULL, MOMENTS, Coordinator
 from .life import Life, Step
 from .network import Cable, Fault
 from .process import Place, here
@@ -183,8 +183,8 @@ class Run:
             self._tell(number, lambda: step.call.run(client, number))
 
     def _strike(self, fault: Fault) -> None:
-        if fault.harm in MOMENTS:
-            self._coordinator.kill(fault.harm)
+        if fault.harm in (*MOMENTS, FULL):
+            self._coordinator.harm(fault.harm)
         else:
             self._cables[fault.process].strike(fault)
 
@@ -237,6 +237,10 @@ class Run:
         lost = set(tasks.values()) - self._coordinator.connected()
         if lost:
             yield f"the coordinator has lost tasks {sorted(lost)}, which live"
+
+        mode = self._coordinator.journal_mode()
+        if mode != 0o600:
+            yield f"the journal has mode {mode:o}, and is read by others"
 
         if not self._life.lacks_calls:
             left = [
