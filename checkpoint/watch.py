@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from .format.step_folders import has_record, list_steps, read_step_names
+from .format.step_folders import LOOKS, PLAIN_NAMES, has_record, list_steps, read_step_names
 from .steps.holds import add_hold, drop_hold
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -46,8 +46,10 @@ def iterate_steps(
     storage = open_storage(directory)
     while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:
         names = read_step_names(storage)
-        fresh = [step for step in list_steps(storage, names) if after is None or step > after]
-        for step in [newest] if skip_to_newest else fresh:
+        fresh = [newest]
+        if not skip_to_newest:
+            fresh = [step for step in list_steps(storage, names) if after is None or step > after]
+        for step in fresh:
             name = add_hold(storage, step, hold_s) if hold_s > 0 else ""
             try:
                 if has_record(storage, names.name_of(step)):  # it may have gone before it was held
@@ -59,13 +61,48 @@ def iterate_steps(
 
 
 def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
+    watched = _WatchedRoot(storage)
     polls = 0
     while True:
-        newest = max(list_steps(storage), default=None)
-        if newest is not None and (after is None or newest > after):
+        newest = watched.newest(after)
+        if newest is not None:
             return newest
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             return None
         time.sleep(min(remaining_s, POLL_S[min(polls, len(POLL_S) - 1)]))
         polls += 1
+
+
+class _WatchedRoot:
+    """A root that is polled: while nothing is new there, a poll is one listing of its folders."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._listed: list[str] | None = None
+        self._names = PLAIN_NAMES
+
+    def newest(self, after: int | None) -> int | None:
+        """Returns the newest step, if it is newer than `after` (None: than none)."""
+        before: list[int] | None = None
+        for _ in range(LOOKS):
+            newer = [step for step in self._folders() if after is None or step > after]
+            for step in newer:
+                if has_record(self._storage, self._names.name_of(step)):
+                    return step
+            # A writer that keeps one step may delete each listed step before its record is looked
+            # for. Without a folder, or with the same ones again, no step was there.
+            if not newer or newer == before:
+                return None
+            before = newer
+        return None
+
+    def _folders(self) -> list[int]:
+        """Returns the steps that the root's folders are named as, descending."""
+        listed = [entry.name for entry in self._storage.list("", names_only=True)]
+        if listed != self._listed:
+            # Who begins the root says how its steps are called, together with its first folder.
+            self._names = read_step_names(self._storage)
+            self._listed = listed
+        steps = [self._names.step_of(name[:-1]) for name in listed if name.endswith("/")]
+        return sorted([step for step in steps if step is not None], reverse=True)

@@ -161,20 +161,32 @@ def has_record(storage: Storage, folder: str) -> bool:
     return head != TOMBSTONE
 
 
+def _look(storage: Storage, names: StepNames) -> tuple[dict[int, str], list[int]]:
+    """Returns the folders that are named as steps, and those that have a record."""
+    if storage.posix is None:
+        # One listing of everything has the records too: that is a page for a thousand files, where
+        # a look at each record would be a request for each step.
+        files = {entry.name for entry in storage.list("", recursive=True, names_only=True)}
+        found = {name.partition("/")[0] for name in files if "/" in name}
+        numbers = [(names.step_of(name), name) for name in found]
+        folders = dict(sorted((step, name) for step, name in numbers if step is not None))
+        return folders, [step for step in folders if join(folders[step], RECORD_NAME) in files]
+    folders = step_folders(storage, names)
+    are_there = run_side_by_side(
+        lambda folder: has_record(storage, folder), list(folders.values()), storage.max_concurrency
+    )
+    return folders, [step for step, is_there in zip(folders, are_there, strict=True) if is_there]
+
+
 def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
     """Returns the steps of a root, ascending; `names` as for `step_folders`.
 
     A folder without a record is no step.
     """
+    names = names or read_step_names(storage)
     before: dict[int, str] = {}
     for _ in range(LOOKS):
-        folders = step_folders(storage, names)
-        are_there = run_side_by_side(
-            lambda folder: has_record(storage, folder),
-            list(folders.values()),
-            storage.max_concurrency,
-        )
-        steps = [step for step, is_there in zip(folders, are_there, strict=True) if is_there]
+        folders, steps = _look(storage, names)
         # A writer that keeps one step may delete each listed step, for a newer one, before its
         # record is looked for. Two equal listings say that no step was there.
         if steps or folders == before:

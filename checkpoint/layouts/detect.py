@@ -67,12 +67,15 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return dict(sorted(steps.items()))
 
 
-def find_foreign_steps(storage: Storage, ours: Collection[int] = ()) -> dict[int, str]:
+def find_foreign_steps(
+    storage: Storage, ours: Collection[int] = (), names: StepNames | None = None
+) -> dict[int, str]:
     """Returns the folders' names of a root's finished steps in other people's layouts, ascending.
 
-    `ours` are steps that are known to be holdfast's: they are not looked into.
+    `ours` are steps that are known to be holdfast's: they are not looked into. `names` are read
+    where they are not known.
     """
-    names = read_step_names(storage)
+    names = names or read_step_names(storage)
     known = {names.name_of(step) for step in ours}
     finished = _finished_steps(storage, names, known)
     foreign = {step: name for step, name, layout in finished if layout.name != "holdfast"}

@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,10 +107,11 @@ class Claims(Protocol):
     def standing(self) -> set[str]:
         """Returns the ids of all claims that stand."""
 
-    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, packs: Mapping[str, str]) -> list[str]:
         """Makes sure that writers without a claim can no longer commit a step.
 
-        Returns those of `names` that may be deleted then.
+        `packs` are files of theirs there, with the writer of each. Returns those that may be
+        deleted then.
         """
 
     def forget_fenced(self) -> None:

@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, StepNotFound
 from ..format.record import read_record
-from ..format.step_folders import step_folders
 from ..storage.base import Storage
 from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
 from .claims import Claims, Writer, may_fence, this_writer, writer_of
 from .object_claims import open_claims
-from .step_files import StepFiles, delete_files, list_files
+from .step_files import StepFiles, delete_files, list_files, list_steps_files
 
 _log = logging.getLogger(__name__)
 
@@ -63,20 +62,23 @@ def sweep_files(storage: Storage, claims: Claims) -> list[str]:
 
     Folders that are then empty go too.
     """
-    return _sweep_steps(storage, claims, list(step_folders(storage).values()))
+    return _sweep_steps(storage, claims, list_steps_files(storage))
 
 
 def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
     """Does what `sweep_files` does for one step, or for the folder of a one-shot save ("")."""
-    return _sweep_steps(storage, claims, [step_dir])
+    return _sweep_steps(storage, claims, {step_dir: list_files(storage, step_dir)})
 
 
-def _sweep_steps(storage: Storage, claims: Claims, step_dirs: Sequence[str]) -> list[str]:
+def _sweep_steps(storage: Storage, claims: Claims, steps: Mapping[str, StepFiles]) -> list[str]:
+    """Sweeps steps whose files were listed before this call."""
+    # Listed after the packs: a claim is older than its packs, so a pack whose claim is not found
+    # now has no writer that could still commit it.
+    standing = claims.standing()
     deleted: list[str] = []
-    for step_dir in step_dirs:
-        files = list_files(storage, step_dir)
-        names = _delete_suspects(storage, claims, step_dir, files)
-        if step_dir and (names or not files.packs):
+    for step_dir, files in steps.items():
+        names = _delete_suspects(storage, claims, step_dir, files, standing)
+        if storage.posix is not None and step_dir and (names or not files.packs):
             _delete_empty(storage, step_dir)
         deleted += [join(step_dir, name) for name in names]
     claims.forget_fenced()
@@ -84,22 +86,23 @@ def _sweep_steps(storage: Storage, claims: Claims, step_dirs: Sequence[str]) -> 
 
 
 def _delete_suspects(
-    storage: Storage, claims: Claims, step_dir: str, files: StepFiles
+    storage: Storage, claims: Claims, step_dir: str, files: StepFiles, standing: set[str]
 ) -> Sequence[str]:
     """Deletes packs of one step that no writer can still commit; returns their names."""
-    # Listed after the packs: a claim is older than its packs, so a pack whose claim is not found
-    # now has no writer that could still commit it.
-    standing = claims.standing()
     writers = {name: writer_of(save_id) for name, save_id in files.packs.items()}
-    suspects = [name for name, writer in writers.items() if writer not in standing]
-    if not suspects or (files.has_record and len(set(files.packs.values())) == 1):
+    names: Sequence[str] = [name for name, writer in writers.items() if writer not in standing]
+    if not names or (files.has_record and len(set(files.packs.values())) == 1):
         return []
-    names = _unnamed(storage, step_dir, suspects)
-    if names:
-        names = claims.bury(step_dir, names, {writers[name] for name in names})
-        # Looked at once more: a commit that was under way has come to its end only now.
+    if storage.posix is not None:
         names = _unnamed(storage, step_dir, names)
-        delete_files(storage, step_dir, names)
+    if not names:
+        return []
+    names = claims.bury(step_dir, {name: writers[name] for name in names})
+    # Looked at once more: a commit that was under way has come to its end only now. In an object
+    # store `bury` has read the record itself, and changed it on the condition that it is the same.
+    if storage.posix is not None:
+        names = _unnamed(storage, step_dir, names)
+    delete_files(storage, step_dir, names)
     return names
 
 

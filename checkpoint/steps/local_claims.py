@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -138,7 +139,7 @@ class LocalClaims:
                 raise
             return []
 
-    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, packs: Mapping[str, str]) -> list[str]:
         """Deletes the records that fenced writers have not linked yet.
 
         The kernel may have found such a record before its claim was renamed, and link it now: of a
@@ -148,7 +149,7 @@ class LocalClaims:
             if folder.startswith("fenced-") and not (self._folder / folder).is_symlink():
                 for record in (self._folder / folder).glob("*.record"):
                     record.unlink(missing_ok=True)
-        return names
+        return list(packs)
 
     def forget_fenced(self) -> None:
         """Removes what is left of fenced claims, and of claims that were never completed."""

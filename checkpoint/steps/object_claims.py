@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from ..errors import CheckpointError
@@ -123,9 +124,10 @@ class ObjectClaims:
             if name.endswith("/claim.json")
         }
 
-    def bury(self, step_dir: str, names: list[str], writers: set[str]) -> list[str]:
+    def bury(self, step_dir: str, packs: Mapping[str, str]) -> list[str]:
         """Writes a tombstone where there is no record, else the record with a mark."""
         name = join(step_dir, RECORD_NAME)
+        names = list(packs)
         value, generation = self._values.get(name)
         is_record = value is not None and not value.startswith(TOMBSTONE)
         if value is not None and is_record:
@@ -134,6 +136,7 @@ class ObjectClaims:
             except CheckpointError:
                 return []  # damaged: what it named stays until somebody looks
             names = [each for each in names if each not in named]
+        writers = {packs[each] for each in names}
         known = fenced_writers(value) if value is not None else set()
         if not names or (value is not None and writers <= known):
             return names

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
@@ -32,6 +32,10 @@ from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
 
 _log = logging.getLogger(__name__)
+
+
+# Returns the steps in other people's layouts, given those that are ours and how they are called.
+FindForeign: TypeAlias = Callable[[Storage, Sequence[int], StepNames], dict[int, str]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def open_root(
     group: Group,
     options: Options,
     *,
-    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None = None,
+    find_foreign: FindForeign | None = None,
     check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
 ) -> Opened:
@@ -139,9 +143,7 @@ def claim_root(root: OpenRoot) -> None:
     )
 
 
-def list_root(
-    root: OpenRoot, find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]]
-) -> tuple[list[int], dict[int, str]]:
+def list_root(root: OpenRoot, find_foreign: FindForeign) -> tuple[list[int], dict[int, str]]:
     """Returns the steps that the primary sees in a root, ours and other people's, on every process;
     every process calls it.
     """
@@ -157,11 +159,12 @@ def list_root(
 
 def _list(
     storage: Storage,
-    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None,
+    find_foreign: FindForeign | None,
     names: StepNames | None = None,
 ) -> tuple[list[int], dict[int, str]]:
+    names = names or read_step_names(storage)
     steps = list_steps(storage, names)
-    foreign = find_foreign(storage, steps) if find_foreign is not None else {}
+    foreign = find_foreign(storage, steps, names) if find_foreign is not None else {}
     return steps, {step: name for step, name in foreign.items() if step not in steps}
 
 
@@ -185,7 +188,7 @@ def _open(
     storage: Storage,
     claims: Claims,
     options: Options,
-    find_foreign: Callable[[Storage, Sequence[int]], dict[int, str]] | None,
+    find_foreign: FindForeign | None,
     needs_claim: bool,
 ) -> Opened:
     spec = ProcessSpec.from_env(os.environ)

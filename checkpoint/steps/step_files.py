@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..format.item_report import FILE_NAME
-from ..format.step_folders import read_step_names
+from ..format.step_folders import read_step_names, step_folders
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
@@ -35,6 +35,29 @@ class StepFiles:
 
     packs: dict[str, str]
     has_record: bool
+
+
+def list_steps_files(storage: Storage) -> dict[str, StepFiles]:
+    """Lists the files of all steps of a root, by the names of their folders.
+
+    In an object store that is one listing of everything.
+    """
+    names = read_step_names(storage)
+    if storage.posix is not None:
+        folders = step_folders(storage, names).values()
+        return {folder: list_files(storage, folder) for folder in folders}
+    found: dict[str, StepFiles] = {}
+    for entry in storage.list("", recursive=True, names_only=True):
+        step_dir, _, name = entry.name.partition("/")
+        if names.step_of(step_dir) is None:
+            continue
+        files = found.setdefault(step_dir, StepFiles({}, has_record=False))
+        match = FILE_NAME.fullmatch(name.rpartition("/")[2])
+        if name == RECORD_NAME:
+            found[step_dir] = replace(files, has_record=True)
+        elif match is not None and name.count("/") == 1:
+            files.packs[name] = match[3]
+    return found
 
 
 def list_files(storage: Storage, step_dir: str) -> StepFiles:

@@ -283,7 +283,7 @@ async def _listed(store: Any, prefix: str | None) -> Any:
     return await obstore.list(store, prefix=prefix).collect_async()
 
 
-async def _whole(store: Any, key: str) -> tuple[Any, str]:
+async def _whole(store: Any, key: str) -> tuple[Any, str | None]:
     import obstore
 
     answer = await obstore.get_async(store, key)
@@ -336,7 +336,7 @@ def _opened(scheme: str, bucket: str, query: str) -> tuple[Any, Any]:
     return make(bucket, settings, LOOK_S, once), make(bucket, settings, PART_S, again)
 
 
-def _client_options(endpoint: str, read_timeout_s: float) -> dict[str, Any]:
+def _client_options(endpoint: str, read_timeout_s: float) -> Any:
     return {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=10),

@@ -162,11 +162,8 @@ def test_a_buried_writer_cannot_commit(storage: BucketStorage) -> None:
     replaces it.
     """
     claims = ObjectClaims(storage, claim_age_s=1e-9)
-    packs = ["state/00000-00000-0a0b0c0d.safetensors"]
-    assert (
-        claims.bury("3", packs, {"0a0b0c0d"}) == packs
-        and claims.bury("3", packs, {"0a0b0c0d"}) == packs
-    )
+    packs = {"state/00000-00000-0a0b0c0d.safetensors": "0a0b0c0d"}
+    assert claims.bury("3", packs) == list(packs) and claims.bury("3", packs) == list(packs)
     assert list_steps(storage) == [], "a tombstone is no record"
     claims.forget_fenced()
     assert fenced_writers(storage.get("3/checkpoint.json")[0] or b"") == {"0a0b0c0d"}
@@ -195,12 +192,13 @@ def test_a_tombstone_stays_short_enough_to_be_told_from_a_record(storage: Bucket
     and the packs of its step stay.
     """
     claims = ObjectClaims(storage)
-    packs = ["state/00000-00000-0a0b0c0d.safetensors"]
-    many = {f"{number:08x}" for number in range(300)}
-    assert claims.bury("3", packs, many) == packs
+    many = {f"state/{number}": f"{number:08x}" for number in range(300)}
+    assert claims.bury("3", many) == list(many)
     tombstone = storage.get("3/checkpoint.json")[0]
     assert tombstone is not None and len(tombstone) <= TOMBSTONE_LIMIT_BYTES
-    assert claims.bury("3", packs, {f"{number:08x}" for number in range(300, 400)}) == []
+    assert (
+        claims.bury("3", {f"state/{number}": f"{number:08x}" for number in range(300, 400)}) == []
+    )
     assert storage.get("3/checkpoint.json")[0] == tombstone
     assert list_steps(storage) == []
 
@@ -214,8 +212,8 @@ def test_a_record_is_marked_and_says_the_same(storage: BucketStorage) -> None:
     claims.take(living)
     storage.commit("3/checkpoint.json", record(3, living.id), f"{FOLDER}/{living.id}")
     before, generation = storage.get("3/checkpoint.json")
-    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == ["state/x"]
+    assert claims.bury("3", {"state/x": "0a0b0c0d"}) == ["state/x"]
     after, other = storage.get("3/checkpoint.json")
     assert after != before and other != generation and list_steps(storage) == [3]
     storage.put("3/checkpoint.json", b"damaged")
-    assert claims.bury("3", ["state/x"], {"0a0b0c0d"}) == [], "what a damaged record named stays"
+    assert claims.bury("3", {"state/x": "0a0b0c0d"}) == [], "what a damaged record named stays"

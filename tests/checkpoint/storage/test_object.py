@@ -27,8 +27,9 @@ from holdfast.checkpoint.steps.claims import parse_writer, this_writer
 from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.object_claims import ObjectClaims
 from holdfast.checkpoint.storage.bucket import BucketStorage
-from holdfast.checkpoint.storage.counting import CountingStorage
+from holdfast.checkpoint.storage.threads import run_side_by_side
 from holdfast.checkpoint.storage.tombstone import fenced_writers
+from holdfast.checkpoint.watch import _WatchedRoot
 from holdfast.coordination import Fenced
 from tests.support.object_servers import BUCKET, s3_server
 
@@ -223,27 +224,66 @@ def test_a_pack_is_streamed_in_parts_and_read_in_ranges() -> None:
             assert packs[0].startswith("GET ")
 
 
-def test_what_an_opening_asks_of_a_store() -> None:
-    """For N steps of ours: two listings, one small read a step and of the root itself, and twice
-    how the root's steps are called.
+STEPS = 115
+PACKS = 8  # a step
+PAGES = 2  # of 1,000 names each
 
-    A sweep reads no record, since each step has packs of one save.
+
+def _fill(storage: BucketStorage) -> None:
+    """Makes steps that are only listed: their records are longer than a tombstone may be."""
+    names = [
+        f"{step}/state/00000-{pack:05d}-0a0b0c0d00000001.safetensors"
+        for step in range(STEPS)
+        for pack in range(PACKS)
+    ]
+    run_side_by_side(lambda name: storage.put(name, b"pack"), names, 4)
+    records = [f"{step}/checkpoint.json" for step in range(STEPS)]
+    run_side_by_side(lambda name: storage.put(name, bytes(5000)), records, 4)
+
+
+def test_what_a_large_root_asks_of_a_store() -> None:
+    """An opening, a save, a restore, a poll and a sweep make few requests, however many steps there
+    are: the listings are pages of a thousand names.
     """
     requests: list[str] = []
     with s3_server(requests=requests) as query:
         url = f"s3://{BUCKET}/count/{next(_numbers)}{query}"
-        with CheckpointManager(url) as manager:
-            for step in range(6):
-                manager.save(step, {"w": np.ones(3)})
+        storage = BucketStorage(url)
+        _fill(storage)
+
+        def counted(most: int) -> None:
+            assert len(requests) <= most, requests
+            requests.clear()
+
         requests.clear()
         with CheckpointManager(url, options=Options(read_only=True)) as manager:
-            listings = [request for request in requests if request.rstrip("/") == f"GET /{BUCKET}"]
-            reads = [request for request in requests if request.endswith("/checkpoint.json")]
-            names = [request for request in requests if request.endswith("/steps.json")]
-            assert (len(listings), len(reads), len(names), len(requests)) == (2, 7, 2, 11)
-        sizes: list[int] = []
-        storage = CountingStorage(BucketStorage(url), sizes.append)
-        assert sweep_files(storage, ObjectClaims(BucketStorage(url))) == [] and sizes == []
+            counted(PAGES + 4)
+            assert len(manager.all_steps()) == STEPS
+            counted(PAGES + 1)
+        with CheckpointManager(url, options=Options(single_writer=True)) as manager:
+            manager._state.worker.wait(60)
+            # It opens, with a claim, and then sweeps.
+            counted(PAGES + 7 + PAGES + 2)
+            # Its record is longer than a tombstone may be, as those of real trees are.
+            manager.save(STEPS, {"w": np.ones(3)}, metadata={"why": "x" * 5000}).wait()
+            counted(2 + 6)
+            assert manager.restore(STEPS)["w"].tolist() == [1, 1, 1]
+            counted(2 + 3)
+        watched = _WatchedRoot(storage)
+        assert watched.newest(STEPS - 1) == STEPS
+        assert watched.newest(STEPS) is None
+        requests.clear()
+        assert watched.newest(STEPS) is None
+        counted(1)
+        claims = ObjectClaims(storage)
+        assert sweep_files(storage, claims) == []
+        counted(PAGES + 2)
+        pack = "7/state/00000-00000-00c0ffee00000001.safetensors"
+        storage.put(pack, b"of a dead writer")
+        storage.delete(["7/checkpoint.json"])
+        requests.clear()
+        assert pack in "".join(sweep_files(storage, claims))
+        counted(PAGES + 2 + 3)
 
 
 class _Flaky(http.server.BaseHTTPRequestHandler):
