@@ -164,15 +164,19 @@ def busy_loop() -> None:
 
 def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
     """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report S INTERVAL", "busy 0 or
-    1", each answered by what it took.
+    1", each answered by what it took, and "cpu", by the CPU that the clients took so far.
     """
+    imported_s = time.process_time()
     clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
     in_threads([client.connect for client in clients])
     if first == 0:
         threading.Thread(target=busy_loop, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
-        what, rounds, mark = [*line.split(), ""][:3]
+        what, rounds, mark = [*line.split(), "", ""][:3]
+        if what == "cpu":
+            print(time.process_time() - imported_s, flush=True)
+            continue
         begun = time.perf_counter()
         calls = [
             task(what, client, first + index, int(rounds), mark)
@@ -280,9 +284,22 @@ class Cluster:
             assert worker.stdin is not None
             worker.stdin.write(command + "\n")
             worker.stdin.flush()
-        return max(
+        return max(self._answers())
+
+    def _answers(self) -> list[float]:
+        return [
             float(worker.stdout.readline()) for worker in self.workers if worker.stdout is not None
-        )
+        ]
+
+    def cpu_s(self) -> tuple[float, float]:
+        """Returns the CPU that all clients took since they were made, and that of the service."""
+        for worker in self.workers:
+            assert worker.stdin is not None
+            worker.stdin.write("cpu\n")
+            worker.stdin.flush()
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return sum(self._answers()), ticks / os.sysconf("SC_CLK_TCK")
 
     def memory_mb(self) -> float:
         """Returns the service's resident memory."""
@@ -395,11 +412,16 @@ def busy(clients: int, rounds: int, repeats: int) -> None:
     )
 
 
-def crowd(clients: int) -> None:
-    """Prints the barrier of many of our own clients, and the memory of the service."""
+def crowd(clients: int, tree: str | None) -> None:
+    """Prints the barrier of many of our own clients, their CPU, and the service's CPU and
+    memory.
+    """
     begun = time.perf_counter()
-    with Cluster(Peer("holdfast", "holdfast"), clients) as cluster:
+    peer = Peer("holdfast", "holdfast", tree=tree)
+    with Cluster(peer, clients) as cluster:
         joined_s = time.perf_counter() - begun
+        theirs_s, its_s = cluster.cpu_s()
+        print(f"{peer}: to join, CPU of all clients {theirs_s:.1f} s, of the service {its_s:.1f} s")
         cluster.run("barrier 2")
         times = [cluster.run("barrier 5") / 5 for _ in range(5)]
         print(
@@ -407,6 +429,8 @@ def crowd(clients: int) -> None:
             f" {statistics.median(times):.3f} s, best {min(times):.3f} s; service"
             f" {cluster.memory_mb():.0f} MB resident"
         )
+        theirs_s, its_s = cluster.cpu_s()
+        print(f"in all, CPU of the clients {theirs_s:.1f} s, of the service {its_s:.1f} s")
 
 
 def main() -> None:
@@ -453,7 +477,8 @@ def main() -> None:
         )
         print_table("operations/s: ratio", peers, columns)
     if options.crowd:
-        crowd(options.crowd)
+        for tree in [None] if options.before is None else [None, str(options.before)]:
+            crowd(options.crowd, tree)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ class Limits:
     """Members, in all, of the sets whose last answer of who is alive can be asked for again: two of
     the largest job, at about 300 bytes a member.
     """
+    participants: int = 1_048_576
+    """Members, in all, of the sets of processes that calls name by a hash, at about 60 bytes a
+    member: 256 sets of 4,096.
+    """
     waiters_per_task: int = 10_000
     """Calls of one task that wait at a time; each holds about 2 KiB of gRPC state."""
     host_bytes: int = 256
@@ -62,6 +66,8 @@ class Limits:
     """From one connection: a busy agent makes hundreds, one that floods makes more than this."""
     backlog_bytes: int = 8 * _MIB
     """A Session whose client leaves more unread is dropped."""
+    under_way_bytes: int = 64 * _MIB
+    """Large messages that are on their way to clients at a time: gRPC holds a copy of each."""
     idle_connection_s: int = 30
     """A connection that has not finished its handshake after so long is closed."""
 

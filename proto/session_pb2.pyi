@@ -71,20 +71,22 @@ class Opened(_message.Message):
     def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "method", "body", "timeout_ms", "needs", "number")
+    __slots__ = ("id", "method", "body", "timeout_ms", "needs", "number", "participants")
     ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     method: str
     body: bytes
     timeout_ms: int
     needs: _containers.RepeatedScalarFieldContainer[int]
     number: int
-    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ...) -> None: ...
+    participants: bytes
+    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ..., participants: _Optional[bytes] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id",)
@@ -124,14 +126,22 @@ class Task(_message.Message):
     def __init__(self, info: _Optional[_Union[_coordination_pb2.TaskInfo, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("version", "full", "tasks")
+    __slots__ = ("version", "full", "tasks", "packed")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     version: int
     full: bool
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
-    def __init__(self, version: _Optional[int] = ..., full: bool = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+    packed: bytes
+    def __init__(self, version: _Optional[int] = ..., full: bool = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., packed: _Optional[bytes] = ...) -> None: ...
+
+class Tasks(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("id", "what")
@@ -156,10 +166,12 @@ class Answer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class Missing(_message.Message):
-    __slots__ = ("tasks",)
+    __slots__ = ("tasks", "everyone")
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    EVERYONE_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[MissingTask]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[MissingTask, _Mapping]]] = ...) -> None: ...
+    everyone: bytes
+    def __init__(self, tasks: _Optional[_Iterable[_Union[MissingTask, _Mapping]]] = ..., everyone: _Optional[bytes] = ...) -> None: ...
 
 class MissingTask(_message.Message):
     __slots__ = ("task_id", "host", "silent_s", "lost", "progress")
@@ -244,6 +256,26 @@ class HostCopies(_message.Message):
     def __init__(self, processes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetKeysRequest(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[_coordination_pb2.KeyValueEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[_coordination_pb2.KeyValueEntry, _Mapping]]] = ...) -> None: ...
+
+class SetKeysResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NameParticipantsRequest(_message.Message):
+    __slots__ = ("bits",)
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    bits: bytes
+    def __init__(self, bits: _Optional[bytes] = ...) -> None: ...
+
+class NameParticipantsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

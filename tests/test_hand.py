@@ -23,7 +23,7 @@ MOST: dict[str, dict[str, int]] = {
         "positional_calls": 0,
         "parameters": 6,
         "globals": 1,
-        "outside_assignments": 47,
+        "outside_assignments": 46,
         "wide_lines": 9,
     },
     "tests": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, NamedTuple
 
 import grpc
@@ -11,6 +12,7 @@ from holdfast.proto import session_pb2 as spb
 
 from ..errors import BarrierTimeout, CoordinationError, ProcessLost
 from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE, STATUS_DETAILS
+from ..task_bits import bits_from, tasks_of
 
 
 class Method(NamedTuple):
@@ -42,7 +44,7 @@ METHODS = {
 
 SESSION_METHODS = METHODS | {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
-    for name in ("Report", "ReportError", "Stacks")
+    for name in ("NameParticipants", "Report", "ReportError", "SetKeys", "Stacks")
 }
 
 _GATHERINGS = {
@@ -72,15 +74,14 @@ def make_error(
     """Returns the exception for a status of the service: BarrierTimeout and ProcessLost where the
     payloads name processes.
     """
-    missing = spb.Missing.FromString(payloads.get(MISSING_TYPE, b"")).tasks
+    about = spb.Missing.FromString(payloads.get(MISSING_TYPE, b""))
+    missing = about.tasks
     lost = [task for task in missing if task.lost]
     error: CoordinationError
     if code == "DEADLINE_EXCEEDED" and (missing or isinstance(request, pb.BarrierRequest)):
         name = getattr(request, "barrier_id", "") or _GATHERINGS.get(type(request), "")
         progress = {task.task_id: line for task in missing if (line := _report_line(task.progress))}
-        error = BarrierTimeout(
-            message, name=name, missing=tuple(task.task_id for task in missing), progress=progress
-        )
+        error = BarrierTimeout(message, name=name, missing=_everyone(about), progress=progress)
     elif lost:
         silent_s = lost[0].silent_s if lost[0].silent_s >= 0 else None
         error = ProcessLost(
@@ -97,6 +98,13 @@ def make_error(
     if MISMATCH_TYPE in payloads:
         error.__dict__["_service_mismatch"] = True
     return error
+
+
+def _everyone(about: spb.Missing) -> tuple[int, ...]:
+    """Returns all processes that an error is about, of which it describes the first."""
+    if not about.everyone:
+        return tuple(task.task_id for task in about.tasks)
+    return tuple(sorted(tasks_of(bits_from(zlib.decompress(about.everyone)))))
 
 
 def _report_line(report: spb.ReportRequest) -> str:

@@ -25,6 +25,7 @@ from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
 from ..limits import Limits
 from ..settings import JobIdentity, Timeouts
+from ..task_bits import bits_of, bytes_of, name_of
 from .answers import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
@@ -40,6 +41,12 @@ MOST_COUNTERS = 2 * Limits().barriers_kept
 """Barriers whose calls a client counts. One that so many were used after is forgotten by our
 service, too, and begins anew.
 """
+
+_MOST_LISTED = 64
+"""Processes that a call lists one by one."""
+
+_MOST_NAMINGS = 4
+"""How often a set of processes is named for one call: services are restarted, and forget sets."""
 
 REPORT_PREFIX = "holdfast/progress/"
 
@@ -224,16 +231,13 @@ class CoordinationClient:
         request = pb.BarrierRequest(
             barrier_id=barrier_id,
             barrier_timeout_in_ms=timeout_in_ms,
-            task_ids=process_ids or (),
             source_task_id=self.process_id,
             counter=counter,
         )
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
         for _ in range(MAX_DISPLACEMENTS):
             try:
-                response = self._connection.call(
-                    "Barrier", request, deadline, grace_s=ANSWER_GRACE_S
-                )
+                response = self._call_among("Barrier", request, process_ids or (), deadline)
                 self._counters[barrier_id] = response.counter
                 self._barriers_passed += 1
                 return
@@ -298,6 +302,19 @@ class CoordinationClient:
             ours = retries and error.code == "ALREADY_EXISTS"
             if not (ours and self.key_value_try_get_bytes(key) == value):
                 raise
+
+    def key_value_set_many_bytes(
+        self, values: Mapping[str, bytes], *, timeout_s: float | None = None
+    ) -> None:
+        """Sets many keys to bytes in one call, over what they hold, within `timeout_s`. A service
+        without Sessions gets a call for each.
+        """
+        if not self._connection.has_session:
+            for key, value in values.items():
+                self.key_value_set_bytes(key, value, True, timeout_s=timeout_s)
+            return
+        entries = [pb.KeyValueEntry(key=key, value=value) for key, value in values.items()]
+        self._call("SetKeys", spb.SetKeysRequest(entries=entries), timeout_s)
 
     def blocking_key_value_get(
         self, key: str, timeout_in_ms: int, *, depends_on: Sequence[int] = ()
@@ -388,14 +405,12 @@ class CoordinationClient:
         """Returns {process: incarnation} of those of `process_ids` that live; a barrier over the
         living, at most `timeout_s` (default: `rpc_s`). Raises BarrierTimeout with `missing`.
         """
-        request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id, task_ids=process_ids)
+        request = pb.GetAliveTasksRequest(requesting_task_id=self.process_id)
         most_s = self._timeouts.rpc_s if timeout_s is None else timeout_s
         # The answer that names the missing comes when the time is over, not before.
         deadline = Deadline(most_s + ANSWER_GRACE_S)
         try:
-            response = self._connection.call(
-                "GetAliveTasks", request, deadline, grace_s=ANSWER_GRACE_S
-            )
+            response = self._call_among("GetAliveTasks", request, process_ids, deadline)
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":
                 raise _barrier_timeout("live", error) from error
@@ -460,6 +475,39 @@ class CoordinationClient:
         return self._connection.statistics() | {"barriers_passed": self._barriers_passed}
 
     # --- Inside
+
+    def _call_among(
+        self, method: str, request: Any, process_ids: Sequence[int], deadline: Deadline
+    ) -> Any:
+        """Makes a call about processes: they are listed, or, where they are many, named once and
+        then meant by their hash.
+        """
+        grace_s = ANSWER_GRACE_S
+        bits = self._bits_of_many(process_ids)
+        if bits is None:
+            request.task_ids[:] = process_ids
+            return self._connection.call(method, request, deadline, grace_s=grace_s)
+        for _ in range(_MOST_NAMINGS):
+            try:
+                return self._connection.call(
+                    method, request, deadline, grace_s=grace_s, participants=name_of(bits)
+                )
+            except CoordinationError as error:
+                if error.code != "NOT_FOUND":
+                    raise
+                failure = error
+            naming = spb.NameParticipantsRequest(bits=bits)
+            self._connection.call("NameParticipants", naming, deadline, grace_s=grace_s)
+        raise failure
+
+    def _bits_of_many(self, process_ids: Sequence[int]) -> bytes | None:
+        """Returns a set as bits; None for a small one, and for what the service has to refuse."""
+        if len(process_ids) <= _MOST_LISTED or not self._connection.has_session:
+            return None
+        named = frozenset(process_ids)
+        if len(named) < len(process_ids) or min(named) < 0 or max(named) >= Limits().tasks:
+            return None
+        return bytes_of(bits_of(named))
 
     def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         return self._connection.call(method, request, self._deadline(timeout_s))

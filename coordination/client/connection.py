@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -198,6 +199,7 @@ class Connection:
         idempotent: bool | None = None,
         on_retry: Callable[[], None] | None = None,
         depends_on: Sequence[int] = (),
+        participants: bytes = b"",
     ) -> Any:
         """Sends a call, again after a broken connection where that is safe, until `deadline`.
         Raises CoordinationError.
@@ -209,7 +211,13 @@ class Connection:
             transport = self._require_transport()
             try:
                 response = transport.call(
-                    method, request, deadline, grace_s, depends_on=depends_on, number=number
+                    method,
+                    request,
+                    deadline,
+                    grace_s,
+                    depends_on=depends_on,
+                    number=number,
+                    participants=participants,
                 )
                 self._note_answer()
                 return response
@@ -388,16 +396,23 @@ class Connection:
 
     def _on_delta(self, delta: spb.Delta) -> None:
         self._note_answer()
-        self._watch.apply(delta)
-        for task in delta.tasks:
-            info = task.info
-            life = (info.task_id, info.incarnation)
-            failed = info.state == pb.TaskState.ERROR and info.task_id != self._identity.process_id
-            # A delta repeats all tasks after a reconnection: each life is reported lost once.
-            if failed and life not in self._reported_lost:
-                self._reported_lost.add(life)
-                what = info.error_message or f"process {info.task_id} is in error"
-                self._notify(ProcessLost(what, process=info.task_id, host=task.host or None))
+        tasks: Sequence[spb.Task] = delta.tasks
+        if delta.packed:
+            tasks = spb.Tasks.FromString(zlib.decompress(delta.packed)).tasks
+        self._watch.apply(tasks, full=delta.full)
+        for task in tasks:
+            if task.info.state == pb.TaskState.ERROR:
+                self._notify_lost(task)
+
+    def _notify_lost(self, task: spb.Task) -> None:
+        info = task.info
+        life = (info.task_id, info.incarnation)
+        # A delta repeats all tasks after a reconnection: each life is reported lost once.
+        if info.task_id == self._identity.process_id or life in self._reported_lost:
+            return
+        self._reported_lost.add(life)
+        what = info.error_message or f"process {info.task_id} is in error"
+        self._notify(ProcessLost(what, process=info.task_id, host=task.host or None))
 
     def _poll(self) -> None:
         """Waits for profile A's one long poll; CANCELLED means that errors are not reported this

@@ -66,6 +66,8 @@ class ProcessWatch:
         self._lock = threading.Lock()
         self._notifying = threading.RLock()  # one list at a time, in order of versions
         self._table: dict[int, ProcessInfo] = {}
+        self._unread: dict[int, spb.Task] = {}
+        self._unread_is_full = False  # it begins with a complete list
         self._listeners: dict[object, Listener] = {}
 
     @property
@@ -79,6 +81,7 @@ class ProcessWatch:
         """
         key = object()
         with self._notifying:
+            self._read()
             with self._lock:
                 self._listeners[key] = listener
                 processes = self._sorted()
@@ -89,32 +92,70 @@ class ProcessWatch:
     def _remove(self, key: object) -> None:
         self._listeners.pop(key, None)
 
-    def apply(self, delta: spb.Delta) -> None:
-        """Takes a Delta of our session."""
-        changed = [process_info(task.info, task.host, task.pid) for task in delta.tasks]
-        self._take(changed, full=delta.full)
+    def apply(self, tasks: Iterable[spb.Task], *, full: bool) -> None:
+        """Takes the tasks of a Delta of our session."""
+        with self._notifying:
+            with self._lock:
+                if full:
+                    self._unread.clear()
+                    self._unread_is_full = True
+                # Read once somebody wants them: while thousands join, each of them hears of all.
+                self._unread.update((task.info.task_id, task) for task in tasks)
+                if not self._listeners:
+                    return
+            self._notify_changes(self._read())
 
     def replace(self, infos: Iterable[pb.TaskInfo]) -> None:
         """Takes a complete list of profile A."""
         self._take([process_info(info) for info in infos], full=True)
 
-    def _take(self, changed: Sequence[ProcessInfo], *, full: bool) -> None:
+    def _take(self, fresh: Sequence[ProcessInfo], *, full: bool) -> None:
         with self._notifying:
             with self._lock:
-                before = self._table
-                self._table = {} if full else dict(before)
-                self._table |= {process.process_id: process for process in changed}
-                if self._table == before:
-                    return
-                listeners = list(self._listeners.values())
-                processes = self._sorted()
-            for listener in listeners:
-                _notify(listener, processes)
+                changed = self._store(fresh, full=full)
+            self._notify_changes(changed)
+
+    def _read(self) -> bool:
+        """Takes over what has come since the last reading; returns whether anything changed."""
+        with self._lock:
+            unread = self._unread.values()
+            fresh = [process_info(task.info, task.host, task.pid) for task in unread]
+            changed = self._store(fresh, full=self._unread_is_full)
+            self._unread = {}
+            self._unread_is_full = False
+        return changed
+
+    def _store(self, fresh: Sequence[ProcessInfo], *, full: bool) -> bool:
+        known = self._table
+        changed = {
+            process.process_id: process
+            for process in fresh
+            if known.get(process.process_id) != process
+        }
+        gone = full and len(known) + len(changed) > len(fresh)
+        if gone:
+            ids = {process.process_id for process in fresh}
+            gone = not known.keys() <= ids
+            self._table = {key: known[key] for key in known if key in ids}
+        self._table.update(changed)
+        return bool(changed) or gone
+
+    def _notify_changes(self, changed: bool) -> None:
+        if not changed:
+            return
+        with self._lock:
+            listeners = list(self._listeners.values())
+            processes = self._sorted()
+        for listener in listeners:
+            _notify(listener, processes)
 
     def with_hosts(self, infos: Iterable[pb.TaskInfo]) -> list[ProcessInfo]:
         """Returns profile A's list with the hosts that the watch knows."""
         with self._lock:
             known = dict(self._table)
+            unread = list(self._unread.values())
+        for task in unread:
+            known[task.info.task_id] = process_info(task.info, task.host, task.pid)
         fresh = [process_info(info) for info in infos]
         unseen = ProcessInfo(-1, "", 0)
         hosts = [known.get(process.process_id, unseen) for process in fresh]

@@ -23,6 +23,8 @@ IDEMPOTENT = frozenset(
         "DeleteKeyValue",
         "Barrier",  # the same counter joins, or replays the result
         "CancelBarrier",
+        "NameParticipants",
+        "SetKeys",
     }
 )
 """Methods whose second sending does no more than the first. InsertKeyValue is one only with

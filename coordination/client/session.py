@@ -139,6 +139,7 @@ class SessionTransport:
         *,
         depends_on: Sequence[int] = (),
         number: int = 0,
+        participants: bytes = b"",
     ) -> Any:
         """Sends one call and returns its response. Raises TransportError, or the exception for the
         service's answer.
@@ -158,6 +159,7 @@ class SessionTransport:
             timeout_ms=timeout_ms,
             needs=depends_on,
             number=number,
+            participants=participants,
         )
         reply = stream.ask(call, deadline)
         if reply.code:

@@ -111,9 +111,10 @@ class UnaryTransport:
         *,
         depends_on: Sequence[int] = (),
         number: int = 0,
+        participants: bytes = b"",
     ) -> Any:
-        """Sends one call and returns its response; a number has no place in jaxlib's messages.
-        Raises TransportError, or the exception for the service's answer.
+        """Sends one call and returns its response; what is a Session's alone has no place in
+        jaxlib's messages. Raises TransportError, or the exception for the service's answer.
         """
         if method != "RegisterTask":
             request.incarnations.CopyFrom(self._incarnations())

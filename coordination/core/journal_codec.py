@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from .barriers import Barrier, Outcome, bits_of, tasks_of
+from ..task_bits import bits_of, tasks_of
+from .barriers import Barrier, Outcome
 from .events import Event
 from .liveness import LivenessAnswer, Living, Sending
 from .machine import Machine
@@ -268,7 +269,7 @@ def _load_outcome(kept: list[Any] | None) -> Outcome | None:
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:
-    return None if status is None else asdict(status)
+    return None if status is None else asdict(status) | {"absent": _bits(status.absent)}
 
 
 def _load_status(kept: dict[str, Any] | None) -> Status | None:
@@ -276,4 +277,6 @@ def _load_status(kept: dict[str, Any] | None) -> Status | None:
         return None
     barrier = None if kept["barrier"] is None else tuple(kept["barrier"])
     missing = tuple(Missing(**(each | {"progress": None})) for each in kept["missing"])
-    return Status(**(kept | {"code": Code(kept["code"]), "barrier": barrier, "missing": missing}))
+    absent = int(kept["absent"], 16)
+    given = {"code": Code(kept["code"]), "barrier": barrier, "missing": missing, "absent": absent}
+    return Status(**(kept | given))

@@ -60,6 +60,7 @@ class Keys:
         self._order: list[str] = []
         self._waits: dict[str, dict[Any, KeyWait]] = {}
         self._by_call: dict[Any, KeyWait] = {}
+        self._latest: tuple[str, bytes] = ("", b"")
         self.total_bytes = 0
         self.dirty: set[str] = set()
 
@@ -77,6 +78,15 @@ class Keys:
         else:
             self._completions.fail(call, refusal)
 
+    def set_many(self, call: Any, entries: Iterable[tuple[str, bytes]]) -> None:
+        """Sets keys, whether they exist or not, until one cannot be."""
+        for key, value in entries:
+            refusal = self.put(normalise(key), value)
+            if refusal is not None:
+                self._completions.fail(call, refusal)
+                return
+        self._completions.succeed(call)
+
     def put(self, key: str, value: bytes) -> Status | None:
         """Sets a normalised key and answers all calls that wait for it; returns why it cannot
         be.
@@ -91,10 +101,20 @@ class Keys:
         self.total_bytes += len(value) - len(old or b"")
         self.values[key] = value
         self.dirty.add(key)
+        entry = self._entry(key)
         for wait in list(self._waits.get(key, {}).values()):
             self._forget(wait)
-            self._completions.succeed(wait.call, (key, value))
+            self._completions.succeed(wait.call, entry)
         return None
+
+    def _entry(self, key: str) -> tuple[str, bytes]:
+        """Returns a key that exists with its value, to all who ask in a row as one object: what it
+        is encoded to, is encoded once.
+        """
+        value = self.values[key]
+        if self._latest[0] != key or self._latest[1] is not value:
+            self._latest = (key, value)
+        return self._latest
 
     def _too_much(self, key: str, value: bytes) -> Status | None:
         limits = self._limits
@@ -136,7 +156,7 @@ class Keys:
         """
         key = normalise(key)
         if key in self.values:
-            self._completions.succeed(call, (key, self.values[key]))
+            self._completions.succeed(call, self._entry(key))
             return
         wait = KeyWait(
             call, task_id, key, now, depends_on=depends_on, keys=self, timeout_status=timeout_status
@@ -242,6 +262,8 @@ class Keys:
         self._completions.succeed(call)
 
     def _drop_value(self, key: str) -> None:
+        if self._latest[0] == key:
+            self._latest = ("", b"")
         self.total_bytes -= len(key) + len(self.values.pop(key))
         self.dirty.add(key)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..limits import Limits
-from .status import Code, Completions, Status, name_processes
+from .status import Code, Completions, Missing, Status, beyond, name_processes
 from .task_table import TaskTable
 from .timers import Timers, Wait
 
@@ -98,6 +98,10 @@ class LivenessBarrier:
         self._timers = timers
         self._completions = completions
         self._gatherings: dict[frozenset[int], _Gathering] = {}
+        self._by_call: dict[Any, LivenessWait] = {}
+        self._seen: tuple[float, frozenset[int]] | None = None
+        self._absent: list[int] = []
+        self._missing: tuple[Missing, ...] = ()
         # the one given last is the last one
         self._answers: OrderedDict[frozenset[int], LivenessAnswer] = OrderedDict()
         self._serial = 0
@@ -109,7 +113,7 @@ class LivenessBarrier:
         self,
         call: Any,
         task_id: int,
-        task_ids: Sequence[int],
+        task_ids: Collection[int],
         now: float,
         deadline: float = math.inf,
         *,
@@ -126,7 +130,9 @@ class LivenessBarrier:
             status = Status(Code.INVALID_ARGUMENT, sentence, from_service=False)
             self._completions.fail(call, status)
             return
-        members = frozenset(task_ids) & self._task_table.everyone
+        members = frozenset(task_ids)  # which is the same object, where it is one
+        if members not in self._gatherings and members not in self._answers:
+            members &= self._task_table.everyone
         last = self._answers.get(members)
         if last is not None and sending is not None and last.answered.get(task_id) == sending:
             self._completions.succeed(call, last.living)
@@ -137,8 +143,10 @@ class LivenessBarrier:
             gathering.count(self._task_table)
         wait = LivenessWait(call, task_id, now, self, members=members, sending=sending)
         former = gathering.enter(wait, self._task_table.connected(task_id))
+        self._by_call[call] = wait
         if former is not None:
             former.end()
+            del self._by_call[former.call]
             sentence = f"a newer call of process {task_id} took this one's place"
             self._completions.fail(former.call, Status(Code.CANCELLED, sentence))
         self._timers.add(deadline, wait)
@@ -166,6 +174,7 @@ class LivenessBarrier:
         waits = gathering.waits.values()
         for wait in waits:
             wait.end()
+            del self._by_call[wait.call]
             self._completions.succeed(wait.call, living)
         answered = {wait.task_id: wait.sending for wait in waits if wait.sending is not None}
         if answered:
@@ -206,18 +215,33 @@ class LivenessBarrier:
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""
         members = wait.members
+        self._look(members, now)
+        count = len(self._absent)
+        arrived = f"{len(members) - count} of {len(members)} asked who is alive"
+        who = name_processes(self._missing, count)
+        sentence = f"{arrived}, missing {who}; waited {now - wait.since:.1f} s"
+        self._forget(wait)
+        status = Status(
+            Code.DEADLINE_EXCEEDED,
+            sentence,
+            missing=self._missing,
+            absent=beyond(self._missing, self._absent),
+        )
+        self._completions.fail(wait.call, status)
+
+    def _look(self, members: frozenset[int], now: float) -> None:
+        """Looks who has not asked; calls whose time is over at one moment share one look."""
+        if self._seen == (now, members):
+            return
+        self._seen = (now, members)
         waits = self._gatherings[members].waits
         connected = self._task_table.connected
-        absent = [task_id for task_id in members if connected(task_id) and task_id not in waits]
-        missing = self._task_table.missing(absent, now)
-        arrived = f"{len(members) - len(missing)} of {len(members)} asked who is alive"
-        sentence = f"{arrived}, missing {name_processes(missing)}; waited {now - wait.since:.1f} s"
-        self._forget(wait)
-        status = Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)
-        self._completions.fail(wait.call, status)
+        self._absent = [each for each in members if connected(each) and each not in waits]
+        self._missing = self._task_table.missing(self._absent, now)
 
     def _forget(self, wait: LivenessWait) -> None:
         wait.end()
+        del self._by_call[wait.call]
         gathering = self._gatherings[wait.members]
         gathering.leave(wait.task_id, self._task_table.connected(wait.task_id))
         if not gathering.waits:
@@ -225,10 +249,7 @@ class LivenessBarrier:
 
     def drop(self, call: Any) -> bool:
         """Forgets a call whose client has gone away; returns whether it waited here."""
-        waits = (
-            wait for gathering in self._gatherings.values() for wait in gathering.waits.values()
-        )
-        wait = next((each for each in waits if each.call is call), None)
+        wait = self._by_call.get(call)
         if wait is not None:
             self._forget(wait)
         return wait is not None

@@ -33,8 +33,8 @@ from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
 from .shutdown_barrier import ShutdownBarrier
-from .status import Code, Completions, Status, clip, name_gone, name_processes
-from .task_table import Task, TaskState, TaskTable
+from .status import Code, Completions, Encodings, Status, clip, name_gone, name_processes
+from .task_table import Participants, Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
 
@@ -56,8 +56,10 @@ class Machine:
         self.started = now
         self.completions = Completions()
         self.timers = Timers()
+        self.encodings = Encodings()
         self.events = EventLog(config.limits.events)
         self.task_table = TaskTable(config.num_tasks, self.events)
+        self.participants = Participants(config.limits, self.task_table.everyone)
         waits = (self.task_table, self.timers, self.completions)
         self.keys = Keys(config.limits, self.timers, self.completions)
         self.barriers = Barriers(config.limits, *waits, recoverable=config.recoverable)
@@ -195,6 +197,7 @@ class Machine:
         if now - self._next_scan > STANDSTILL_S:
             self.task_table.forgive(now - self._next_scan, now)
         self._next_scan = now + _SCAN_INTERVAL_S
+        self.encodings.forget_unused()
         for task in self.task_table.tasks:
             if task.state is TaskState.CONNECTED and task.last_seen is not None:
                 self._scan(task, now - task.last_seen, now)

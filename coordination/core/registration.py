@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..limits import Config
-from .status import Code, Completions, Missing, Status, name_processes
+from .status import Code, Completions, Missing, Status, beyond, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -49,7 +49,9 @@ class Registration:
         self.gathered = False
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
-        self._latest: tuple[object, tuple[Missing, ...]] = (None, ())
+        self._seen: tuple[float, int, int] | None = None
+        self._absent: list[int] = []
+        self._missing: tuple[Missing, ...] = ()
 
     def load(self, gathered: bool) -> None:
         """Puts in what a journal holds."""
@@ -239,25 +241,31 @@ class Registration:
 
     def time_out(self, wait: Wait, now: float) -> None:
         """Ends a wait with the names of those that have not come."""
-        missing = self._missing(now)
+        self._look(now)
         total = len(self._task_table)
+        count = len(self._absent)
         self._end(wait)
         sentence = (
-            f"{total - len(missing)} of {total} registered, missing {name_processes(missing)};"
-            f" waited {now - wait.since:.1f} s"
+            f"{total - count} of {total} registered, missing"
+            f" {name_processes(self._missing, count)}; waited {now - wait.since:.1f} s"
         )
-        status = Status(Code.DEADLINE_EXCEEDED, sentence, missing=missing)
+        status = Status(
+            Code.DEADLINE_EXCEEDED,
+            sentence,
+            missing=self._missing,
+            absent=beyond(self._missing, self._absent),
+        )
         self._completions.fail(wait.call, status)
 
-    def _missing(self, now: float) -> tuple[Missing, ...]:
-        """Returns those that have not come; a thousand waits that end at one moment share one
-        look.
-        """
+    def _look(self, now: float) -> None:
+        """Looks who has not come; a thousand waits that end at one moment share one look."""
         seen = (now, self._task_table.version, len(self._registering))
-        if self._latest[0] != seen:
-            absent = [task_id for task_id in self._task_table.everyone if not self.held(task_id)]
-            self._latest = (seen, self._task_table.missing(absent, now))
-        return self._latest[1]
+        if self._seen == seen:
+            return
+        self._seen = seen
+        everyone = self._task_table.everyone
+        self._absent = [task_id for task_id in everyone if not self.held(task_id)]
+        self._missing = self._task_table.missing(self._absent, now)
 
     def waiting(self) -> list[int]:
         """Returns the task of each call that waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .status import Code, Completions, Status, name_processes
+from .status import Code, Completions, Status, beyond, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .timers import Timers, Wait
 
@@ -86,8 +86,10 @@ class ShutdownBarrier:
         arrived = f"{len(self._waits)} of {len(self._task_table)} had come"
         status = Status(
             code,
-            f"Shutdown barrier has failed: {arrived}, missing {name_processes(missing)}",
+            f"Shutdown barrier has failed: {arrived}, missing"
+            f" {name_processes(missing, len(absent))}",
             missing=missing,
+            absent=beyond(missing, absent),
         )
         self._completions.fail_all([wait.call for wait in self._take()], status)
         self._propagate(status)

@@ -1,13 +1,15 @@
-"""How a call ends: a value, or an error status with its code, its sentence and its facts. Pure
-values.
+"""How a call ends: a value, or an error status with its code, its sentence and its facts; and what
+is encoded of them once for many calls. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+from ..task_bits import bits_of
 
 
 class Code(IntEnum):
@@ -85,30 +87,38 @@ def clip(text: str, most_bytes: int) -> str:
 
 
 MAX_NAMED = 40
-"""A sentence names at most this many processes: jaxlib cuts messages at 3,072 bytes. The payload
-holds them all.
+"""An error describes at most this many processes: jaxlib cuts messages at 3,072 bytes. The others
+are bits in its payload.
 """
 
 
-def name_processes(missing: Sequence[Missing]) -> str:
-    """Returns "process 2 (host b7, silent for 12 s)", or "processes ..." for several."""
-    names = [str(each) for each in missing[:MAX_NAMED]]
-    if len(missing) > MAX_NAMED:
-        names.append(f"and {len(missing) - MAX_NAMED} more")
+def name_processes(missing: Sequence[Missing], count: int = 0) -> str:
+    """Returns "process 2 (host b7, silent for 12 s)", or "processes ..." for several; `missing` are
+    the first of `count`, where they are more.
+    """
+    names = [str(each) for each in missing]
+    if count > len(missing):
+        names.append(f"and {count - len(missing)} more")
     what = "process" if len(missing) == 1 else "processes"
     return f"{what} {', '.join(names)}"
+
+
+def beyond(named: Sequence[Missing], task_ids: Collection[int]) -> int:
+    """Returns a status's `absent`: the tasks that it is about, where it names only some."""
+    return bits_of(task_ids) if len(task_ids) > len(named) else 0
 
 
 LEFT = "shut down"
 """How a process ended that left in order."""
 
 
-def name_gone(missing: Sequence[Missing]) -> str:
+def name_gone(missing: Sequence[Missing], count: int = 0) -> str:
     """Returns "process 2 (host b7, silent for 12 s) is lost", or that it has left the job."""
     one = len(missing) == 1
+    who = name_processes(missing, count)
     if all(each.ended == LEFT for each in missing):
-        return f"{name_processes(missing)} {'has' if one else 'have'} left the job"
-    return f"{name_processes(missing)} {'is' if one else 'are'} lost"
+        return f"{who} {'has' if one else 'have'} left the job"
+    return f"{who} {'is' if one else 'are'} lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,8 @@ class Status:
     # ServiceMismatchError: the incarnation that the caller had named. Never ours: who has not
     # registered must not learn it from an error.
     mismatch: int | None = None
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[Missing, ...] = ()  # the first MAX_NAMED
+    absent: int = 0  # all of them, as bits, where they are more
 
 
 class Completion(NamedTuple):
@@ -159,3 +170,28 @@ class Completions(list[Completion]):
         taken = self[:]
         self.clear()
         return taken
+
+
+class Encodings:
+    """Holds the latest answer of each kind with its encoding. Values are told apart by identity:
+    whoever answers many calls with one value hands out one object.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[object, tuple[object, bytes]] = {}
+        self._asked: set[object] = set()
+
+    def of(self, kind: object, value: object, encode: Callable[[], bytes]) -> bytes:
+        """Returns what `encode` makes of a value, the same bytes for each call in a row."""
+        held = self._latest.get(kind)
+        if held is None or held[0] is not value:
+            held = (value, encode())
+            self._latest[kind] = held
+        self._asked.add(kind)
+        return held[1]
+
+    def forget_unused(self) -> None:
+        """Drops what nobody has asked for since the last call: an answer may have 64 MiB."""
+        for kind in self._latest.keys() - self._asked:
+            del self._latest[kind]
+        self._asked.clear()

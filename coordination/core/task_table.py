@@ -14,13 +14,15 @@ only a new life of its task does.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from ..limits import Limits
+from ..task_bits import bits_from, name_of, tasks_of
 from .events import EventLog
-from .status import LEFT, Code, Missing, Status, TaskProgress
+from .status import LEFT, MAX_NAMED, Code, Missing, Status, TaskProgress
 from .step_rate import StepRate
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
@@ -302,8 +304,9 @@ class TaskTable:
         self.latest_life = max(max(task.agent_since, task.session_since) for task in self.tasks)
 
     def missing(self, task_ids: Iterable[int], now: float) -> tuple[Missing, ...]:
-        """Describes tasks as an error names them, in order of their ids."""
-        return tuple(self._describe(self.tasks[task_id], now) for task_id in sorted(task_ids))
+        """Describes tasks as an error names them: the first MAX_NAMED in order of their ids."""
+        named = sorted(task_ids)[:MAX_NAMED]
+        return tuple(self._describe(self.tasks[task_id], now) for task_id in named)
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
@@ -320,3 +323,38 @@ class TaskTable:
     def changed_since(self, version: int) -> list[Task]:
         """Returns the tasks that have changed after `version`."""
         return [task for task in self.tasks if task.version > version]
+
+
+class Participants:
+    """The sets of tasks that calls name by a hash: a list of 16,384 numbers in each of 16,384 calls
+    would be 500 MB. They are held within a bound on their members: the one unused for longest goes
+    first, and who uses it names it again.
+    """
+
+    def __init__(self, limits: Limits, everyone: frozenset[int]) -> None:
+        self._most_members = limits.participants
+        self._everyone = everyone
+        self._sets: OrderedDict[bytes, frozenset[int]] = OrderedDict()
+        self._members = 0
+
+    def name(self, bits: bytes) -> None:
+        """Keeps a set."""
+        name = name_of(bits)
+        if name in self._sets:
+            return
+        # Bits beyond the job's would be a number as long as the message.
+        named = tasks_of(bits_from(bits[: len(self._everyone) // 8 + 1]))
+        if named == self._everyone:
+            named = self._everyone  # the one that other parts know by identity
+        self._sets[name] = named
+        self._members += len(named)
+        while self._members > self._most_members and len(self._sets) > 1:
+            _, oldest = self._sets.popitem(last=False)
+            self._members -= len(oldest)
+
+    def get(self, name: bytes) -> frozenset[int] | None:
+        """Returns the set of a name, the same object each time; None where nobody has named it."""
+        named = self._sets.get(name)
+        if named is not None:
+            self._sets.move_to_end(name)
+        return named

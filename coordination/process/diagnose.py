@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.proto import session_pb2
@@ -17,7 +18,8 @@ from .local_look import look
 _SAMPLES = 4
 _SAMPLE_INTERVAL_S = 0.25
 _ANSWER_S = 3.0  # for stacks: a process that cannot answer in this time has something to hide
-_MOST_STACKS = 1024  # in all samples together: one is 10 to 50 KB
+_MOST_ODD = 48  # processes whose stacks are asked for: each answer has 10 to 50 KB
+_MOST_ORDINARY = 16  # others, to compare them with
 _MOST_LOOKS = 16  # each takes up to 6 s
 
 
@@ -33,12 +35,12 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
     status = client.status()
     if not (with_stacks or hangs or wants_stacks(status)):
         return Evidence(status)
-    processes = [task.task_id for task in status.tasks if task.has_session or hangs]
-    samples = _sample(client, processes)
+    asked = [task for task in status.tasks if task.has_session or hangs]
+    samples = _sample(client, whom_to_ask(status, asked))
     samples = {
         task.task_id: samples[task.task_id]
         for task in status.tasks
-        if task.has_session or samples.get(task.task_id)
+        if samples.get(task.task_id) or (task.has_session and task.task_id in samples)
     }
     unheard = [
         task for task in status.tasks if samples.get(task.task_id) == [] or silent(status, task)
@@ -48,12 +50,30 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
     return Evidence(client.status(), {**samples, **seen}, looks, hangs)
 
 
+def whom_to_ask(
+    status: session_pb2.StatusResponse, tasks: Sequence[session_pb2.TaskStatus]
+) -> list[int]:
+    """Returns the processes whose stacks say most: all of 64; of more, those that are missed at
+    barriers, behind in steps or silent for longest, and some of the others, spread over all.
+    """
+    if len(tasks) <= _MOST_ODD + _MOST_ORDINARY:
+        return [task.task_id for task in tasks]
+    missed = Counter(task_id for barrier in status.barriers for task_id in barrier.missing)
+    ages = sorted(tasks, key=lambda task: -task.heartbeat_age_s)
+    # Sorts keep the order of what is equal: of those that are alike otherwise, the silent first.
+    odd = sorted(ages, key=lambda task: (-missed[task.task_id], task.progress.step))
+    chosen = {task.task_id for task in odd[:_MOST_ODD]}
+    others = [task.task_id for task in tasks if task.task_id not in chosen]
+    chosen.update(others[:: len(others) // _MOST_ORDINARY][:_MOST_ORDINARY])
+    return sorted(chosen)
+
+
 def _sample(client: StatusClient, processes: Sequence[int]) -> dict[int, list[str]]:
     """Returns the stacks of each process, several times; whoever does not answer the first time is
     not asked again.
     """
     samples: dict[int, list[str]] = {process: [] for process in processes}
-    for number in range(max(1, min(_SAMPLES, _MOST_STACKS // max(1, len(processes))))):
+    for number in range(_SAMPLES):
         if number:
             time.sleep(_SAMPLE_INTERVAL_S)
         asked = [process for process in processes if len(samples[process]) == number]

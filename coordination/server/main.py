@@ -28,7 +28,7 @@ import click
 from ..core.machine import Machine
 from ..credentials import require_together
 from ..grpc_release import is_tested_grpc
-from ..limits import Config
+from ..limits import Config, Limits
 from .journal import JournalError, SqliteJournal
 from .metrics import MetricsServer
 from .service import Service
@@ -72,7 +72,7 @@ class Options:
     "--num-processes",
     "-n",
     "num_tasks",
-    type=click.IntRange(1),
+    type=click.IntRange(1, Limits().tasks),
     required=True,
     help="Processes of the job.",
 )

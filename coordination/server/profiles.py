@@ -29,6 +29,7 @@ class Caller(NamedTuple):
     deadline: float = math.inf
     depends_on: frozenset[int] = frozenset()
     number: int = 0  # of the call, in each sending of it; 0: it is sent once
+    participants: frozenset[int] | None = None  # that the call names by a hash
 
 
 class Claim(NamedTuple):
@@ -61,7 +62,8 @@ class Rpc:
     `waits`: for other tasks, and not at a barrier; the transport reports a client that goes away.
     `registers`: the task is given to the caller. `lost`: a process that was given up is served,
     too; by such a call it learns that it is lost, or ends. `kept`: jaxlib's agents never take the
-    call back, so where one goes away unanswered its process has most likely died.
+    call back, so where one goes away unanswered its process has most likely died. `shared`: many
+    calls get one value, which is encoded once.
     """
 
     parse: Callable[[bytes], Any]
@@ -72,6 +74,7 @@ class Rpc:
     registers: bool = False
     lost: bool = False
     kept: bool = False
+    shared: bool = False
 
 
 def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
@@ -188,9 +191,10 @@ def _arrive(call: Call, task_ids: Sequence[int]) -> None:
         request.barrier_id,
         counter=request.counter,
         deadline=now + request.barrier_timeout_in_ms / 1000,
-        participants=frozenset(task_ids),
+        participants=caller.participants or frozenset(task_ids),
     )
-    machine.barrier(arrival, now, twice=len(task_ids) != len(arrival.participants))
+    twice = caller.participants is None and len(task_ids) != len(arrival.participants)
+    machine.barrier(arrival, now, twice=twice)
 
 
 def _cancel_barrier(call: Call) -> None:
@@ -211,7 +215,7 @@ def _ask_who_lives(call: Call, task_ids: Sequence[int]) -> None:
     call.machine.liveness.arrive(
         call.handle,
         caller.task_id,
-        task_ids,
+        caller.participants or frozenset(task_ids),
         call.now,
         deadline=caller.deadline,
         sending=sending,
@@ -313,7 +317,13 @@ RPCS_A: dict[str, Rpc] = {
     ),
     "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, encode_nothing),
     "GetKeyValue": Rpc(
-        a.GetKeyValueRequest.FromString, _unnamed, _get, _encode_kv, waits=True, kept=True
+        a.GetKeyValueRequest.FromString,
+        _unnamed,
+        _get,
+        _encode_kv,
+        waits=True,
+        kept=True,
+        shared=True,
     ),
     "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(
@@ -326,7 +336,12 @@ RPCS_A: dict[str, Rpc] = {
         a.CancelBarrierRequest.FromString, _named, _cancel_barrier, encode_nothing
     ),
     "GetAliveTasks": Rpc(
-        a.GetAliveTasksRequest.FromString, _asking, _alive, _encode_alive, waits=True
+        a.GetAliveTasksRequest.FromString,
+        _asking,
+        _alive,
+        _encode_alive,
+        waits=True,
+        shared=True,
     ),
     "ReportErrorToService": Rpc(
         a.ReportErrorToServiceRequest.FromString, _named, _report_error, encode_nothing
@@ -456,7 +471,9 @@ RPCS_B: dict[str, Rpc] = {
         b.WatchJobStateRequest.FromString, nobody, _watch, _encode_watch_b, waits=True
     ),
     "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, nobody, _insert, encode_nothing),
-    "GetKeyValue": Rpc(b.GetKeyValueRequest.FromString, nobody, _get, _encode_kv, waits=True),
+    "GetKeyValue": Rpc(
+        b.GetKeyValueRequest.FromString, nobody, _get, _encode_kv, waits=True, shared=True
+    ),
     "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, nobody, _try_get, _encode_kv),
     "IncrementKeyValue": Rpc(b.IncrementKeyValueRequest.FromString, nobody, _increment, _encode_kv),
     "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, nobody, _list_dir, _encode_dir),
@@ -466,7 +483,12 @@ RPCS_B: dict[str, Rpc] = {
         b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, encode_nothing
     ),
     "GetAliveTasks": Rpc(
-        b.GetAliveTasksRequest.FromString, _asking_task, _alive_b, _encode_alive_b, waits=True
+        b.GetAliveTasksRequest.FromString,
+        _asking_task,
+        _alive_b,
+        _encode_alive_b,
+        waits=True,
+        shared=True,
     ),
 }
 

@@ -74,7 +74,14 @@ class UnaryCall:
         if status is not None:
             self.writer.fail(status.code, message_of(status), status_details(status))
         else:
-            self.writer.succeed(self.rpc.encode(machine, completion.value, self.caller))
+            self.writer.succeed(self._body(machine, completion.value))
+
+    def _body(self, machine: Machine, value: Any) -> bytes:
+        rpc = self.rpc
+        if not rpc.shared:
+            return rpc.encode(machine, value, self.caller)
+        kind = (rpc.encode, "unary")
+        return machine.encodings.of(kind, value, lambda: rpc.encode(machine, value, self.caller))
 
 
 class Journal(Protocol):

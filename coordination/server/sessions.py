@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from ..core.status import Code, Completion, Missing, Status, clip
 from ..core.task_table import Task
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
+from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .job_status import left_stacks
 from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
@@ -24,6 +26,15 @@ from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
 log = logging.getLogger("holdfast.coordination")
 
 DELTA_INTERVAL_S = 0.1
+DELTA_S_PER_SESSION = 0.0001
+"""To write one frame takes a quarter of this: what changes all the time, as while thousands join,
+keeps the service busy for a quarter of the time at most.
+"""
+GATHERING_S_PER_SESSION = 0.001
+"""While a job gathers each change is that one more has come: each client hears of a thousand as a
+few changes, not as a hundred.
+"""
+_MOST_LISTED = 64  # tasks of a delta that is not deflated
 _STACKS_TIMEOUT_S = 20.0
 _NOBODY: frozenset[int] = frozenset()
 
@@ -32,7 +43,9 @@ class SessionStream(Protocol):
     """The stream of one Session, as a transport implements it; `bind` sets its `session`.
 
     `key` is the caller's, in a secured service; `names` are the alternative names in its
-    certificate. `finish` ends the stream after what has been written.
+    certificate. `write` writes one message: what is `shared` with others' follows the frame, and is
+    not copied before the message is on its way. `finish` ends the stream after what has been
+    written.
     """
 
     session: Session | None
@@ -40,7 +53,7 @@ class SessionStream(Protocol):
 
     def bind(self, session: Session | None) -> None: ...
     def names(self) -> Sequence[bytes]: ...
-    def write(self, frame: bytes) -> None: ...
+    def write(self, frame: bytes, shared: bytes = b"") -> None: ...
     def finish(self, code: int, message: str) -> None: ...
     @property
     def backlog_bytes(self) -> int: ...
@@ -107,7 +120,7 @@ class Session:
     def write_delta(self, frame: bytes, version: int) -> None:
         """Sends the changes of tasks up to a version."""
         self.version = version
-        self.stream.write(frame)
+        self.stream.write(b"", frame)
 
 
 class SessionCall:
@@ -132,41 +145,57 @@ class SessionCall:
             stream.finish(Code.RESOURCE_EXHAUSTED, sentence)
             return
         out = session_pb2.ServerFrame()
-        if completion.status is None:
-            out.reply.id = self.number
+        out.reply.id = self.number
+        status = completion.status
+        if status is not None:
+            failure = machine.encodings.of(_FAILURE, status, lambda: _failure(machine, status))
+            stream.write(out.SerializeToString(), failure)
+        elif self.rpc is not None and self.rpc.shared:
+            stream.write(out.SerializeToString(), self._shared_body(machine, completion.value))
+        else:
             if self.rpc is not None:
                 out.reply.body = self.rpc.encode(machine, completion.value, self.caller)
             elif completion.value is not None:
                 out.reply.body = completion.value
-        else:
-            _fill_failure(out.reply, self.number, completion.status)
-        self.session.stream.write(out.SerializeToString())
+            stream.write(out.SerializeToString())
+
+    def _shared_body(self, machine: Machine, value: Any) -> bytes:
+        rpc = self.rpc
+        assert rpc is not None
+
+        def encode() -> bytes:
+            body = rpc.encode(machine, value, self.caller)
+            reply = session_pb2.Reply(body=body)
+            return session_pb2.ServerFrame(reply=reply).SerializeToString()
+
+        return machine.encodings.of(rpc.encode, value, encode)
 
 
-def _fill_failure(message: session_pb2.Reply, number: int, status: Status) -> None:
-    message.id = number
-    message.code = int(status.code)
-    message.message = message_of(status)
+_FAILURE = "failure"
+_UNNAMED = Status(
+    Code.NOT_FOUND, "nobody has named these participants here: call NameParticipants first"
+)
+
+
+def _failure(machine: Machine, status: Status) -> bytes:
+    """Returns the frame of a reply without its id: a message that follows another of its kind is
+    merged into it, so that one copy serves all the calls that fail together.
+    """
+    reply = session_pb2.Reply(code=int(status.code), message=message_of(status))
     for name, payload in payloads(status).items():
-        message.payloads[name] = payload
+        reply.payloads[name] = payload
     if status.missing:
-        message.payloads[MISSING_TYPE] = _encode_missing.of(status.missing)
+        reply.payloads[MISSING_TYPE] = machine.encodings.of(
+            MISSING_TYPE, status.missing, lambda: _missing_payload(status)
+        )
+    return session_pb2.ServerFrame(reply=reply).SerializeToString()
 
 
-class _MissingEncoder:
-    """Encodes the processes that an error is about, once for all the calls that fail together."""
-
-    def __init__(self) -> None:
-        self._latest: tuple[tuple[Missing, ...], bytes] = ((), b"")
-
-    def of(self, missing: tuple[Missing, ...]) -> bytes:
-        if self._latest[0] is not missing:
-            encoded = session_pb2.Missing(tasks=map(_missing_task, missing)).SerializeToString()
-            self._latest = (missing, encoded)
-        return self._latest[1]
-
-
-_encode_missing = _MissingEncoder()
+def _missing_payload(status: Status) -> bytes:
+    message = session_pb2.Missing(tasks=map(_missing_task, status.missing))
+    if status.absent:
+        message.everyone = zlib.compress(bytes_of(status.absent))
+    return message.SerializeToString()
 
 
 def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
@@ -195,8 +224,8 @@ def _missing_task(missing: Missing) -> session_pb2.MissingTask:
         lost=missing.lost,
     )
     if missing.progress is not None:
-        # without the root: a thousand of them in one error are more than a message may have
-        fields = asdict(replace(missing.progress, root=None))
+        # without what may be large, and no sentence shows
+        fields = asdict(replace(missing.progress, root=None, values={}))
         message.progress.CopyFrom(session_pb2.ReportRequest(**fields))
     return message
 
@@ -352,12 +381,16 @@ class SessionStreams:
             deadline,
             depends_on=depends_on,
             number=request.number,
+            participants=self._machine.participants.get(request.participants),
         )
         number = request.id
         call = SessionCall(session, number, rpc, caller)
         if (sentence := session.count(self._machine.config.limits, now)) is not None:
             status = Status(Code.RESOURCE_EXHAUSTED, sentence)
             call.answer(self._machine, Completion(call, None, status))
+            return
+        if request.participants and caller.participants is None:
+            call.answer(self._machine, Completion(call, None, _UNNAMED))
             return
         # Before it runs: an answer that comes at once takes it out again.
         session.calls[number] = call
@@ -386,6 +419,13 @@ class SessionStreams:
             machine.report_error(call, task_id, error.error_code, error.error_message, now=now)
         elif request.method == "GetStatus":
             machine.completions.succeed(call, self._job_status().SerializeToString())
+        elif request.method == "NameParticipants":
+            named = session_pb2.NameParticipantsRequest.FromString(request.body)
+            machine.participants.name(named.bits)
+            machine.completions.succeed(call)
+        elif request.method == "SetKeys":
+            entries = session_pb2.SetKeysRequest.FromString(request.body).entries
+            machine.keys.set_many(call, [(entry.key, entry.value) for entry in entries])
         elif request.method == "Stacks":
             self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
         else:
@@ -455,8 +495,11 @@ class SessionStreams:
 
     def _schedule_delta(self, now: float) -> None:
         # At most ten deltas a second: where a thousand processes join, each delta holds many.
-        if self._send_at == math.inf:
-            self._send_at = max(now, self._sent_at + DELTA_INTERVAL_S)
+        gathered = self._machine.registration.gathered
+        each_s = DELTA_S_PER_SESSION if gathered else GATHERING_S_PER_SESSION
+        interval_s = max(DELTA_INTERVAL_S, len(self._sessions) * each_s)
+        # The end of the gathering, and ends of Sessions, bring what is due nearer.
+        self._send_at = min(self._send_at, max(now, self._sent_at + interval_s))
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -501,7 +544,12 @@ class SessionStreams:
     def _delta_since(self, version: int) -> bytes:
         task_table = self._machine.task_table
         tasks = [_task_message(task) for task in task_table.changed_since(version)]
-        delta = session_pb2.Delta(version=task_table.version, full=version < 0, tasks=tasks)
+        delta = session_pb2.Delta(version=task_table.version, full=version < 0)
+        if len(tasks) <= _MOST_LISTED:
+            delta.tasks.extend(tasks)
+        else:
+            packed = session_pb2.Tasks(tasks=tasks).SerializeToString()
+            delta.packed = zlib.compress(packed, level=1)
         return session_pb2.ServerFrame(delta=delta).SerializeToString()
 
     # --- Ends

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -49,6 +49,13 @@ class _UnaryWriter:
             self.outcome.set_result((code, message, details))
 
 
+class _End(NamedTuple):
+    """How a stream ends."""
+
+    code: int
+    message: str
+
+
 class _QueuedStream:
     """A SessionStream whose frames to write wait in a queue."""
 
@@ -56,7 +63,7 @@ class _QueuedStream:
         self._context = context
         self.key = key
         self.session: Session | None = None
-        self.queue: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
+        self.queue: asyncio.Queue[tuple[bytes, bytes] | _End] = asyncio.Queue()
         self.backlog_bytes = 0
 
     def bind(self, session: Session | None) -> None:
@@ -65,15 +72,15 @@ class _QueuedStream:
     def names(self) -> Sequence[bytes]:
         return _names(self._context)
 
-    def write(self, frame: bytes) -> None:
-        self.backlog_bytes += len(frame)
-        self.queue.put_nowait(frame)
+    def write(self, frame: bytes, shared: bytes = b"") -> None:
+        self.backlog_bytes += len(frame) + len(shared)
+        self.queue.put_nowait((frame, shared))
 
-    def note_written(self, frame: bytes) -> None:
-        self.backlog_bytes -= len(frame)
+    def note_written(self, message: bytes) -> None:
+        self.backlog_bytes -= len(message)
 
     def finish(self, code: int, message: str) -> None:
-        self.queue.put_nowait((code, message))
+        self.queue.put_nowait(_End(code, message))
 
 
 class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -146,13 +153,14 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             while True:
                 item = await stream.queue.get()
-                if not isinstance(item, tuple):
-                    await context.write(item)
-                    stream.note_written(item)
-                elif item[0] == Code.OK:  # which gRPC does not abort with
+                if not isinstance(item, _End):
+                    message = b"".join(item)
+                    await context.write(message)
+                    stream.note_written(message)
+                elif item.code == Code.OK:  # which gRPC does not abort with
                     return
                 else:
-                    await context.abort(_STATUS[item[0]], item[1])
+                    await context.abort(_STATUS[item.code], item.message)
         finally:
             reader.cancel()
             self._service.stream_closed(stream)

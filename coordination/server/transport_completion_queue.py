@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..core.machine import STANDSTILL_S
 from ..core.status import Code
 from ..names import SESSION, STATUS_DETAILS
 from .admission import CallRefused
+from .outbox import LARGE_BYTES, Outbox, Turns
 from .service import Service, UnaryCall
 from .sessions import Session
 from .transports import ALTERNATIVE_NAMES, Listening, channel_options
@@ -56,7 +56,7 @@ def _names(call: Any) -> Sequence[bytes]:
 class _UnaryWriter:
     """A ResponseWriter of one unary call."""
 
-    __slots__ = ("_call", "_held", "_transport", "done", "key", "path", "timed")
+    __slots__ = ("_body", "_call", "_held", "_transport", "done", "key", "path", "timed")
 
     def __init__(
         self, transport: CompletionQueueTransport, call: Any, path: str, key: str, timed: bool
@@ -67,6 +67,7 @@ class _UnaryWriter:
         self.key = key
         self.timed = timed
         self._held: UnaryCall | None = None
+        self._body = b""  # of a response that waits for its turn
         self.done = False
         call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_request)
 
@@ -94,11 +95,22 @@ class _UnaryWriter:
             self._transport.service.drop(self._held)
 
     def succeed(self, body: bytes) -> None:
-        if not self.done:
-            self.done = True
-            self._call.start_server_batch(
-                (_SEND_INITIAL, _SEND_MESSAGE(body, _NO_COMPRESSION), _SEND_OK), _ignore
-            )
+        if self.done:
+            return
+        self.done = True
+        self._body = body
+        if len(body) < LARGE_BYTES or self._transport.turns.take(self, len(body)):
+            self.begin()
+
+    def begin(self) -> bool:
+        """Sends the response."""
+        message = _SEND_MESSAGE(self._body, _NO_COMPRESSION)
+        self._body = b""
+        self._call.start_server_batch((_SEND_INITIAL, message, _SEND_OK), self._on_sent)
+        return True
+
+    def _on_sent(self, event: Any) -> None:
+        self._transport.turns.give_back(self)
 
     def fail(self, code: int, message: str, details: bytes) -> None:
         if not self.done:
@@ -109,27 +121,16 @@ class _UnaryWriter:
 
 
 class _QueuedStream:
-    """A SessionStream. gRPC takes one write at a time: the others wait in a queue."""
+    """A SessionStream. gRPC takes one write at a time: the others wait in an outbox."""
 
-    __slots__ = (
-        "_call",
-        "_ended",
-        "_queue",
-        "_transport",
-        "_writing",
-        "backlog_bytes",
-        "key",
-        "session",
-    )
+    __slots__ = ("_call", "_ended", "_outbox", "_transport", "key", "session")
 
     def __init__(self, transport: CompletionQueueTransport, call: Any, key: str) -> None:
         self._transport = transport
         self._call = call
         self.key = key
         self.session: Session | None = None
-        self.backlog_bytes = 0
-        self._queue: deque[bytes | tuple[int, str]] = deque()
-        self._writing = True
+        self._outbox = Outbox(transport.turns, self._start, self._finish)
         self._ended = False
         call.start_server_batch((_SEND_INITIAL,), self._on_written)
         call.start_server_batch((_RECEIVE_CLOSE(0),), self._on_close)
@@ -141,6 +142,11 @@ class _QueuedStream:
     def names(self) -> Sequence[bytes]:
         """Returns the alternative names in the caller's certificate."""
         return _names(self._call)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """The bytes that the client leaves unread."""
+        return self._outbox.backlog_bytes
 
     def _read(self) -> None:
         self._call.start_server_batch((_RECEIVE_MESSAGE(0),), self._on_frame)
@@ -154,47 +160,34 @@ class _QueuedStream:
         self._transport.service.stream_frame(self, frame)
 
     def _on_close(self, event: Any) -> None:
-        self._ended = True
-        self._queue.clear()
+        self._end()
         self._transport.service.stream_closed(self)
 
-    def write(self, frame: bytes) -> None:
-        if self._ended:
-            return
-        self.backlog_bytes += len(frame)
-        if self._writing:
-            self._queue.append(frame)
-        else:
-            self._start(frame)
+    def _end(self) -> None:
+        self._ended = True
+        self._outbox.close()
 
-    def _start(self, frame: bytes) -> None:
-        self._writing = True
-        self.backlog_bytes -= len(frame)
-        self._call.start_server_batch((_SEND_MESSAGE(frame, _NO_COMPRESSION),), self._on_written)
+    def write(self, frame: bytes, shared: bytes = b"") -> None:
+        self._outbox.write(frame, shared)
+
+    def _start(self, message: bytes) -> None:
+        self._call.start_server_batch((_SEND_MESSAGE(message, _NO_COMPRESSION),), self._on_written)
 
     def _on_written(self, event: Any) -> None:
-        self._writing = False
-        if self._queue and not self._ended:
-            item = self._queue.popleft()
-            if isinstance(item, bytes):
-                self._start(item)
-            else:
-                self._finish(*item)
+        self._outbox.written()
 
     def finish(self, code: int, message: str) -> None:
         if self._ended:
             return
-        if self._writing and code == Code.RESOURCE_EXHAUSTED:
+        if self._outbox.writing and code == Code.RESOURCE_EXHAUSTED:
             # A client that does not read never comes to the end of what waits for it.
-            self._ended = True
+            self._end()
             self._call.cancel(int(code), message)
-        elif self._writing:
-            self._queue.append((int(code), message))
         else:
-            self._finish(int(code), message)
+            self._outbox.finish(int(code), message)
 
     def _finish(self, code: int, message: str) -> None:
-        self._ended = True
+        self._end()
         status = cygrpc.SendStatusFromServerOperation(None, code, message.encode(), 0)
         self._call.start_server_batch((status,), _ignore)
 
@@ -206,6 +199,7 @@ class CompletionQueueTransport:
         self.service = service
         self._listening = listening
         self.unanswered: list[_UnaryWriter] = []
+        self.turns = Turns(service.config.limits.under_way_bytes, listening.clock)
         self._admission = listening.admission(service.config.limits)
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(channel_options(service.config)), False)
@@ -263,6 +257,7 @@ class CompletionQueueTransport:
                 if (reason := stop_reason()) is not None:
                     break
                 next_stop_poll = now + _STOP_POLL_S
+                self.turns.tick()
             due = service.next_due()
             # What has arrived is read before time passes: a heartbeat may be in it.
             event = poll(time.time() + min(due, next_stop_poll) - now)

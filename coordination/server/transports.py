@@ -18,6 +18,10 @@ ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 
 _SILENT_TIMEOUTS = 4  # heartbeat timeouts: a client that waits for a stopped coordinator has three
 _LEAST_SILENCE_S = 20.0
+_LEAST_PENDING = 3_000
+_PENDING_PER_PROCESS = (
+    4  # a process has a Session, and jax's agent three calls at most at its start
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ def channel_options(config: Config) -> list[tuple[str, int]]:
     # Silence is for the heartbeat to decide: a connection that ended before would look like a
     # death.
     silence_s = max(_LEAST_SILENCE_S, _SILENT_TIMEOUTS * config.heartbeat_timeout_s)
+    pending = max(_LEAST_PENDING, _PENDING_PER_PROCESS * config.num_tasks)
     return [
         *silence_options(silence_s),
         # A second server on the port is refused; the default binds both, silently.
@@ -77,6 +82,10 @@ def channel_options(config: Config) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", 65_536),  # a process may wait in many calls
+        # Calls that come before they are taken: by default a thousand, and above that gRPC refuses
+        # them. A job's processes all come at one moment.
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", pending),
         ("grpc.http2.max_pings_without_data", 0),
         # Our own clients keep idle connections alive by pings.
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,7 +120,7 @@ class GroupClient:
 
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
-        self.tasks = tasks
+        self.renumber(tasks)
         self._refuse: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
@@ -135,9 +135,10 @@ class GroupClient:
         heartbeat_timeout_s: float | None = getattr(self.client, "heartbeat_timeout_s", None)
         return 0.0 if heartbeat_timeout_s is None else heartbeat_timeout_s + 1
 
-    def renumber(self, tasks: Sequence[int]) -> None:
+    def renumber(self, tasks: Sequence[int] | None) -> None:
         """Takes the task ids of the processes, once they are known."""
         self.tasks = tasks
+        self._processes = {task: process for process, task in enumerate(tasks or ())}
 
     def refuse_by(self, refuse: Callable[[Iterable[int] | None, str], None]) -> None:
         """Has `refuse(processes, name)` raise ProcessLost for lives that ended (None: any)."""
@@ -232,6 +233,16 @@ class GroupClient:
         with self._answered(f"setting {key!r}"):
             client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
+    def set_many(self, values: Mapping[str, bytes]) -> None:
+        """Sets keys, whether they exist or not: in one call over our client."""
+        set_many = getattr(self.client, "key_value_set_many_bytes", None)
+        if set_many is None:
+            for key, value in values.items():
+                self.set(key, value)
+            return
+        with self._answered(f"setting {len(values)} keys"):
+            set_many(values)
+
     def get(self, key: str, name: str, deadline: Deadline, source: int) -> bytes:
         """Waits for a key that process `source` sets.
 
@@ -289,7 +300,11 @@ class GroupClient:
 
     def process(self, task: int) -> int:
         """Returns the process with a task id."""
-        return task if self.tasks is None else list(self.tasks).index(task)
+        if self.tasks is None:
+            return task
+        if task not in self._processes:
+            raise ValueError(f"there is no task {task}: the job has {sorted(self.tasks)[:40]}")
+        return self._processes[task]
 
     @property
     def pushes(self) -> bool:

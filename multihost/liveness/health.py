@@ -83,6 +83,8 @@ class Health:
         self.group_client = group_client
         self._lock = threading.RLock()
         self._infos: list[ProcessHealth] = []
+        self._numbering = group_client.tasks
+        self._translations: dict[int, tuple[Any, ProcessHealth]] = {}  # by task, from what
         self._failed: dict[int, ProcessHealth] = {}
         self._admitted: dict[int, int] = {}  # process: the incarnation last admitted
         self._listeners: list[HealthListener] = []
@@ -151,10 +153,8 @@ class Health:
             self._stop()
 
     def _update(self, task_infos: Sequence[Any]) -> None:
-        infos = sorted(
-            (self._translated(info) for info in task_infos), key=lambda info: info.process_id
-        )
         with self._lock:
+            infos = self._translate(task_infos)
             self._note_ended(infos)
             self._infos = infos
             self._version += 1
@@ -168,8 +168,12 @@ class Health:
         self.group_client.note_change()
 
     def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
-        now = {info.process_id: info for info in infos}
-        for process, ended in failed_incarnations(self._infos, infos).items():
+        # What has not changed is the same object: of thousands of processes, a few have.
+        kept = set(map(id, infos)).intersection(map(id, self._infos))
+        before = [info for info in self._infos if id(info) not in kept]
+        changed = [info for info in infos if id(info) not in kept]
+        now = {info.process_id: info for info in changed}
+        for process, ended in failed_incarnations(before, changed).items():
             found = now.get(process)
             if found is not None and self._is_old_news(ended, found):
                 continue
@@ -191,6 +195,22 @@ class Health:
             return False
         lives = found.state == "CONNECTED" and found.incarnation == admitted
         return lives or found.incarnation == ended.incarnation
+
+    def _translate(self, task_infos: Sequence[Any]) -> list[ProcessHealth]:
+        """Returns the complete list by runtime indices; an entry that has not changed stays."""
+        known = self._translations
+        self._translations = {}
+        if self._numbering is not self.group_client.tasks:
+            self._numbering = self.group_client.tasks
+            known = {}
+        for info in task_infos:
+            before = known.get(info.process_id)
+            same = before is not None and before[0] is info
+            self._translations[info.process_id] = (
+                before if before is not None and same else (info, self._translated(info))
+            )
+        infos = [health for _, health in self._translations.values()]
+        return sorted(infos, key=lambda info: info.process_id)
 
     def _translated(self, info: Any) -> ProcessHealth:
         error = info.message or ("" if info.code == "OK" else info.code)

@@ -404,8 +404,8 @@ class SyncPoint:
     def _send(
         self, group_client: GroupClient, number: int, announcement: str, tasks: Sequence[int]
     ) -> None:
-        for task in tasks:
-            group_client.set(f"{self.folder}/{number}/mail/{task}", announcement.encode())
+        mail = f"{self.folder}/{number}/mail"
+        group_client.set_many({f"{mail}/{task}": announcement.encode() for task in tasks})
 
     def _insert(self, group_client: GroupClient, key: str, value: str) -> bool:
         """Writes a key that nobody has written; returns False when somebody has."""

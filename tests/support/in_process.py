@@ -99,9 +99,9 @@ class InMemoryStream:
     def names(self) -> Sequence[bytes]:
         return ()
 
-    def write(self, frame: bytes) -> None:
+    def write(self, frame: bytes, shared: bytes = b"") -> None:
         assert self.end is None, "written after its end"
-        self.frames.append(session_pb2.ServerFrame.FromString(frame))
+        self.frames.append(session_pb2.ServerFrame.FromString(frame + shared))
 
     def finish(self, code: int, message: str) -> None:
         self.end = getattr(code, "name", str(code)), message

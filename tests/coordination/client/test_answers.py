@@ -24,9 +24,10 @@ def missing(*tasks: session_pb2.MissingTask) -> dict[str, bytes]:
     return {MISSING_TYPE: session_pb2.Missing(tasks=tasks).SerializeToString()}
 
 
-def test_a_session_has_three_calls_of_its_own() -> None:
+def test_a_session_has_calls_of_its_own() -> None:
     """Each method has the messages of its name."""
-    assert SESSION_METHODS.keys() - METHODS.keys() == {"Report", "ReportError", "Stacks"}
+    own = {"NameParticipants", "Report", "ReportError", "SetKeys", "Stacks"}
+    assert SESSION_METHODS.keys() - METHODS.keys() == own
     for name, method in SESSION_METHODS.items():
         assert (method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name) == (
             f"{name}Request",

@@ -4,6 +4,7 @@ to its peers.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pickle
@@ -383,3 +384,45 @@ def test_who_lives_is_asked_for_its_own_time(service: CoordinationService) -> No
     assert late.value.missing == (1,)
     for client in clients:
         client.close()
+
+
+def test_a_large_set_of_processes_travels_as_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 of 4 processes meet, and ask who lives: the service is told the set, and again where it was
+    restarted without it. A set with a number that the job lacks is refused by its number.
+    """
+    monkeypatch.setattr(client_module, "_MOST_LISTED", 2)
+    with serving(4, heartbeat_timeout_s=3) as served:
+        clients = [
+            CoordinationClient(served.address, index, timeouts=TIMEOUTS, session=True)
+            for index in range(4)
+        ]
+        assert at_once([client.connect for client in clients]) == [None] * 4
+        named = served.service.machine.participants
+        for _ in range(2):
+            meet = [
+                functools.partial(client.wait_at_barrier, "most", 20_000, [0, 1, 2])
+                for client in clients[:3]
+            ]
+            assert at_once(meet) == [None] * 3
+            assert list(named._sets.values()) == [frozenset({0, 1, 2})]
+            named._sets.clear()
+        asked = at_once(
+            [functools.partial(client.get_live_nodes, [0, 1, 2]) for client in clients[:3]]
+        )
+        assert [list(each) for each in asked] == [[0, 1, 2]] * 3  # type: ignore[call-overload]
+        with pytest.raises(CoordinationError, match=r"Unexpected task \(6\) that"):
+            clients[0].wait_at_barrier("beyond", 1_000, [0, 1, 6])
+        close(clients)
+
+
+def test_many_keys_are_set_at_once(service: CoordinationService, session: bool) -> None:
+    """In one call over a Session; one by one where the service has none. What is there is
+    overwritten.
+    """
+    clients = join(service, session=session)
+    before = clients[0].statistics()["calls"]
+    clients[0].key_value_set_many_bytes({"m/1": b"a", "m/2": b"b"})
+    assert clients[0].statistics()["calls"] == int(before) + (1 if session else 2)
+    clients[0].key_value_set_many_bytes({"m/2": b"c"})
+    assert clients[1].key_value_dir_get_bytes("m") == [("m/1", b"a"), ("m/2", b"c")]
+    close(clients)

@@ -40,9 +40,9 @@ def test_listeners_see_complete_lists() -> None:
     assert not watch.wanted
     watch.add(seen.append)
     assert watch.wanted and seen == []  # nothing is known yet
-    watch.apply(spb.Delta(full=True, tasks=[task(1), task(0)]))
+    watch.apply([task(1), task(0)], full=True)
     watch.add(late.append)
-    watch.apply(spb.Delta(tasks=[task(1, "ERROR")]))
+    watch.apply([task(1, "ERROR")], full=False)
     assert [[(each.process_id, each.state) for each in processes] for processes in seen] == [
         [(0, "CONNECTED"), (1, "CONNECTED")],
         [(0, "CONNECTED"), (1, "ERROR")],
@@ -91,7 +91,7 @@ def test_hosts_are_added_from_the_watch() -> None:
     empty.
     """
     watch = ProcessWatch()
-    watch.apply(spb.Delta(full=True, tasks=[task(0)]))
+    watch.apply([task(0)], full=True)
     known, unknown = watch.with_hosts([task(0).info, task(1).info])
     assert (known.host, known.pid) == ("h0", 100) and (unknown.host, unknown.pid) == ("", 0)
 
@@ -115,9 +115,7 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
         before = dict(table)
         table = ({} if full else table) | states
         count = len(seen)
-        watch.apply(
-            spb.Delta(full=full, tasks=[task(task_id, state) for task_id, state in states.items()])
-        )
+        watch.apply([task(task_id, state) for task_id, state in states.items()], full=full)
         assert len(seen) - count == (table != before)
     if seen:
         assert {each.process_id: each.state for each in seen[-1]} == table

@@ -33,6 +33,6 @@ def test_processes_are_named_with_host_and_silence(missing: list[Missing], sente
 
 def test_a_sentence_names_only_so_many() -> None:
     """Beyond the bound the rest is counted, so that jaxlib does not cut the message."""
-    missing = [Missing(task_id, "", None, False) for task_id in range(MAX_NAMED + 7)]
-    sentence = name_processes(missing)
+    missing = [Missing(task_id, "", None, False) for task_id in range(MAX_NAMED)]
+    sentence = name_processes(missing, MAX_NAMED + 7)
     assert sentence.endswith(f"{MAX_NAMED - 1} (never seen), and 7 more") and len(sentence) < 3_000

@@ -6,7 +6,8 @@ import threading
 
 from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
 from holdfast.coordination.diagnosis.stacks import parse
-from holdfast.coordination.process.diagnose import gather
+from holdfast.coordination.process.diagnose import gather, whom_to_ask
+from holdfast.proto import session_pb2
 
 
 def test_stacks_are_sampled_where_they_are_called_for() -> None:
@@ -28,3 +29,23 @@ def test_stacks_are_sampled_where_they_are_called_for() -> None:
         assert list(evidence.stacks) == [0] and len(evidence.stacks[0]) == 4
         assert parse(evidence.stacks[0][0])[0].name == "MainThread"
         clients[0].shutdown()
+
+
+def test_of_thousands_64_are_asked_for_stacks() -> None:
+    """Those that are missed at a barrier, behind or silent for longest, and 16 others to compare
+    them with, spread over all; of 64, all.
+    """
+    status = session_pb2.StatusResponse()
+    for process in range(4_096):
+        behind = process in (7, 4_000)
+        status.tasks.add(
+            task_id=process,
+            heartbeat_age_s=30.0 if process % 1_000 == 500 else 1.0,
+            progress=session_pb2.ReportRequest(step=90 if behind else 100),
+        )
+    status.barriers.add(barrier_id="b", missing=[3_001, 3_002])
+    asked = whom_to_ask(status, status.tasks)
+    assert len(asked) == 64 and asked == sorted(set(asked))
+    assert {7, 500, 1_500, 2_500, 3_001, 3_002, 3_500, 4_000} <= set(asked)
+    assert max(asked) - min(asked) > 3_000
+    assert whom_to_ask(status, status.tasks[:64]) == list(range(64))

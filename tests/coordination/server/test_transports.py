@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from socket import IPPROTO_TCP, TCP_USER_TIMEOUT
+from typing import Any
 
 import grpc
 import pytest
@@ -242,3 +243,30 @@ def _connections(port: int) -> Iterator[socket.socket]:
             is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
             if is_tcp and port in (found.getsockname()[1], found.getpeername()[1]):
                 yield found
+
+
+def test_all_calls_of_a_large_job_may_come_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of 1,250 processes makes 5,000 calls over 20 connections while its service is busy for
+    a moment: all are answered, none is refused because too many wait to be taken.
+    """
+    request = coordination_b_pb2.TryGetKeyValueRequest(key="k").SerializeToString()
+    with serving(1_250) as served, contextlib.ExitStack() as channels:
+        asks = []
+        for number in range(20):
+            options = (*OWN_POOL, ("test.number", number))
+            channel = channels.enter_context(grpc.insecure_channel(served.address, options))
+            grpc.channel_ready_future(channel).result(20)
+            asks.append(channel.unary_unary(PROFILE_B + "TryGetKeyValue"))
+        go_on = threading.Event()
+        take = served.service.unary
+
+        def busy(*arguments: Any) -> Any:
+            go_on.wait(30)
+            return take(*arguments)
+
+        monkeypatch.setattr(served.service, "unary", busy)
+        calls = [ask.future(request, timeout=60) for _ in range(250) for ask in asks]
+        time.sleep(0.5)  # nothing says that all of them have reached the socket
+        go_on.set()
+        codes = Counter(call.code() for call in calls)
+    assert codes == {grpc.StatusCode.NOT_FOUND: 5_000}

@@ -156,3 +156,24 @@ def test_a_health_without_a_telling_client_knows_nothing() -> None:
     assert health.processes() == [] and health.failed() == {}
     health.require([0, 1], "anything")
     health.close()
+
+
+class Numbers(list[int]):
+    """Task ids that are not to be searched through."""
+
+    def index(self, *arguments: object) -> int:
+        raise AssertionError("a search for each of thousands of processes")
+
+
+def test_a_change_is_the_work_of_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 processes one is lost: its entry alone is made anew, and no number is searched."""
+    client = PushedClient()
+    health = Health(GroupClient(client, tasks=Numbers(reversed(range(1_000)))))  # type: ignore[arg-type]
+    client.push(*(TaskInfo(task, "CONNECTED", task + 1) for task in range(1_000)))
+    before = health.processes()
+    client.push(
+        *(TaskInfo(task, "ERROR" if task == 7 else "CONNECTED", task + 1) for task in range(1_000))
+    )
+    after = health.processes()
+    made = [new for old, new in zip(before, after, strict=True) if old is not new]
+    assert [info.process_id for info in made] == [992] and list(health.failed()) == [992]

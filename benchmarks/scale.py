@@ -1,0 +1,178 @@
+"""Measures what thousands of processes cost the coordinator's machine: CPU, bytes and memory, on no
+sockets.
+
+    python benchmarks/scale.py [--counts 1000 2048 4096 8192 16384]
+
+The machine, its Sessions and their outboxes are the real ones; the wire counts what is written, and
+clients read at once. Prints a Markdown table, and for each cost how it grows with the processes:
+the exponent of a power law fitted over all counts, 1 where it is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import resource
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from holdfast.coordination.core import journal_codec
+from holdfast.coordination.core.machine import Machine
+from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
+from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.crowd import PROCESSES_PER_HOST, Crowd
+
+COUNTS = (1_000, 2_048, 4_096, 8_192, 16_384)
+MIB = 1 << 20
+
+
+def resident_mib() -> float:
+    """Returns the memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / MIB
+
+
+class Measured:
+    """A crowd, and what each load costs it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.rows: dict[str, dict[str, float]] = {}
+        gc.collect()
+        self._base_mib = resident_mib()
+        self.crowd = Crowd(count, kept_bytes=0, heartbeat_timeout_s=100_000.0)
+
+    def load(self, name: str, run: Callable[[], None]) -> None:
+        wire = self.crowd.wire
+        wire.take_counts()
+        begun_s = time.process_time()
+        run()
+        cpu_s = time.process_time() - begun_s
+        peak_mib = wire.peak_bytes / MIB
+        sent_bytes, messages = wire.take_counts()
+        self.rows[name] = {
+            "cpu_s": cpu_s,
+            "sent_mib": sent_bytes / MIB,
+            "messages": messages,
+            "on_way_mib": peak_mib,
+            "resident_mib": resident_mib() - self._base_mib,
+        }
+
+
+def ids_of(count: int) -> bytes:
+    """Returns what `initialize_ids` hands to all: the numbers and devices of each process."""
+    entries = [
+        {
+            "runtime": number,
+            "distributed": number,
+            "devices": list(range(8 * number, 8 * number + 8)),
+        }
+        for number in range(count)
+    ]
+    return zlib.compress(json.dumps(entries).encode())
+
+
+def measure(count: int) -> dict[str, dict[str, float]]:
+    """Returns the costs of all loads at one count."""
+    measured = Measured(count)
+    crowd = measured.crowd
+    measured.load("start: all join", crowd.gather)
+
+    def hand_out() -> None:
+        get = coordination_pb2.GetKeyValueRequest(key="ids")
+        crowd.call_all("GetKeyValue", lambda _: get, range(1, count))
+        entry = coordination_pb2.KeyValueEntry(key="ids", value=ids_of(count))
+        crowd.call(0, "InsertKeyValue", coordination_pb2.InsertKeyValueRequest(kv=entry))
+        crowd.settle()
+
+    def barrier() -> None:
+        crowd.barrier("step")
+        crowd.settle()
+
+    def timed_out() -> None:
+        crowd.barrier("half", range(0, count, 2), timeout_s=5.0)
+        crowd.tick(6.0)
+        crowd.settle()
+
+    def live() -> None:
+        bits = bytes_of(bits_of(range(count)))
+        crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
+        alive = coordination_pb2.GetAliveTasksRequest()
+        crowd.call_all("GetAliveTasks", lambda _: alive, participants=name_of(bits))
+        crowd.settle()
+
+    def preemption() -> None:
+        get = [coordination_pb2.GetKeyValueRequest(key=f"mail/{task}") for task in range(count)]
+        crowd.call_all("GetKeyValue", lambda task: get[task])
+        entries = [
+            coordination_pb2.KeyValueEntry(key=f"mail/{task}", value=b"0 notice")
+            for task in range(count)
+        ]
+        crowd.call(0, "SetKeys", session_pb2.SetKeysRequest(entries=entries))
+        crowd.settle()
+
+    def restart() -> None:
+        crowd.machine.touch_all()
+        rows = journal_codec.drain(crowd.machine, 0.0)
+        machine = Machine(crowd.machine.config, crowd.now)
+        journal_codec.load(machine, rows, crowd.now, 0.0)
+
+    def death() -> None:
+        crowd.machine.report_exit(count // 2, -9, crowd.now)
+        crowd.service.flush()
+        crowd.settle()
+
+    measured.load("ids", hand_out)
+    measured.load("barrier", barrier)
+    measured.load("barrier, half missing", timed_out)
+    measured.load("live_processes", live)
+    measured.load("announced preemption", preemption)
+    measured.load("journal written and read", restart)
+    measured.load("death of one", death)
+    gc.collect()
+    measured.load("at rest", lambda: None)
+    return measured.rows
+
+
+def exponent(costs: dict[int, float]) -> float:
+    """Returns the slope of log(cost) over log(count): 1 where a cost is linear."""
+    points = [(math.log(count), math.log(cost)) for count, cost in costs.items() if cost > 0]
+    middle_x = sum(x for x, _ in points) / len(points)
+    middle_y = sum(y for _, y in points) / len(points)
+    rise = sum((x - middle_x) * (y - middle_y) for x, y in points)
+    return rise / sum((x - middle_x) ** 2 for x, _ in points)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
+    counts = parser.parse_args().counts
+    results = {count: measure(count) for count in counts}
+    print(
+        f"{PROCESSES_PER_HOST} processes a host. CPU; sent; at most on the way; resident, in MiB\n"
+    )
+    print("| load | " + " | ".join(f"{count:,}" for count in counts) + " | CPU grows as N to the |")
+    print("|---" * (len(counts) + 2) + "|")
+    for name in results[counts[0]]:
+        cells = []
+        for count in counts:
+            row = results[count][name]
+            mib = "; ".join(
+                f"{row[name]:,.0f}" for name in ("sent_mib", "on_way_mib", "resident_mib")
+            )
+            cells.append(f"{row['cpu_s']:.2f} s; {mib}")
+        fitted = "-"
+        if len(counts) > 1 and all(results[count][name]["cpu_s"] > 0.001 for count in counts):
+            fitted = f"{exponent({count: results[count][name]['cpu_s'] for count in counts}):.2f}"
+        print(f"| {name} | " + " | ".join(cells) + f" | {fitted} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What thousands of processes cost the service, counted in bytes and messages."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from holdfast.coordination.client.answers import make_error
+from holdfast.coordination.core.status import MAX_NAMED
+from holdfast.coordination.errors import BarrierTimeout
+from holdfast.coordination.limits import Limits
+from holdfast.coordination.server.sessions import DELTA_INTERVAL_S
+from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
+from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.crowd import Crowd
+
+COUNT = 1_024
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Crowd:
+    """A job of 1,024 processes that has gathered, whose clients have read all."""
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    return crowd
+
+
+def test_all_readers_of_a_value_share_one_copy() -> None:
+    """A value of 256 KiB that 1,024 wait for: 64 MiB at most are on their way at a time, all get
+    it, and whoever asks late does, too.
+    """
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    crowd.wire.take_counts()
+    get = coordination_pb2.GetKeyValueRequest(key="ids")
+    crowd.call_all("GetKeyValue", lambda _: get, range(1, COUNT - 100))
+    entry = coordination_pb2.KeyValueEntry(key="ids", value=b"i" * (MIB // 4))
+    crowd.call(0, "InsertKeyValue", coordination_pb2.InsertKeyValueRequest(kv=entry))
+    crowd.call_all("GetKeyValue", lambda _: get, range(COUNT - 100, COUNT))
+    most = Limits().under_way_bytes
+    assert MIB < crowd.turns.under_way_bytes <= most
+    assert crowd.wire.peak_bytes < most + MIB
+    crowd.wire.deliver()
+    assert crowd.turns.under_way_bytes == 0 and crowd.wire.peak_bytes < most + MIB
+    for stream in crowd.streams[1:]:
+        reply = stream.frame().reply
+        assert coordination_pb2.GetKeyValueResponse.FromString(reply.body).kv.value == entry.value
+        stream.last = b""
+
+
+def test_a_client_that_does_not_read_holds_up_nobody() -> None:
+    """64 that have stopped keep their turns for two seconds; then the others get theirs."""
+    crowd = Crowd(200, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    get = coordination_pb2.GetKeyValueRequest(key="k")
+    crowd.call_all("GetKeyValue", lambda _: get, range(1, 200))
+    entry = coordination_pb2.KeyValueEntry(key="k", value=b"v" * MIB)
+    crowd.call(0, "InsertKeyValue", coordination_pb2.InsertKeyValueRequest(kv=entry))
+    stopped = crowd.wire.on_way
+    crowd.wire.on_way = []
+    crowd.now += 1.0
+    crowd.turns.tick()
+    assert not crowd.wire.on_way and 50 < len(stopped) < 70
+    crowd.now += 1.1
+    crowd.turns.tick()
+    crowd.wire.deliver()
+    reading = set(crowd.streams[1:]) - {stream for stream, _ in stopped}
+    assert all(len(stream.last) > MIB for stream in reading)
+
+
+def test_the_table_of_processes_is_sent_once_and_deflated() -> None:
+    """At a start each Session hears once of each process, in at most 20 bytes; a change costs each
+    one small message.
+    """
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.open_all()
+    crowd.settle()
+    sent_bytes, messages = crowd.wire.take_counts()
+    assert sent_bytes < 20 * COUNT * COUNT
+    assert messages < COUNT * (2 + 1.2 / DELTA_INTERVAL_S)  # Opened, and ten deltas a second
+    crowd.machine.report_exit(7, -9, crowd.now)
+    crowd.service.flush()
+    crowd.settle()
+    sent_bytes, messages = crowd.wire.take_counts()
+    assert messages <= COUNT and sent_bytes < 200 * COUNT
+
+
+def test_more_sessions_get_deltas_less_often() -> None:
+    """What changes all the time is sent ten times a second to 1,000 Sessions, and less often to
+    more.
+    """
+    crowd = Crowd(4 * COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.open_all()
+    _, messages = crowd.wire.take_counts()
+    assert messages < 4 * COUNT * (2 + 1.0 / 0.3)
+
+
+def timed_out(crowd: Crowd, name: str, half: range) -> tuple[int, list[BarrierTimeout]]:
+    """Returns the bytes and the errors of a barrier whose time is over, with half missing."""
+    crowd.wire.take_counts()
+    crowd.barrier(name, half, timeout_s=5.0)
+    crowd.tick(6.0)
+    crowd.wire.deliver()
+    errors = []
+    for process_id in half:
+        reply = crowd.streams[process_id].frame().reply
+        request = coordination_pb2.BarrierRequest(barrier_id=name)
+        error = make_error("DEADLINE_EXCEEDED", reply.message, dict(reply.payloads), request)
+        assert isinstance(error, BarrierTimeout)
+        errors.append(error)
+    return crowd.wire.take_counts()[0], errors
+
+
+@pytest.mark.parametrize("half", [range(COUNT // 2), range(0, COUNT, 2)], ids=["low", "even"])
+def test_a_timed_out_barrier_says_who_is_missing_in_few_bytes(crowd: Crowd, half: range) -> None:
+    """Half of 1,024 wait, half are missing: each reply describes 40, holds all as bits, and has at
+    most 3.6 KB, the same bytes for all.
+    """
+    sent_bytes, errors = timed_out(crowd, f"half/{half.step}", half)
+    missing = tuple(sorted(set(range(COUNT)) - set(half)))
+    assert all(error.missing == missing for error in errors)
+    assert sent_bytes < 3_600 * len(half)
+    assert f"and {COUNT // 2 - MAX_NAMED} more" in errors[0].message
+
+
+def test_whoever_comes_late_to_a_timed_out_barrier_hears_the_same(crowd: Crowd) -> None:
+    """The others come after its time: they get that failure, with all of those that were missing,
+    and it is described once.
+    """
+    _, errors = timed_out(crowd, "late", range(COUNT // 2))
+    crowd.wire.take_counts()
+    crowd.barrier("late", range(COUNT // 2, COUNT), timeout_s=5.0)
+    crowd.wire.deliver()
+    for process_id in (COUNT // 2, COUNT - 1):
+        reply = crowd.streams[process_id].frame().reply
+        about = session_pb2.Missing.FromString(
+            reply.payloads["type.googleapis.com/holdfast.Missing"]
+        )
+        assert len(about.tasks) == MAX_NAMED
+        assert int.from_bytes(zlib.decompress(about.everyone), "little") == bits_of(
+            errors[0].missing
+        )
+    assert crowd.wire.take_counts()[0] < 3_600 * COUNT // 2
+
+
+def test_a_large_set_of_participants_is_named_once(crowd: Crowd) -> None:
+    """One that nobody has named is NOT_FOUND; a named one is one object to the machine, and all
+    calls with its hash get their answer.
+    """
+    bits = bytes_of(bits_of(range(COUNT)))
+    alive = coordination_pb2.GetAliveTasksRequest()
+    crowd.call(0, "GetAliveTasks", alive, participants=name_of(b"?"))
+    crowd.wire.deliver()
+    assert crowd.streams[0].frame().reply.code == 5
+    crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
+    crowd.call_all("GetAliveTasks", lambda _: alive, participants=name_of(bits))
+    crowd.wire.deliver()
+    reply = crowd.streams[3].frame().reply
+    answer = coordination_pb2.GetAliveTasksResponse.FromString(reply.body)
+    assert list(answer.alive_task_ids) == [
+        task.task_id for task in crowd.machine.task_table.tasks if task.state == 3
+    ]
+    assert crowd.machine.participants.get(name_of(bits)) is crowd.machine.task_table.everyone
+
+
+class CountingSet(frozenset[int]):
+    """A set of tasks that counts how often all of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        CountingSet.looks += 1
+        return super().__iter__()
+
+
+def test_live_processes_looks_at_the_set_once() -> None:
+    """1,024 calls about one set go through it a few times in all, not once each."""
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    everyone = CountingSet(range(COUNT))
+    CountingSet.looks = 0
+    for task_id in range(COUNT):
+        crowd.machine.liveness.arrive(object(), task_id, everyone, crowd.now, crowd.now + 60)
+    taken = crowd.machine.completions.take()
+    assert len(taken) == COUNT and len({id(each.value) for each in taken}) == 1
+    assert CountingSet.looks <= 8
+
+
+def test_many_keys_are_set_in_one_call(crowd: Crowd) -> None:
+    """The mail of an announced preemption to all: one request, one reply."""
+    crowd.wire.take_counts()
+    entries = [
+        coordination_pb2.KeyValueEntry(key=f"mail/{task}", value=b"notice") for task in range(COUNT)
+    ]
+    crowd.call(0, "SetKeys", session_pb2.SetKeysRequest(entries=entries))
+    crowd.wire.deliver()
+    assert crowd.wire.take_counts()[1] == 1
+    assert all(crowd.machine.keys.values[f"mail/{task}"] == b"notice" for task in range(COUNT))
