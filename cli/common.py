@@ -7,9 +7,11 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,20 +32,35 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
+EXIT_USAGE = 2  # the command line is wrong, as click has it
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
 JSON_VERSION = 1
 """Of what --json prints; it rises when a name goes or means something else, not with a new one."""
-
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 SHOW_AFTER_S = 1.0
 SECONDS = click.FloatRange(0)
 
+
+def _complete(kind: str) -> Callable[..., list[CompletionItem]]:
+    """Returns what has the shell complete an argument: by its own "file" or "dir"."""
+    return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
+
+
+command_argument = click.argument(
+    "command",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    shell_complete=_complete("file"),
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 local_option = click.option(
     "--local",
     metavar="FOLDER",
     default=None,
+    shell_complete=_complete("dir"),
     help="The folder of the local tier on this host, for its steps too.",
 )
 stall_timeout_option = click.option(
@@ -93,11 +110,29 @@ single_writer_option = click.option(
 )
 
 
+def folder_argument(name: str) -> Callable[[_Command], _Command]:
+    """Adds a path, which the shell completes by its folders."""
+    return click.argument(name, shell_complete=_complete("dir"))
+
+
 def grace_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that say how long processes have to end."""
     for option in reversed(_GRACE_OPTIONS):
         command = option(command)
     return command
+
+
+def refuse(idle: Mapping[str, str]) -> None:
+    """Raises click.UsageError for an option that was typed and does nothing; `idle` says why."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        assert parameter.name is not None
+        if context.get_parameter_source(parameter.name) is not ParameterSource.COMMANDLINE:
+            continue
+        is_off = parameter.secondary_opts and not context.params.get(parameter.name)
+        option = (parameter.secondary_opts if is_off else parameter.opts)[-1]
+        if option in idle:
+            raise click.UsageError(f"{option} {idle[option]}")
 
 
 class Failure(click.ClickException):

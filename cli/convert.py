@@ -11,6 +11,7 @@ import click
 from .common import (
     EXIT_DAMAGED,
     Failure,
+    folder_argument,
     json_option,
     print_json,
     progress_bar,
@@ -33,8 +34,8 @@ A map is JSON, either {"old name": "new name", ...} or rules that are tried in t
 
 Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 )
-@click.argument("src")
-@click.argument("dst")
+@folder_argument("src")
+@folder_argument("dst")
 @click.option(
     "--to",
     type=click.Choice(["holdfast", "orbax", "safetensors"]),

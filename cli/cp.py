@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from .common import (
     EXIT_DAMAGED,
     Failure,
+    folder_argument,
     json_option,
     print_json,
     progress_bar,
@@ -34,8 +35,8 @@ A copy that was cut off is continued by the same command.
 Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are copied),
 5 refused or failed."""
 )
-@click.argument("src")
-@click.argument("dst")
+@folder_argument("src")
+@folder_argument("dst")
 @click.option("--step", type=int, default=None, help="Copy this step of the root SRC alone.")
 @single_writer_option
 @json_option

@@ -11,6 +11,7 @@ import click
 
 from .common import (
     EXIT_DIFFERENT,
+    folder_argument,
     json_option,
     open_measured,
     print_json,
@@ -32,8 +33,8 @@ Examples:
 
 Exit codes: 0 equal, 1 different, 3 nothing there, 4 damaged, 5 could not be read."""
 )
-@click.argument("a")
-@click.argument("b")
+@folder_argument("a")
+@folder_argument("b")
 @click.option("--step-a", type=int, default=None, help="Take this step of the root A.")
 @click.option("--step-b", type=int, default=None, help="Take this step of the root B.")
 @click.option(

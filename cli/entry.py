@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
@@ -53,6 +54,16 @@ class _Lazy(click.Group):
         if cmd_name not in _IMPORTING:
             raise_at_interrupts()
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # By the table above: click itself would import every command.
+        names = [
+            CompletionItem(name, help=summary)
+            for commands in _GROUPS.values()
+            for name, summary in commands.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, _COMMANDS))

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from .common import command_argument
+
 
 def _pairs(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
@@ -54,7 +56,7 @@ def _pairs(
         " the job."
     ),
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@command_argument
 def kubernetes(**options: Any) -> None:
     """Write the manifest of COMMAND as an Indexed Job (or a JobSet, with --slices) to stdout, for
     `kubectl apply -f -`.

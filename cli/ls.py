@@ -10,6 +10,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from .common import (
+    folder_argument,
     json_option,
     local_option,
     print_json,
@@ -38,7 +39,7 @@ Examples:
 
 Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not be read."""
 )
-@click.argument("root")
+@folder_argument("root")
 @local_option
 @json_option
 def ls(root: str, local: str | None, as_json: bool) -> None:

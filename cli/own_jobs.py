@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,9 @@ from holdfast.coordination.process.job_folder import (
     job_folders,
     user_folder,
 )
+
+from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
+from .tables import Table, console
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -45,22 +48,77 @@ def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     ]
 
 
-def only_job() -> tuple[RunningJob, Credentials]:
-    """Returns this user's job on this machine; ClickException where there is none, or several."""
+def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
+    """Returns this user's job on this machine. Where there is none, or several, lists the jobs,
+    those that ended within an hour too, and raises Failure.
+    """
     running = running_jobs()
+    if len(running) == 1:
+        return running[0]
+    ended = ended_jobs()
+    message = f"{len(running)} jobs of this user run on this machine: give the address of one"
+    code = EXIT_USAGE
     if not running:
-        ended = ended_jobs()
-        raise click.ClickException(
+        last = f"; the last {ended[-1]}" if ended else ""
+        message = (
             f"no job of this user runs on this machine ({user_folder()} has none): give the address"
-            f" that the launcher printed{''.join(f'; the last {job}' for job in ended[-1:])}"
+            f" that the launcher printed{last}"
         )
-    if len(running) > 1:
-        lines = [f"{len(running)} jobs of this user run on this machine: choose one"]
-        for job, _ in running:
-            name = f"{job.job_id}, attempt {job.attempt}"
-            lines.append(f"  holdfast status {job.address}    # {name}")
-        raise click.ClickException("\n".join(lines))
-    return running[0]
+        code = EXIT_NOTHING
+    jobs = [_running_facts(job) for job, _ in running] + [_ended_facts(job) for job in ended]
+    if as_json:
+        print_json({"error": message, "exit_code": code, "jobs": jobs})
+    elif jobs:
+        console().print(_table(jobs))
+    raise Failure(message, code, printed=True)
+
+
+def _running_facts(job: RunningJob) -> dict[str, Any]:
+    return {
+        "job": job.job_id,
+        "attempt": job.attempt,
+        "state": "running",
+        "began_s": job.unix_s,
+        "ended_s": None,
+        "command": job.command,
+        "folder": job.folder,
+        "address": job.address,
+    }
+
+
+def _ended_facts(job: EndedJob) -> dict[str, Any]:
+    return {
+        "job": job.job_id,
+        "attempt": job.attempt,
+        "state": f"{job.outcome}, exit code {job.exit_code}",
+        "began_s": None,
+        "ended_s": job.unix_s,
+        "command": job.command,
+        "folder": job.folder,
+        "address": job.address,
+    }
+
+
+def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
+    titles = ("job", "attempt", "state", "began", "ended", "command", "folder", "address")
+    table = Table(
+        titles,
+        folds=("folder", "ended", "began", "command", "attempt", "state", "address"),
+        numbers=("attempt",),
+    )
+    for job in jobs:
+        cells = [
+            job["job"],
+            str(job["attempt"]),
+            job["state"],
+            shown_time(job["began_s"]),
+            shown_time(job["ended_s"]),
+            job["command"],
+            job["folder"],
+            job["address"],
+        ]
+        table.add(*cells)
+    return table
 
 
 def how_it_ended(address: str) -> EndedJob | None:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import json_option, print_json, progress_bar, sentences, single_writer_option
+from .common import (
+    folder_argument,
+    json_option,
+    print_json,
+    progress_bar,
+    sentences,
+    single_writer_option,
+)
 
 if TYPE_CHECKING:
     from holdfast.checkpoint import KeepPolicy
@@ -23,7 +30,7 @@ Examples:
 
 Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
 )
-@click.argument("root")
+@folder_argument("root")
 @click.option("--keep", "rules", required=True, help=f"Rules, joined by commas: {RULES}.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @single_writer_option

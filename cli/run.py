@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 import uuid
@@ -17,9 +18,11 @@ from holdfast.coordination.diagnosis.summary import describe_goodput
 
 from .common import (
     SECONDS,
+    command_argument,
     failure_of,
     grace_options,
     print_json,
+    refuse,
     stall_timeout_option,
     straggler_steps_option,
 )
@@ -31,6 +34,26 @@ if TYPE_CHECKING:
     from holdfast.launch.workers.output import ConsoleOutput, Output
 
 _PAGE_END_S = 5.0
+_ON_RAY = "is for jobs on a Ray cluster: leave it out, or add --ray ADDRESS"
+_NO_STANDBYS = "is for processes of this machine: leave it out with --ray, which has no standbys"
+_NOT_ON_RAY = {
+    "--capacity-file": (
+        "is for jobs of this machine: with --ray, the cluster says how many processes there is"
+        " room for"
+    ),
+    "--log-dir": (
+        "is for processes of this machine: with --ray, redirect the output, which holds the lines"
+        " of all"
+    ),
+    "--web": (
+        "is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the address that"
+        " is printed"
+    ),
+    "--metrics-port": "is for jobs of this machine: leave it out with --ray",
+    "--standby": _NO_STANDBYS,
+    "--no-standby": _NO_STANDBYS,
+    "--preload": _NO_STANDBYS,
+}
 
 
 def _amounts(
@@ -213,7 +236,7 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
     is_flag=True,
     help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@command_argument
 def run(**options: Any) -> None:
     """Run COMMAND as N processes of one job, under a coordinator of their own.
 
@@ -230,7 +253,7 @@ def run(**options: Any) -> None:
     holdfast run --ray auto -n 8 --min-processes 4 --resource GPU=1 -- python train.py
     """
     chosen = RunOptions(**options)
-    chosen.check()
+    refuse(chosen.without_effect())
     try:
         result = _run(chosen)
     except (ValueError, ImportError) as error:
@@ -283,54 +306,36 @@ class RunOptions:
     slices: int | None
     insecure: bool
 
-    def check(self) -> None:
-        """Raises click.UsageError for options that exclude each other."""
-        if self.ray is None:
-            self._check_local()
-        else:
-            self._check_ray()
-        if self.as_json and self.view:
-            raise click.UsageError(
-                "--json is for programs, --view for people: leave one of them out"
-            )
+    def without_effect(self) -> dict[str, str]:
+        """Returns the options that do nothing beside the others, and why."""
+        idle: dict[str, str] = {}
+        if not self.web:
+            idle["--web-port"] = "is for the live page: add --web"
+        if self.metrics_port is None:
+            idle["--metrics-host"] = "is for Prometheus: add --metrics-port"
+        if self.as_json:
+            idle["--view"] = "is for people, --json for programs: leave one of them out"
+        engine = self._without_effect_here() if self.ray is None else _NOT_ON_RAY
+        return idle | engine
 
-    def _check_local(self) -> None:
-        given = {
-            "--resource": self.resources,
-            "--slices": self.slices,
-            "--insecure": self.insecure,
-        }
-        for option, value in given.items():
-            if value:
-                raise click.UsageError(
-                    f"{option} is for jobs on a Ray cluster: leave it out, or add --ray ADDRESS"
+    def _without_effect_here(self) -> dict[str, str]:
+        """Returns the options that do nothing for a job of this machine."""
+        idle = dict.fromkeys(("--resource", "--slices", "--insecure"), _ON_RAY)
+        if self.capacity_file is None:
+            idle["--min-processes"] = (
+                "is for jobs whose room changes: add --capacity-file FILE, or --ray ADDRESS"
+            )
+            if math.isinf(self.stall_timeout_s):
+                idle["--startup-timeout-s"] = (
+                    "is the time to the first step: add --stall-timeout-s, which minds it"
                 )
-
-    def _check_ray(self) -> None:
-        if self.capacity_file is not None:
-            raise click.UsageError(
-                "--capacity-file is for jobs of this machine: with --ray, the cluster says how many"
-                " processes there is room for"
-            )
-        if self.log_dir is not None:
-            raise click.UsageError(
-                "--log-dir is for processes of this machine: with --ray, redirect the output, which"
-                " holds the lines of all"
-            )
-        if self.web:
-            raise click.UsageError(
-                "--web is for jobs of this machine: with --ray, use `holdfast web ADDRESS` with the"
-                " address that is printed"
-            )
-        if self.metrics_port is not None:
-            raise click.UsageError(
-                "--metrics-port is for jobs of this machine: leave it out with --ray"
-            )
-        if self.standby or self.preload:
-            raise click.UsageError(
-                "--standby and --preload are for processes of this machine: leave them out with"
-                " --ray"
-            )
+        restarts = self.max_restarts or self.max_preemptions or self.min_processes
+        if not restarts:
+            idle["--standby"] = "is for the next attempt: add --max-restarts"
+            idle["--preload"] = "is for standbys, of the next attempt: add --max-restarts"
+        elif self.standby is False:
+            idle["--preload"] = "is for standbys: leave --no-standby out"
+        return idle
 
     def restart_policy(self) -> RestartPolicy:
         """Returns when the job is started again."""

@@ -17,6 +17,7 @@ from holdfast.coordination.diagnosis.summary import printable
 from .common import (
     EXIT_NOTHING,
     Failure,
+    folder_argument,
     json_option,
     open_measured,
     print_json,
@@ -49,7 +50,7 @@ Examples:
 
 Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 )
-@click.argument("path")
+@folder_argument("path")
 @click.option("--step", type=int, default=None, help="Show this step of a root.")
 @click.option("--item", default=None, help="Show this item alone.")
 @click.option("--path", "under", default="", help="Show the leaves below this path alone.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ import click
 
 from .common import (
     SECONDS,
+    command_argument,
     failure_of,
     grace_options,
+    refuse,
     stall_timeout_option,
     straggler_steps_option,
 )
@@ -65,6 +68,13 @@ def _refused_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def without_effect(stall_timeout_s: float) -> dict[str, str]:
+    """Returns the options that do nothing beside the others, and why."""
+    if math.isinf(stall_timeout_s):
+        return {"--startup-timeout-s": "is the time to the first step: add --stall-timeout-s"}
+    return {}
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--max-restarts",
@@ -113,7 +123,7 @@ def _refused_options(command: Callable[..., None]) -> Callable[..., None]:
     help="No token and certificates: whoever reaches the coordinator's port can disturb the job.",
 )
 @_refused_options
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@command_argument
 def slurm(
     command: tuple[str, ...],
     requeue: bool,
@@ -135,6 +145,7 @@ def slurm(
     from holdfast.launch import RestartPolicy, run_slurm
 
     raise_at_interrupts()
+    refuse(without_effect(restart["stall_timeout_s"]))
     try:
         result = run_slurm(
             command,

@@ -19,6 +19,7 @@ from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
+from .common import EXIT_NOTHING, Failure
 from .own_jobs import credential_options, credentials_of, how_it_ended, only_job
 from .status_tables import status_tables
 from .tables import console
@@ -38,7 +39,17 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
     return float(time_text[1]) * _UNIT_S[time_text[2]]
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  holdfast status                                  this user's job on this machine
+  holdfast status 10.0.0.5:8476 --watch
+  holdfast status --stacks                         where each process is
+  holdfast status --events --since 10m
+
+Exit codes: 0 shown, 2 there are several jobs, 3 no job there, or it has ended, 5 refused or
+failed."""
+)
 @click.argument("address", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
@@ -88,16 +99,17 @@ def status(  # each option is a parameter, as click has it
     """Show the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
     barriers and who is missing, keys. Of a job that has ended, ADDRESS or its --log-dir says how.
 
-    Without ADDRESS, this user's job on this machine; where there are several, lists them.
+    Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
+    jobs, with those that ended within the last hour.
     """
     began = time.monotonic()
     try:
         if address is None:
-            job, credentials = only_job()
+            job, credentials = only_job(as_json=as_json)
             address = job.address
         else:
             if Path(address).is_dir() and (ended := how_it_ended(address)) is not None:
-                raise click.ClickException(str(ended))
+                raise Failure(str(ended), EXIT_NOTHING)
             credentials = credentials_of(address, files)
         with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
@@ -107,26 +119,24 @@ def status(  # each option is a parameter, as click has it
             else:
                 _show(client, as_json, watch, interval_s)
     except CoordinationError as error:
-        why = _explain(address, error, time.monotonic() - began)
-        raise click.ClickException(printable(why, lines=True)) from None
+        raise _failure(address, error, time.monotonic() - began) from None
     except (HoldfastError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise Failure(str(error)) from None
     except KeyboardInterrupt:
         pass
 
 
-def _explain(address: str | None, error: CoordinationError, tried_s: float) -> str:
+def _failure(address: str | None, error: CoordinationError, tried_s: float) -> Failure:
     """Returns what was tried, for how long, and what the kernel says to one more connection."""
     if address is None:
-        return str(error)
+        return Failure(printable(str(error), lines=True))
     if error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        return f"{address}: {error}"
+        return Failure(printable(f"{address}: {error}", lines=True))
     if (ended := how_it_ended(address)) is not None:
-        return str(ended)
-    return (
-        f"{address}: no coordinator answered a status request within {tried_s:.1f} s; connecting:"
-        f" {_try_to_connect(address)}"
-    )
+        return Failure(printable(str(ended), lines=True), EXIT_NOTHING)
+    why = _try_to_connect(address)
+    tried = f"no coordinator answered a status request within {tried_s:.1f} s"
+    return Failure(printable(f"{address}: {tried}; connecting: {why}"), EXIT_NOTHING)
 
 
 def _try_to_connect(address: str) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from .common import json_option, local_option, print_json, progress_bar, sentences
+from .common import (
+    folder_argument,
+    json_option,
+    local_option,
+    print_json,
+    progress_bar,
+    sentences,
+)
 
 
 @click.command(
@@ -16,7 +23,7 @@ Examples:
 
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 )
-@click.argument("root")
+@folder_argument("root")
 @click.option(
     "--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails."
 )

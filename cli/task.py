@@ -9,6 +9,12 @@ from typing import Any
 
 import click
 
+from .common import command_argument, refuse
+
+_OF_A_COORDINATOR_OF_OURS = (
+    "is for a coordinator that process 0 starts: leave it out, or --coordinator"
+)
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
@@ -49,7 +55,7 @@ import click
     hidden=True,
     help="Stay as the parent and report to `holdfast slurm` how the command ended.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@command_argument
 def task(command: tuple[str, ...], report: bool, **options: Any) -> None:
     """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this
     is.
@@ -58,6 +64,9 @@ def task(command: tuple[str, ...], report: bool, **options: Any) -> None:
     mpirun -n 3 holdfast task -- python train.py
     """
     from holdfast.launch import JobError, TaskSettings, run_task
+
+    if options["coordinator"] is not None:
+        refuse(dict.fromkeys(("--host", "--rendezvous", "--insecure"), _OF_A_COORDINATOR_OF_OURS))
 
     try:
         code = run_task(command, os.environ, TaskSettings(**options), report=report)

@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from .common import (
     EXIT_DAMAGED,
     Failure,
+    folder_argument,
     json_option,
     local_option,
     open_measured,
@@ -32,7 +33,7 @@ Examples:
 
 Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 )
-@click.argument("path")
+@folder_argument("path")
 @click.option("--step", type=int, default=None, help="Verify this step of a root.")
 @click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
 @local_option

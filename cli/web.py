@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from .common import EXIT_NOTHING, Failure, failure_of, print_json
 from .own_jobs import credential_options, credentials_of, running_jobs
 
 
@@ -32,13 +33,16 @@ from .own_jobs import credential_options, credentials_of, running_jobs
     is_flag=True,
     help="Ends when its standard input does: with the process that started it.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the URL as JSON.")
 @credential_options
 def web(
     address: str | None,
+    *,
     job_id: str | None,
     host: str,
     port: int,
     end_with_input: bool,
+    as_json: bool,
     **files: str | None,
 ) -> None:
     """Serve a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH)
@@ -61,18 +65,27 @@ def web(
         ]
         return named[-1] if named else None
 
+    def announce(url: str) -> None:
+        if as_json:
+            print_json({"url": url})
+        else:
+            click.echo(f"page at {url}")
+
     if address is None and job_id is None and not running_jobs():
-        raise click.ClickException(
-            "no job of this user runs on this machine: give the address that the launcher printed"
+        raise Failure(
+            "no job of this user runs on this machine: give the address that the launcher printed",
+            EXIT_NOTHING,
         )
     try:
         serve_page(
             find,
             host=host,
             port=port,
-            announce=lambda url: click.echo(f"page at {url}"),
+            announce=announce,
             end_with_input=end_with_input,
         )
-    except (ImportError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+    except ImportError as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise failure_of(error) from None
     sys.exit(0)

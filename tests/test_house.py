@@ -236,6 +236,7 @@ TESTED_ELSEWHERE = {
     "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
     "launch/workers/shims/standby.py": "tests/launch/workers/test_standby.py",
     "launch/workers/shims/subreaper.py": "tests/launch/workers/test_shims.py",
+    "launch/workers/shims/title.py": "tests/launch/workers/test_standby.py",
 }
 
 

@@ -23,6 +23,7 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
+from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
 from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
@@ -254,6 +255,13 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
+    if run := run_of(read_branches(storage)):
+        return (
+            f"{storage.root} has no step of its own, but local steps on the hosts of its job: below"
+            f" {run} in the folder that was given to Local(...). `holdfast ls {storage.root}"
+            " --local FOLDER` lists those of a host, `holdfast status` of a job that runs those of"
+            " all"
+        )
     shown = _some([entry.name for entry in entries])
     return (
         f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"

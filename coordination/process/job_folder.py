@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import stat
+import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -35,16 +37,33 @@ _CREDENTIAL_FILES = {
 }
 
 
+def _own_command() -> str:
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _own_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return ""
+
+
 @dataclass(frozen=True)
 class RunningJob:
     """A job whose coordinator was started on this machine: its address, and the number of its
     process here.
+
+    `command` and `folder` are its launcher's, `unix_s` is when this attempt began: of who makes
+    this value, unless they are given.
     """
 
     job_id: str
     attempt: int
     address: str
     pid: int
+    command: str = field(default_factory=_own_command)
+    folder: str = field(default_factory=_own_folder)
+    unix_s: float = field(default_factory=time.time)
 
     @property
     def runs(self) -> bool:
@@ -148,6 +167,8 @@ class EndedJob:
     outcome: str
     exit_code: int
     reason: str
+    command: str = field(default_factory=_own_command)  # of its launcher
+    folder: str = field(default_factory=_own_folder)
 
     def __str__(self) -> str:
         ago_s = max(0.0, time.time() - self.unix_s)

@@ -513,7 +513,9 @@ def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
     budgets = job.budget_used.items()
     spent = ", ".join(f"{count} of {getattr(job.policy, name)} {name}" for name, count in budgets)
     if job.alive:
-        left = f"ending the {len(job.alive)} processes that are left, then again"
+        count = len(job.alive)
+        rest = "process that is left" if count == 1 else f"{count} processes that are left"
+        left = f"ending the {rest}, then again"
         return _end_processes(job, now, f"{error}; {left} ({spent})", patient=patient)
     wait_s = backoff_s(job)
     reason = f"{error}; again in {wait_s:.1f} s ({spent})"

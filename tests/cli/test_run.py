@@ -14,12 +14,14 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from holdfast.cli.common import refuse
 from holdfast.cli.entry import main
-from holdfast.cli.run import run
-from holdfast.cli.slurm import slurm
+from holdfast.cli.run import RunOptions, run
+from holdfast.cli.slurm import slurm, without_effect
 from holdfast.coordination import StatusClient
 from tests.support.paths import program
 from tests.support.processes import wait_until
@@ -176,19 +178,118 @@ def _running(token: str) -> bool:
     return False
 
 
+HERE = "run -n 1"
+RAY = "run -n 1 --ray 127.0.0.1:1"
+SLURM = "slurm"
+# Each option, a value for it, and where it does nothing, with a part of the sentence that says so.
+# `task` is how mpirun and Kubernetes start a process; `kubernetes` writes a manifest.
+OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "--num-processes": ("1", {SLURM: "the allocation says how many"}),
+    "--max-restarts": ("1", {}),
+    "--max-preemptions": ("1", {}),
+    "--min-processes": ("1", {HERE: "add --capacity-file", SLURM: "an allocation keeps its size"}),
+    "--capacity-file": (
+        "room",
+        {RAY: "is for jobs of this machine", SLURM: "an allocation keeps its size"},
+    ),
+    "--heartbeat-timeout-s": ("9", {}),
+    "--log-dir": (
+        "logs",
+        {RAY: "redirect the output", SLURM: "the output of the batch script has the lines"},
+    ),
+    "--standby": (
+        "",
+        {HERE: "add --max-restarts", RAY: "has no standbys", SLURM: "none waits as a standby"},
+    ),
+    "--no-standby": ("", {RAY: "has no standbys", SLURM: "there are none"}),
+    "--preload": (
+        "flax",
+        {HERE: "add --max-restarts", RAY: "has no standbys", SLURM: "none waits as a standby"},
+    ),
+    "--grace-s": ("1", {}),
+    "--commit-grace-s": ("1", {}),
+    "--preemption-grace-s": ("1", {}),
+    "--stall-timeout-s": ("9", {}),
+    "--straggler-steps": ("9", {}),
+    "--job-id": ("j", {SLURM: "the job's id is Slurm's"}),
+    "--view": ("", {SLURM: "a batch script has no terminal"}),
+    "--no-view": ("", {SLURM: "there is none"}),
+    "--ray": ("127.0.0.1:1", {SLURM: "another engine"}),
+    "--resource": ("CPU=1", {HERE: "is for jobs on a Ray cluster", SLURM: "the allocation says"}),
+    "--slices": ("1", {HERE: "is for jobs on a Ray cluster", SLURM: "on a Ray cluster"}),
+    "--startup-timeout-s": ("9", {HERE: "add --stall-timeout-s", SLURM: "add --stall-timeout-s"}),
+    "--insecure": ("", {HERE: "is for jobs on a Ray cluster"}),
+    "--web": ("", {RAY: "use `holdfast web ADDRESS`", SLURM: "use `holdfast web ADDRESS`"}),
+    "--web-port": ("0", {HERE: "add --web", RAY: "add --web", SLURM: "use `holdfast web"}),
+    "--json": ("", {SLURM: "how the job ended is in the exit code"}),
+    "--metrics-port": ("0", {RAY: "is for jobs of this machine", SLURM: "of one machine"}),
+    "--metrics-host": (
+        "127.0.0.1",
+        {HERE: "add --metrics-port", RAY: "add --metrics-port", SLURM: "of one machine"},
+    ),
+    "--orbax": ("", {SLURM: "give the command itself"}),
+    "--requeue": ("", {}),
+    "--no-requeue": ("", {}),
+    "--coordinator-host": ("here", {}),
+}
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {
+        option
+        for each in command.params
+        if isinstance(each, click.Option)
+        for option in (*each.opts, *each.secondary_opts)
+    }
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("engine", [HERE, RAY, SLURM])
+def test_an_option_that_does_nothing_is_refused(engine: str, option: str) -> None:
+    """Each option on each engine: it is refused, with what it is for, or it has an effect."""
+    command = slurm if engine == SLURM else run
+    typed = engine.split()[1:]
+    if option not in options_of(command) or option in typed:
+        return
+    value, refusals = OPTIONS[option]
+    typed += [option, value] if value else [option]
+    said = refusal(command, [*typed, "--", "true"])
+    if engine in refusals:
+        assert option in said and refusals[engine] in said, said
+    else:
+        assert said == ""
+
+
+def refusal(command: click.Command, typed: list[str]) -> str:
+    """Returns why a command line is refused, "" where it is not."""
+    try:
+        with command.make_context(command.name, typed) as context:
+            if command is run:
+                refuse(RunOptions(**context.params).without_effect())
+            else:
+                refuse(without_effect(context.params["stall_timeout_s"]))
+    except click.UsageError as error:
+        return error.message
+    return ""
+
+
+def test_each_option_is_in_the_table() -> None:
+    """Those of `run` and of `slurm`."""
+    assert options_of(run) | options_of(slurm) == {*OPTIONS, "-n"}
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("run -n 1 --slices 2", "--slices is for jobs on a Ray cluster"),
-        ("run -n 1 --resource GPU=1", "--resource is for jobs on a Ray cluster"),
-        ("run -n 1 --insecure", "--insecure is for jobs on a Ray cluster"),
-        ("run -n 1 --ray auto --capacity-file room", "--capacity-file is for jobs of this machine"),
-        ("slurm --log-dir logs", "not of this: the output of the batch script has the lines"),
+        ("run -n 1 --json --view", "--view is for people, --json for programs"),
+        ("run -n 1 --max-restarts 1 --no-standby --preload flax", "leave --no-standby out"),
+        ("task --coordinator h:1 --host h", "is for a coordinator that process 0 starts"),
+        ("task --coordinator h:1 --rendezvous f", "is for a coordinator that process 0 starts"),
+        ("task --coordinator h:1 --insecure", "is for a coordinator that process 0 starts"),
         ("slurm -n 4", "not of this: the allocation says how many"),
-        ("slurm --json", "not of this: how the job ended is in the exit code"),
     ],
 )
-def test_an_option_that_does_nothing_is_refused(command: str, sentence: str) -> None:
+def test_an_option_that_does_nothing_beside_another_is_refused(command: str, sentence: str) -> None:
     """With what it is for."""
     refused = CliRunner().invoke(main, [*command.split(), "--", "true"])
     assert refused.exit_code == 2 and sentence in " ".join(refused.output.split()), refused.output
@@ -241,4 +342,4 @@ def test_a_table_and_json_do_not_go_together() -> None:
         check=False,
         timeout=60,
     )
-    assert refused.returncode == 2 and "--json is for programs, --view for people" in refused.stderr
+    assert refused.returncode == 2 and "--view is for people, --json for programs" in refused.stderr

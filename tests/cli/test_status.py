@@ -174,14 +174,14 @@ def test_a_local_save_is_in_the_status(tmp_path: Path) -> None:
     ],
 )
 def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
-    """An address where nothing answers is one sentence and exit code 1."""
+    """An address where nothing answers is one sentence and exit code 3."""
     ended = subprocess.run(
         holdfast("status", address, "--timeout-s", "0.5"),
         capture_output=True,
         check=False,
         text=True,
     )
-    assert ended.returncode == 1 and ended.stderr.startswith(
+    assert ended.returncode == 3 and ended.stderr.startswith(
         f"Error: {address}: no coordinator answered a status request within "
     )
     assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
@@ -247,10 +247,13 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
         assert "job one attempt 1, 1 processes, gathering" in status().stdout
         start("two")
         several = status()
-        assert several.returncode == 1 and several.stderr.startswith(
-            "Error: 2 jobs of this user run on this machine: choose one\n"
+        assert several.returncode == 2 and several.stderr.startswith(
+            "Error: 2 jobs of this user run on this machine: give the address of one\n"
         )
-        assert "# one, attempt 1\n" in several.stderr and "# two, attempt 1\n" in several.stderr
+        assert [line.split()[:3] for line in several.stdout.splitlines()[1:]] == [
+            ["one", "1", "running"],
+            ["two", "1", "running"],
+        ]
         first.kill()
         first.wait(30)
         while (shown := status()).returncode:

@@ -8,9 +8,11 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ from holdfast.cli.layers import fold_layers
 from holdfast.cli.status_tables import status_tables
 from holdfast.cli.tables import Table
 from holdfast.coordination import StatusClient
+from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from tests.support.local_hosts import job
 from tests.support.tables import read_table
 
@@ -53,6 +56,7 @@ PROCESSES = ("process", "state", "host", "pid", "last heard", "step", "steps/s",
     "memory",
     "error",
 )
+JOBS = ("job", "attempt", "state", "began", "ended", "command", "folder", "address")
 LOCAL_STEPS = ("local step", "hosts that may be lost", "whose part is where")
 BARRIERS = ("barrier", "waiting (for)", "missing", "time left")
 
@@ -274,6 +278,35 @@ def _read_status(
 ) -> list[dict[str, str]]:
     assert widest(text, titles) <= columns, text
     return read_table(text, titles, keys)
+
+
+def test_the_jobs_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status` without a job lists those that have ended, and of several those that run: with their
+    commands, folders and times.
+    """
+    base = tempfile.mkdtemp(dir="/tmp")  # a socket's path is short
+    monkeypatch.setattr(tempfile, "tempdir", base)
+    command = ["run", "-n", "1", "--job-id", "ended", "--", "sh", "-c", "exit 3"]
+    subprocess.run(
+        [sys.executable, "-c", "from holdfast.cli import main; main()", *command],
+        env=os.environ | {"TMPDIR": base},
+        cwd=tmp_path,
+        check=False,
+        timeout=100,
+    )
+    listed = json.loads(printed("status", "--json", code=3))
+    assert (listed["version"], listed["exit_code"]) == (1, 3)
+    (row,) = read_at_each_width("status", titles=JOBS, keys=["ended"], code=3)
+    assert row["state"] == "failed,exitcode3" and row["folder"] == str(tmp_path)
+    assert row["command"].endswith("--job-idended--sh-c'exit3'")
+    assert row["ended"] and row["address"] == listed["jobs"][0]["address"]
+    for job_id in ("one", "two"):
+        folder = JobFolder.create()
+        folder.publish(RunningJob(job_id, 1, folder.socket, os.getpid()))
+    rows = read_at_each_width("status", titles=JOBS, keys=["one", "two", "ended"], code=2)
+    assert [row["state"] for row in rows[:2]] == ["running", "running"]
+    assert rows[0]["began"] and rows[0]["command"] and rows[0]["folder"] == os.getcwd()
+    shutil.rmtree(base)
 
 
 def test_a_table_on_a_terminal_is_as_wide_as_it() -> None:

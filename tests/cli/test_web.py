@@ -28,7 +28,7 @@ def test_a_machine_without_a_job_has_no_page() -> None:
             check=False,
             timeout=60,
         )
-    assert ended.returncode == 1
+    assert ended.returncode == 3
     assert (
         ended.stderr
         == "Error: no job of this user runs on this machine: give the address that the launcher"

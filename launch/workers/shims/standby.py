@@ -8,6 +8,9 @@ later {"cold": why} where the program had to be started anew after all. It sends
 "unset": [...]}: the changes of the environment with which the program begins; its end is the end of
 this process.
 
+Until it is the program, ps and pgrep show the title of a standby: who looks for the program's
+command finds none that only wait.
+
 The program is the real `__main__`, so this file loads itself once more under a name of its own, and
 leaves `__main__` empty.
 """
@@ -26,6 +29,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 _NAME = "_holdfast_standby"
+_TITLE = "_holdfast_title"
 
 
 class Launcher:
@@ -133,7 +137,7 @@ class ImportGuard:
         self._roots = (
             {name.partition(".")[0] for name in sys.modules}
             - sys.stdlib_module_names
-            - {"__main__", _NAME}
+            - {"__main__", _NAME, _TITLE}
         )
         self._waiting = set(self._roots)
         self._environment = dict(os.environ)
@@ -211,7 +215,21 @@ def hide_our_frames() -> None:
     sys.excepthook = without_ours
 
 
+def load(name: str, path: str) -> Any:
+    """Returns the script at `path` as a module of that name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(descriptor: str, modules: str, *command: str) -> None:
+    title = load(_TITLE, os.path.join(os.path.dirname(__file__), "title.py"))
+    name = title.name()
+    process = os.environ.get("HOLDFAST_PROCESS_ID", "")
+    title.set_title(f"holdfast: standby for process {process}".encode(), b"hf-standby")
     launcher = Launcher(int(descriptor))
     program = Program(list(command), launcher)
     # Before the imports: a module may read them.
@@ -223,6 +241,7 @@ def main(descriptor: str, modules: str, *command: str) -> None:
     preload(modules.split(","), launcher)
     launcher.send("ready")
     program.change_environment(launcher.wait())
+    title.set_title(b"".join(os.fsencode(word) + b"\0" for word in command), name)
     if program.folder() != folder or not (program.module or os.path.isfile(program.argv[0])):
         program.start_cold("the program is elsewhere than it was")
     ImportGuard(program)
@@ -235,8 +254,4 @@ def main(descriptor: str, modules: str, *command: str) -> None:
 
 
 if __name__ == "__main__":
-    spec = importlib.util.spec_from_file_location(_NAME, __file__)
-    assert spec is not None and spec.loader is not None
-    sys.modules[_NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[_NAME])
-    sys.modules[_NAME].main(*sys.argv[1:])
+    load(_NAME, __file__).main(*sys.argv[1:])

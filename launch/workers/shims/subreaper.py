@@ -13,10 +13,12 @@ signal. It imports nothing of holdfast.
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import select
 import signal
 import sys
+import types
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -31,6 +33,18 @@ _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 def prctl(option: int, value: int) -> None:
     if _LINUX:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def title() -> types.ModuleType:
+    """Returns the script of that name. The command is not among this process's arguments then: who
+    looks for it in ps finds the command's process alone.
+    """
+    path = os.path.join(os.path.dirname(__file__), "title.py")
+    spec = importlib.util.spec_from_file_location("title", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def execute(command: list[str], hangup: signal.Handlers, blocked: set[int]) -> None:
@@ -135,6 +149,7 @@ class Subreaper:
 def main() -> None:
     parent = int(sys.argv[1])
     command = sys.argv[2:]
+    title().set_title(b"holdfast: subreaper", b"hf-subreaper")
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

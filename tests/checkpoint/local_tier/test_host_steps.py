@@ -97,6 +97,22 @@ def test_a_host_says_what_it_knows_of_copies_and_what_not(saved: tuple[LocalStor
     ]
 
 
+def test_a_root_of_local_steps_alone_says_where_they_are(tmp_path: Path) -> None:
+    """With its run, and the command that lists them; which does so."""
+    with job(tmp_path / "root", [tmp_path / "host"], every=4) as only:
+        only.save(1)
+    (run,) = (path.name for path in (tmp_path / "host").iterdir())
+    done = CliRunner().invoke(main, ["ls", str(tmp_path / "root")])
+    assert done.exit_code == 3
+    assert f"has no step of its own, but local steps on the hosts of its job: below {run} in" in (
+        done.stderr
+    )
+    assert f"`holdfast ls {tmp_path / 'root'} --local FOLDER` lists those of a host" in done.stderr
+    code, text = _ran("ls", tmp_path / "root", "--local", tmp_path / "host", "--json")
+    assert code == 0
+    assert [row["step"] for row in json.loads(text)["steps"]] == [1]
+
+
 def test_a_host_without_anything_of_the_root_says_so(saved: tuple[LocalStorage, Path]) -> None:
     """Another folder, another root: exit code 3."""
     root, folder = saved

@@ -571,7 +571,7 @@ def test_bad_input_is_one_clear_error() -> None:
     assert "[0] holdfast: cannot run 'no-such-command': No such file or directory\n" in done.stdout
     for options, sentence in (
         (
-            ["--min-processes", "2"],
+            ["--min-processes", "2", "--capacity-file", "room"],
             "a job needs 1 <= min_processes <= num_processes, found 2 and 1",
         ),
         (["--grace-s", "-5"], "Invalid value for '--grace-s': -5.0 is not in the range x>=0"),

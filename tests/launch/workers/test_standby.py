@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -389,31 +390,70 @@ def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path)
 
 
 def standby_pids(folder: Path) -> list[int]:
-    """Returns the waiting interpreters of the job in `folder`, with the processes above them."""
+    """Returns the waiting interpreters of the job in `folder`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            arguments = path.read_bytes().split(b"\0")
+            title = path.read_bytes()
+            is_here = os.readlink(path.parent / "cwd") == str(folder)
         except OSError:
             continue
-        if (
-            any(each.endswith(b"shims/standby.py") for each in arguments)
-            and str(folder / "program.py").encode() in arguments
-        ):
+        if is_here and (title.startswith(b"holdfast: standby") or b"shims/standby.py" in title):
             found.append(int(path.parent.name))
     return found
 
 
 def are_ready(folder: Path, count: int) -> bool:
     """Returns whether `count` standbys wait: each in recv, after all its imports."""
-    pids = [
-        pid
-        for pid in standby_pids(folder)
-        if "subreaper.py" not in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    pids = standby_pids(folder)
     return len(pids) == count and all(
         "unix_stream" in Path(f"/proc/{pid}/wchan").read_text() for pid in pids
     )
+
+
+def shown(folder: Path) -> dict[int, tuple[str, str]]:
+    """Returns what ps shows of the processes in `folder`: name and command."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path / "cwd") == str(folder):
+                words = (path / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                name = (path / "comm").read_text().strip()
+                found[int(path.name)] = (name, b" ".join(words).decode())
+    return found
+
+
+def ours(folder: Path) -> list[int]:
+    """Returns the standbys and the subreapers in `folder`."""
+    names = ("hf-standby", "hf-subreaper")
+    return [pid for pid, (name, _) in shown(folder).items() if name in names]
+
+
+def test_ps_tells_standbys_from_programs(env: dict[str, str], tmp_path: Path) -> None:
+    """By their titles while they wait: the program's command finds the program alone. One that was
+    taken is shown as the program.
+    """
+    (tmp_path / "own.py").write_text("print('begun')\nimport time\ntime.sleep(600)\n")
+    command = [sys.executable, "own.py", "--lr", "a b"]
+    ran = Ran()
+    first = WorkerProcess(
+        command, env, cwd=tmp_path, on_line=ran.events.put, on_exit=ran.events.put
+    )
+    assert ran.events.get(timeout=WITHIN_S) == "begun"
+    waiting = Waiting(command, env | {"HOLDFAST_PROCESS_ID": "3"}, tmp_path)
+    interpreter = Path(sys.executable).name
+    program = (interpreter[:15], f"{sys.executable} own.py --lr a b")
+    subreaper = ("hf-subreaper", "holdfast: subreaper")
+    standby = ("hf-standby", "holdfast: standby for process 3")
+    assert sorted(shown(tmp_path).values()) == sorted([program, subreaper, standby, subreaper])
+    first.kill()
+    assert ran.finish() == [-signal.SIGKILL]
+    taken = waiting.standby.take(waiting.env, ran.events.put, ran.events.put)
+    assert taken is not None and ran.events.get(timeout=WITHIN_S) == "begun"
+    assert sorted(shown(tmp_path).values()) == sorted([program, subreaper])
+    taken.kill()
+    assert ran.finish() == [-signal.SIGKILL]
+    waiting.standby.close()
 
 
 @pytest.fixture
@@ -456,8 +496,9 @@ def test_the_second_attempt_begins_warm(job: Path) -> None:
 def test_none_outlives_the_launcher(number: int, job: Path) -> None:
     """Waiting standbys end with it, however it ends."""
     with start(job, "--max-restarts", "1") as popen:
-        wait_for(lambda: len(standby_pids(job.parent)) == 4)
-        pids = standby_pids(job.parent)
+        # Two standbys, their subreapers, and those of the two programs.
+        wait_for(lambda: len(ours(job.parent)) == 6)
+        pids = ours(job.parent)
         popen.send_signal(number)
         popen.communicate(timeout=WITHIN_S)
         assert wait_until_ended(pids)
