@@ -103,7 +103,7 @@ def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     titles = ("job", "attempt", "state", "began", "ended", "command", "folder", "address")
     table = Table(
         titles,
-        folds=("folder", "ended", "began", "command", "attempt", "state", "address"),
+        folds=("folder", "command", "address", "ended", "began", "attempt", "state"),
         numbers=("attempt",),
     )
     for job in jobs:
