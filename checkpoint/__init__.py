@@ -19,7 +19,7 @@ from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, load_async, save, structure, verify
+from .oneshot import load, load_async, save, save_async, structure, verify
 from .options import Local, Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
@@ -100,6 +100,7 @@ __all__ = [
     "register_leaf_type",
     "register_storage",
     "save",
+    "save_async",
     "structure",
     "sweep",
     "verify",

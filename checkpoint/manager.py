@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import operator
 import os
-import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import thread as _executors
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,14 +32,14 @@ from .policy import (
     SavePolicy,
     StepFacts,
     best_rule,
-    check_keep_policy,
-    check_save_policy,
+    check_policies,
 )
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
 from .saving.async_saver import SaveHandle, refuse_in_callback
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
+from .storage.threads import register_at_exit
 
 _log = logging.getLogger(__name__)
 
@@ -74,10 +71,11 @@ class CheckpointManager:
         options: Options | None = None,
         local: Local | None = None,
     ) -> None:
+        self._last_saved: int | None = None
         # Until it is open: what was not opened needs no closing.
         self._closed = True
         self._forked = False
-        _check_settings(save_policy, keep_policy, options, local)
+        check_policies(save_policy=save_policy, keep_policy=keep_policy)
         if local is not None and save_policy is None:
             raise ValueError(
                 "CheckpointManager: local= expects a save_policy besides: without one every call"
@@ -161,6 +159,7 @@ class CheckpointManager:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
+            self._last_saved = order.step
             handle = lane.save(order)
         for other in self._parts.lanes[1:]:
             # Only now: who has heard of a failure, and who has not, begin the same saves.
@@ -189,18 +188,20 @@ class CheckpointManager:
         are no longer listed.
         """
         self._refuse_in_callback("wait_until_finished")
-        for lane in self._parts.lanes:
-            lane.join(timeout_s)
+        self._join_lanes(timeout_s)
         self.check_for_errors()
 
     def is_saving_in_progress(self) -> bool:
         """Says whether a save is in flight on this process."""
         try:
-            for lane in self._parts.lanes:
-                lane.join(0.0)
+            self._join_lanes(0.0)
         except TimeoutError:
             return True
         return False
+
+    def _join_lanes(self, timeout_s: float | None = None) -> None:
+        for lane in self._parts.lanes:
+            lane.join(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed in the background, once. Does not block."""
@@ -325,7 +326,7 @@ class CheckpointManager:
         process: int | None = None,
     ) -> Any:
         """Restores an item of a step; `step=None` is the newest, by the primary's answer. In a
-        group it ends alike on all processes.
+        group it ends alike on all processes. A step whose save is in flight is waited for.
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None:
         numpy; SAVED: the saved shardings); for an iterator's item the iterator, which takes its
@@ -346,6 +347,8 @@ class CheckpointManager:
         """
         self._refuse_in_callback("restore")
         chosen = None if step is None else _step_to_restore(step)
+        if chosen is not None and chosen == self._last_saved:
+            self._join_lanes()
         wanted = wanted_items(item, like, items)
         group = self._root.group
         selection = (
@@ -469,25 +472,6 @@ class CheckpointManager:
         return shown
 
 
-def _check_settings(
-    save_policy: object, keep_policy: object, options: object, local: object
-) -> None:
-    """Raises TypeError, with the right spelling, for what is no policy, no Options or no Local."""
-    if save_policy is not None:
-        check_save_policy("save_policy", save_policy)
-    if keep_policy is not None:
-        check_keep_policy("keep_policy", keep_policy)
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(
-            f"options={options!r}: write options=Options(...), as in Options(read_only=True)"
-        )
-    if local is not None and not isinstance(local, Local):
-        raise TypeError(
-            f"local={local!r}: write local=Local(folder, save_policy=EveryNSteps(10)), with the"
-            " folder of this host"
-        )
-
-
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
 
 
@@ -516,9 +500,4 @@ def _leave_all_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all_to_parent)
-
-# Threads and executors still work in hooks of `threading`; in those of `atexit` they are gone. The
-# last registered runs first: the executors' own hook, registered when their module was imported,
-# runs after ours.
-assert _executors is not None
-getattr(threading, "_register_atexit", atexit.register)(_finish_all_at_exit)
+register_at_exit(_finish_all_at_exit)

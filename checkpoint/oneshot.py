@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -15,12 +15,11 @@ from holdfast.multihost import Group, default_group
 
 from .agreement.exchange import ask_primary
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
-from .errors import StepExists, naming_path, naming_step
+from .errors import naming_path, naming_step
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
-from .format.limits import check_item_name, check_step
+from .format.limits import check_item_name
 from .format.rename import Names
-from .format.step_folders import has_record, other_step
 from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
 from .layouts.detect import (
@@ -35,15 +34,11 @@ from .options import Options
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
+from .saving.async_saver import SaveHandle
 from .saving.cast import SaveDtype, cast_tree
-from .saving.commit import SaveTarget, run_protocol
-from .saving.save import SnapshotWork
-from .saving.stager import SaveOrder, SaveRequest, SaveStager
-from .steps.claims import FOLDER
-from .steps.object_claims import open_claims
-from .steps.opening import OpenRoot, give_up_claim, open_root
-from .storage.base import Storage
-from .storage.path import StorePath, join, open_storage, split
+from .saving.stager import SaveOrder
+from .single_save import BackgroundSave, SingleSave, check_named_step
+from .storage.path import StorePath, join, open_storage
 from .storage.threads import start_thread
 
 
@@ -81,9 +76,7 @@ def save(  # noqa: PLR0913
     group = group if group is not None else default_group()
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
-    if (state is None) == (items is None):
-        raise ValueError("save: give either a state or items")
-    chosen = {item: state} if items is None else dict(items)
+    chosen = _chosen("save", state, item, items)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
@@ -94,23 +87,57 @@ def save(  # noqa: PLR0913
         save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
         return
     if group.count == 1:
-        _check_step(step, path)
-        for name in chosen:
-            check_item_name(name)
-    root = _open(path, group, Options(save_timeout_s=timeout_s, per_process=per_process))
+        _check_names(step, path, chosen)
+    options = Options(save_timeout_s=timeout_s, per_process=per_process)
+    single = SingleSave.open(path, group, options)
     order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
-    try:
-        _run(root, _stage(root, order))
-    finally:
-        if group.index == 0:
-            give_up_claim(root.storage, root.claims, root.writer)
+    result = single.run(single.stage(order))
+    if result.error is not None:
+        raise result.error
 
 
-def _open(path: str | os.PathLike[str], group: Group, options: Options) -> OpenRoot:
-    storage = open_storage(path)
-    claims = open_claims(storage)
-    writer = open_root(storage, claims, group, options).writer
-    return OpenRoot(storage=storage, group=group, options=options, claims=claims, writer=writer)
+def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) -> SaveHandle:
+    """Begins `save(path, state, ...)`; returns when the caller may donate or overwrite its arrays.
+
+    Writing goes on in the background. `wait` of the handle blocks until the checkpoint is durable,
+    and raises the error of a save that failed, which goes to the log too. An interpreter that exits
+    waits for the save, at most 600 s. Raises what `save` raises before anything is written, and
+    ValueError for another `layout`. In a group all processes begin their saves in one order.
+    """
+    given = inspect.signature(save).bind(path, state, **options)
+    given.apply_defaults()
+    words = given.arguments
+    if words["layout"] != "holdfast":
+        raise ValueError(
+            f"save_async: layout={words['layout']!r} is written before the call returns; expected"
+            " save(...)"
+        )
+    group = words["group"] or default_group()
+    items = _chosen("save_async", state, words["item"], words["items"])
+    if group.count == 1:
+        _check_names(words["step"], path, items)
+    order = SaveOrder(
+        words["step"],
+        items=items,
+        metadata=words["metadata"],
+        dtype=words["dtype"],
+        overwrite=words["overwrite"],
+    )
+    how = Options(save_timeout_s=words["timeout_s"], per_process=words["per_process"])
+    single = BackgroundSave.open(path, group, how)
+    return single.begin(single.stage(order))
+
+
+def _chosen(call: str, state: Any, item: str, items: Mapping[str, Any] | None) -> dict[str, Any]:
+    if (state is None) == (items is None):
+        raise ValueError(f"{call}: give either a state or items")
+    return {item: state} if items is None else dict(items)
+
+
+def _check_names(step: int, path: str | os.PathLike[str], items: Mapping[str, Any]) -> None:
+    check_named_step(step, path)
+    for name in items:
+        check_item_name(name)
 
 
 def _cast(value: Any, dtype: SaveDtype) -> Any:
@@ -135,63 +162,6 @@ def _refuse_for_orbax(
     for name, (given, why) in refused.items():
         if given:
             raise ValueError(f"save: layout='orbax' does not take {name}=: {why}")
-
-
-def _stage(root: OpenRoot, order: SaveOrder) -> SaveRequest:
-    """Returns the request with the tree; in a group an error is in it, so that all learn of it."""
-    request = SaveRequest(0, 0, root.writer.id, order.overwrite)
-    try:
-        request = replace(request, step=_check_step(order.step, root.where))
-        if root.group.index == 0 and not order.overwrite:
-            _refuse_existing(root.storage)
-        return SaveStager(root.storage, root.group, root.options).stage(request, order)
-    except Exception as error:
-        if root.group.count == 1:
-            raise
-        return replace(request, broken=error)
-
-
-def _run(root: OpenRoot, request: SaveRequest) -> None:
-    target = SaveTarget(
-        root.storage,
-        root.group,
-        request.key,
-        "",
-        claim=f"{FOLDER}/{root.writer.id}",
-        messages=f"checkpoint/save/{root.writer.id}",
-        timeout_s=root.options.save_timeout_s,
-        overwrite=request.overwrite,
-    )
-    try:
-        result = run_protocol(target, SnapshotWork(request, target, root.options))
-    finally:
-        request.release()
-    if result.error is not None:
-        raise result.error
-
-
-def _check_step(step: int, path: str | os.PathLike[str]) -> int:
-    """Returns the step; raises ValueError also where the folder is called as another: no reader
-    would take it.
-    """
-    step = check_step(step)
-    named = other_step(step, open_storage(path), "")
-    if named is not None:
-        name = split(os.fspath(path))[1]
-        raise ValueError(
-            f"save: the folder {name} is called as step {named} is, and step={step}; call it"
-            " otherwise, or leave `step` out"
-        )
-    return step
-
-
-def _refuse_existing(storage: Storage) -> None:
-    if has_record(storage, ""):
-        message = (
-            f"{storage.root} holds a checkpoint already; save to another folder, or pass"
-            " overwrite=True"
-        )
-        raise StepExists(message, path=storage.root)
 
 
 # More than eight parameters: they are the words of `CheckpointManager`, in one call.

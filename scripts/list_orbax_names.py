@@ -25,7 +25,6 @@ TRANSLATED = {
     "AsyncCheckpointHandler": (
         "its futures are waited for in `save`; each process writes into a folder of its own"
     ),
-    "AsyncCheckpointer": "`save` blocks until the checkpoint is durable",
     "AsyncOptions": "`timeout_secs` counts; callbacks are refused",
     "AtomicityMode": "no effect: the record is the commit",
     "AtomicityOptions": "no effect: the record is the commit",
@@ -46,15 +45,13 @@ TRANSLATED = {
     "SafetensorsOptions": "no effect",
     "SaveArgs": "`dtype` casts; the rest has no effect",
     "StatefulCheckpointable": "each process writes into a folder of its own",
-    "StandardCheckpointer": "`save` blocks until the checkpoint is durable",
+    "AsyncCheckpointer": "a save or restore waits for the save in flight",
+    "StandardCheckpointer": "a save or restore waits for the save in flight",
     "PathAwaitingCreation": "the folder is there already",
     "delete_async": "blocks",
     "load_async": "blocks",
     "load_checkpointables_async": "blocks",
     "load_pytree_async": "blocks",
-    "save_async": "blocks until the checkpoint is durable",
-    "save_checkpointables_async": "blocks until the checkpoint is durable",
-    "save_pytree_async": "blocks until the checkpoint is durable",
 }
 
 

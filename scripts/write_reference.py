@@ -24,7 +24,9 @@ NOTE = "<!-- Made by scripts/write_reference.py: change it there. -->\n\n"
 TOPICS: dict[str, dict[str, str]] = {
     "checkpoint": {
         "Managers": "CheckpointManager Options Local SaveHandle Progress ProgressBar SAVED Swept",
-        "One checkpoint, no manager": "save load load_async structure verify VerifyReport sweep",
+        "One checkpoint, no manager": (
+            "save save_async load load_async structure verify VerifyReport sweep"
+        ),
         "When to save": "SavePolicy EveryNSteps EveryNSeconds AtSteps FirstSave OnPreemption AnyOf",
         "What to keep": (
             "KeepPolicy KeepLast KeepEvery KeepEverySeconds KeepLatestFor KeepClosestTo KeepBest"

@@ -89,7 +89,7 @@ PUBLIC = {
         ProgressBar SaveCancelled SaveFailed SaveHandle
         SavePolicy StepExists StepFacts StepGone StepNotFound Storage Structure Swept
         TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load load_async register_leaf_type register_storage save structure
+        iterate_steps load load_async register_leaf_type register_storage save save_async structure
         sweep verify wait_for_new_step
     """
     ),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import collections
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import thread as _executors
 from typing import Any
 
 LOOK_S = 1.0  # how often a wait looks for itself
@@ -91,3 +94,11 @@ def run_side_by_side(
     if errors:
         raise errors[min(errors)]
     return results
+
+
+def register_at_exit(finish: Callable[[], None]) -> None:
+    """Has `finish` called when the interpreter exits, while threads and executors still work."""
+    # In hooks of `atexit` they are gone. Of these hooks the last registered runs first: that of the
+    # executors, which was registered when their module was imported, runs after ours.
+    assert _executors is not None
+    getattr(threading, "_register_atexit", atexit.register)(finish)

@@ -79,6 +79,7 @@ class CheckpointManager(AbstractCheckpointManager):
         # A checkpointer has a handler.
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         self._single: bool | None = None  # until the first call shows it
+        self._item_names = frozenset(item_names or ())
         if item_names is not None or isinstance(handlers, Mapping):
             self._single = False
         elif handlers is not None:
@@ -92,7 +93,10 @@ class CheckpointManager(AbstractCheckpointManager):
         return NativeManager(
             self._directory,
             save_policy=AskToSave(
-                self._options.save_policy(), lambda: _LazyInfos(self), self.is_saving_in_progress
+                self._options.save_policy(),
+                lambda: _LazyInfos(self),
+                self.is_saving_in_progress,
+                self._options.multiprocessing_options,
             ),
             keep_policy=AskToKeep(self._options.keep_policy()),
             options=Options(
@@ -167,7 +171,9 @@ class CheckpointManager(AbstractCheckpointManager):
             self.native = self._open()
 
     def delete(self, step: int) -> None:
-        """Deletes a step of holdfast's."""
+        """Deletes a step of holdfast's; a manager that only reads does nothing."""
+        if self._options.read_only:
+            return
         with orbax_errors():
             self.native.delete(step)
 
@@ -292,6 +298,11 @@ class CheckpointManager(AbstractCheckpointManager):
             return {DEFAULT_ITEM: args}
         if not isinstance(args, args_lib.Composite):
             raise ValueError(f"Expected args of type `Composite`; found {type(args)}.")
+        unknown = sorted(set(args) - self._item_names) if self._item_names else []
+        if unknown:
+            raise ValueError(
+                f"the items {unknown} are not among item_names={sorted(self._item_names)}"
+            )
         if METRIC_ITEM_NAME in args:
             raise ValueError(
                 f"an item cannot be called {METRIC_ITEM_NAME!r}: that name is for metrics"
@@ -314,6 +325,8 @@ class CheckpointManager(AbstractCheckpointManager):
         """
         chosen = self._chosen(step, directory)
         with orbax_errors():
+            if chosen in self._in_flight():
+                self.native.wait_until_finished()
             if directory is None:
                 saved = self.native.structure(chosen)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -59,6 +60,7 @@ def construct_restore_args(
     return jax.tree.map(of_leaf, target, sharding_tree)
 
 
+@contextlib.contextmanager
 def wait_for_new_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
     *,
@@ -67,17 +69,18 @@ def wait_for_new_checkpoint(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
     **names: Any,
-) -> int:
-    """Blocks until there is a step (of at least `until_step`) and returns the newest.
+) -> Iterator[int]:
+    """Blocks until there is a step (of at least `until_step`); is a context of the newest.
 
-    Returns -1 when `timeout` seconds have passed.
+    It is -1 when `timeout` seconds have passed.
     """
+    names.pop("ignore_snapshot_errors", None)
     refuse("wait_for_new_checkpoint", NAMES, **names)
     refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
     after = None if until_step is None else until_step - 1
     timeout_s = math.inf if timeout is None else timeout
     step = wait_for_new_step(checkpoint_dir, after, timeout_s=timeout_s)
-    return -1 if step is None else step
+    yield -1 if step is None else step
 
 
 def checkpoints_iterator(

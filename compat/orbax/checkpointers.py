@@ -10,7 +10,7 @@ from typing import Any, Self
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handlers as handlers_lib
 import holdfast.compat.orbax.items as items_lib
-from holdfast.checkpoint import load, save, structure
+from holdfast.checkpoint import SaveHandle, load, save, save_async, structure
 
 from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
@@ -23,10 +23,7 @@ class AbstractCheckpointer:
 
 
 class Checkpointer(AbstractCheckpointer):
-    """Saves and restores one folder.
-
-    `save` blocks until the checkpoint is durable, for the asynchronous ones too.
-    """
+    """Saves and restores one folder. `save` blocks until the checkpoint is durable."""
 
     def __init__(
         self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any
@@ -61,13 +58,12 @@ class Checkpointer(AbstractCheckpointer):
                 name: items_lib.to_save(call, each, self._handler_of(name))
                 for name, each in several.items()
             }
-            save(
-                directory,
-                items=items,
-                overwrite=force,
-                metadata=custom_metadata,
-                timeout_s=self._timeout_s,
-            )
+            self._save(directory, items, overwrite=force, metadata=custom_metadata)
+
+    def _save(
+        self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
+    ) -> None:
+        save(directory, items=items, timeout_s=self._timeout_s, **options)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Restores. Raises FileNotFoundError, ValueError."""
@@ -143,13 +139,39 @@ def _only_item(items: Mapping[str, Any]) -> str:
 
 
 class AsyncCheckpointer(Checkpointer):
-    """A Checkpointer with the names of an asynchronous one, whose `save` blocks none the less."""
+    """A Checkpointer whose `save` returns when the arrays may be changed, and goes on writing.
+
+    The next save, a restore and `close` wait for it. For one thread at a time.
+    """
+
+    _in_flight: SaveHandle | None = None
+
+    def _save(
+        self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
+    ) -> None:
+        self.wait_until_finished()
+        self._in_flight = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
+
+    def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
+        self.wait_until_finished()
+        return super()._restore(directory, given)
 
     def wait_until_finished(self) -> None:
-        """Does nothing: nothing is in flight."""
+        """Blocks until no save is in flight; raises the error of one that failed, once."""
+        handle = self._in_flight
+        self._in_flight = None
+        if handle is not None:
+            with orbax_errors():
+                handle.wait()
 
     def check_for_errors(self) -> None:
-        """Does nothing: `save` has raised."""
+        """Raises the error of a save that failed, once. Does not block."""
+        if self._in_flight is not None and self._in_flight.done():
+            self.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for the save in flight."""
+        self.wait_until_finished()
 
 
 class StandardCheckpointer(AsyncCheckpointer):

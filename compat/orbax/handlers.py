@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import holdfast.compat.orbax.args as args_lib
 from holdfast.checkpoint import Files
@@ -24,6 +24,7 @@ from .args import CheckpointArgs
 from .refusals import not_covered
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 def to_path(directory: Any) -> Any:
@@ -321,7 +322,7 @@ class StatefulCheckpointable(Protocol):
         ...
 
 
-class CheckpointableHandler:
+class CheckpointableHandler(Generic[T, A]):
     """The base of v1's handlers.
 
     They have `save(directory, value)`, `load(directory, abstract)`, `is_handleable(value)` and

@@ -60,6 +60,8 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
         return handlers_lib.files_to_save(own, args)
     if isinstance(args, args_lib.JsonSave):
         return Json(args.item)
+    if args is None:
+        raise ValueError(f"{call}: an item has None for its args; expected StandardSave(tree), ...")
     if not isinstance(args, args_lib.TREE_SAVES):
         raise _unknown(call, args)
     item = args.item

@@ -311,12 +311,14 @@ class AnyPreservationPolicy:
 class AskToSave:
     """A save policy of holdfast's that asks one of Orbax's.
 
-    `previous()` lists the steps, `saving()` returns whether a save is in flight.
+    `previous()` lists the steps, `saving()` returns whether a save is in flight. `processes` is
+    handed on to it.
     """
 
     policy: Any
     previous: Callable[[], Sequence[PolicyCheckpointInfo]]
     saving: Callable[[], bool]
+    processes: Any
     uses_clock: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -326,7 +328,9 @@ class AskToSave:
         """Returns the policy's name where it wants the step."""
         step = PolicyCheckpointInfo(context.step, None, datetime.now(UTC))
         about = DecisionContext(
-            is_saving_in_progress=self.saving(), reached_preemption=context.preempted
+            is_saving_in_progress=self.saving(),
+            reached_preemption=context.preempted,
+            multiprocessing_options=self.processes,
         )
         wanted = self.policy.should_save(step, previous_steps=self.previous(), context=about)
         return f"{type(self.policy).__name__} wants step {context.step}" if wanted else ""

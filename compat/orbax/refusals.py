@@ -32,6 +32,12 @@ class _StandIn(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise not_covered(f"{cls.__module__}.{cls.__qualname__}", cls.refusal)
 
+    def __getattr__(cls, name: str) -> Any:
+        # Some stand for modules, whose names may be imported and annotated too.
+        if name.startswith("_") or name == "refusal":
+            raise AttributeError(f"{cls.__module__}.{cls.__qualname__} has no {name}")
+        return stand_in(f"{cls.__module__}.{cls.__qualname__}", name, cls.refusal)
+
 
 def stand_in(module: str, name: str, nearest: str) -> Any:
     """Returns what stands for a name of `module` that is not covered."""

@@ -12,6 +12,7 @@ import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
+from holdfast.checkpoint import save_async as native_save_async
 from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import is_primary_host, sync_global_processes
@@ -49,25 +50,35 @@ def save_checkpointables(
     Raises ValueError where one is there.
     """
     with orbax_errors():
-        native_save(
-            path,
-            items=to_items(checkpointables),
-            overwrite=overwrite,
-            metadata=custom_metadata,
-            timeout_s=current().timeout_s,
+        options = _save_options(
+            checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
         )
+        native_save(path, **options)
 
 
 def save_checkpointables_async(
     path: Any, checkpointables: Mapping[str, Any], **options: Any
 ) -> AsyncResponse[None]:
-    """Saves as `save_checkpointables` does, blocking; the response is done."""
-    save_checkpointables(path, checkpointables, **options)
-    return AsyncResponse(_nothing, None)
+    """Begins `save_checkpointables`; the arrays may be changed when it returns."""
+    with orbax_errors():
+        handle = native_save_async(path, **_save_options(checkpointables, **options))
+
+    def wait(timeout_s: float | None) -> None:
+        with orbax_errors():
+            handle.wait(timeout_s)
+
+    return AsyncResponse(wait, None)
 
 
-def _nothing() -> None:
-    return None
+def _save_options(
+    checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None
+) -> dict[str, Any]:
+    return {
+        "items": to_items(checkpointables),
+        "overwrite": overwrite,
+        "metadata": custom_metadata,
+        "timeout_s": current().timeout_s,
+    }
 
 
 def save(
@@ -84,10 +95,11 @@ def save(
     )
 
 
-def save_async(path: Any, state: Any, **options: Any) -> AsyncResponse[None]:
-    """Saves as `save` does, blocking; the response is done."""
-    save(path, state, **options)
-    return AsyncResponse(_nothing, None)
+def save_async(
+    path: Any, state: Any, *, checkpointable_name: str = STATE, **options: Any
+) -> AsyncResponse[None]:
+    """Begins `save`; the arrays may be changed when it returns."""
+    return save_checkpointables_async(path, {checkpointable_name: state}, **options)
 
 
 def _open(path: Any) -> Structure:
@@ -159,7 +171,7 @@ def load_async(
 ) -> AsyncResponse[Any]:
     """Loads as `load` does, blocking; the response is done."""
     state = load(path, abstract_state, checkpointable_name=checkpointable_name)
-    return AsyncResponse(_nothing, state)
+    return AsyncResponse.done(state)
 
 
 def load_all(
@@ -189,7 +201,7 @@ def load_checkpointables_async(
     path: Any, abstract_checkpointables: Any = None
 ) -> AsyncResponse[dict[str, Any]]:
     """Loads as `load_checkpointables` does, blocking; the response is done."""
-    return AsyncResponse(_nothing, load_checkpointables(path, abstract_checkpointables))
+    return AsyncResponse.done(load_checkpointables(path, abstract_checkpointables))
 
 
 def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[Any]:
@@ -253,4 +265,4 @@ def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: boo
 
 def delete_async(path: Any, **options: Any) -> AsyncResponse[bool]:
     """Deletes as `delete` does, blocking; the response is done."""
-    return AsyncResponse(_nothing, delete(path, **options))
+    return AsyncResponse.done(delete(path, **options))

@@ -11,8 +11,8 @@ from ..handlers import (
     register_handler,
 )
 from ..metadata import to_shape_dtype_struct
-from ..refusals import make_module, stand_in
-from . import options, training
+from ..refusals import make_module
+from . import training
 from .checkpoints import InvalidLayoutError
 from .results import CheckpointMetadata, RootMetadata
 
@@ -81,13 +81,6 @@ def _add_names() -> None:
         CheckpointMetadata=CheckpointMetadata,
         RootMetadata=RootMetadata,
     )
-    refused = {
-        "CheckpointablesOptions": OWN_FILES,
-        "DeletionOptions": "deletions are done when they return",
-        "PathwaysOptions": "a save needs nothing more on Pathways",
-    }
-    for name, reason in refused.items():
-        vars(options)[name] = stand_in("orbax.checkpoint.v1.options", name, reason)
 
 
 _add_names()

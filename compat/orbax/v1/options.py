@@ -6,7 +6,9 @@ What only tunes how bytes lie or travel has no effect here.
 from __future__ import annotations
 
 import contextvars
+import copy
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -15,6 +17,8 @@ from ..options import AsyncOptions as AsyncOptions
 from ..options import FileOptions as FileOptions
 from ..options import MultiprocessingOptions as MultiprocessingOptions
 from ..refusals import refuse
+
+CAST = "cast the tree before saving it"
 
 
 class CheckpointLayout(enum.Enum):
@@ -34,10 +38,18 @@ class AtomicityMode(enum.Enum):
 
 
 class _Tuning:
-    """Options without effect: any are taken."""
+    """Options without effect: any are taken, but those that would change what is saved or read."""
+
+    refused: ClassVar[Mapping[str, str]] = {}  # what to do instead, by name
 
     def __init__(self, **options: Any) -> None:
-        vars(self).update(options)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.refused:
+            refuse(type(self).__qualname__, self.refused[name], **{name: value})
+        super().__setattr__(name, value)
 
 
 class AtomicityOptions(_Tuning):
@@ -52,12 +64,28 @@ class SafetensorsOptions(_Tuning):
     """How safetensors are read."""
 
 
+class CheckpointablesOptions(_Tuning):
+    """How items that are no trees are handled."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "registry": "register a handler for all checkpoints: handlers.register_handler(cls)"
+    }
+
+
+class DeletionOptions(_Tuning):
+    """How steps are deleted: of no effect, since deletions are done when they return."""
+
+
+class PathwaysOptions(_Tuning):
+    """How Pathways saves: of no effect, since a save needs nothing more there."""
+
+
 @dataclass(kw_only=True)
 class PyTreeOptions:
     """How trees are loaded: `partial_load` leaves out saved leaves that the target lacks."""
 
     class Saving(_Tuning):
-        """Of no effect."""
+        """How bytes lie in files: of no effect."""
 
     @dataclass(kw_only=True)
     class Loading:
@@ -65,7 +93,7 @@ class PyTreeOptions:
 
         partial_load: bool = False
 
-    saving: Any = None
+    saving: Any = field(default_factory=Saving)
     loading: Loading = field(default_factory=Loading)
 
 
@@ -73,47 +101,25 @@ class PyTreeOptions:
 class ArrayOptions:
     """How arrays are saved and loaded. What would change their values is refused."""
 
-    class Saving(_Tuning):
-        """How bytes lie in files: of no effect."""
-
-        def __init__(
-            self,
-            *,
-            storage_options: Any = None,
-            scoped_storage_options_creator: Any = None,
-            **options: Any,
-        ) -> None:
-            nearest = "cast the tree before saving it"
-            refuse(
-                "ArrayOptions.Saving",
-                nearest,
-                scoped_storage_options_creator=scoped_storage_options_creator,
-            )
-            refuse(
-                "ArrayOptions.Saving(storage_options=...)",
-                nearest,
-                dtype=getattr(storage_options, "dtype", None),
-            )
-            super().__init__(storage_options=storage_options, **options)
-
     class StorageOptions(_Tuning):
         """Chunks and dtypes in files."""
 
-        dtype: ClassVar[Any] = None
+        refused: ClassVar[Mapping[str, str]] = {"dtype": CAST}
+
+    class Saving(_Tuning):
+        """How bytes lie in files: of no effect."""
+
+        refused: ClassVar[Mapping[str, str]] = {"scoped_storage_options_creator": CAST}
 
     class Loading(_Tuning):
         """How arrays come back."""
 
-        def __init__(self, *, enable_padding_and_truncation: bool = False, **options: Any) -> None:
-            refuse(
-                "ArrayOptions.Loading",
-                "load the saved shapes and slice them",
-                enable_padding_and_truncation=enable_padding_and_truncation,
-            )
-            super().__init__(**options)
+        refused: ClassVar[Mapping[str, str]] = {
+            "enable_padding_and_truncation": "load the saved shapes and slice them"
+        }
 
-    saving: Any = None
-    loading: Any = None
+    saving: Any = field(default_factory=Saving)
+    loading: Any = field(default_factory=Loading)
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
@@ -126,28 +132,40 @@ class Context:
     """
 
     def __init__(self, context: Context | None = None, **options: Any) -> None:
-        inherited = {} if context is None else context.options
-        unknown = {name: value for name, value in options.items() if name not in _KNOWN}
+        inherited = {} if context is None else copy.deepcopy(context.options)
+        unknown = {name: value for name, value in options.items() if name not in _defaults()}
         refuse("v1.Context", "see holdfast.checkpoint.Options, or leave it out", **unknown)
-        mode = getattr(options.get("file_options"), "path_permission_mode", None)
-        refuse(
-            "v1.Context(file_options=...)",
-            "set the umask, or use CheckpointManager",
-            path_permission_mode=mode,
-        )
         given = {name: value for name, value in options.items() if value is not None}
-        self.options: dict[str, Any] = inherited | given
+        self.options: dict[str, Any] = _defaults() | inherited | given
         self._tokens: list[Any] = []
 
     @property
     def timeout_s(self) -> float:
         """How long a save may take, in seconds."""
-        return float(self.options.get("async_options", AsyncOptions()).timeout_secs)
+        # Asked by each save: options of a context may be set after it was made.
+        refuse(
+            "v1.Context(file_options=...)",
+            "set the umask, or use CheckpointManager",
+            path_permission_mode=self.options["file_options"].path_permission_mode,
+        )
+        return float(self.options["async_options"].timeout_secs)
 
     @property
     def partial_load(self) -> bool:
         """Whether saved leaves that the target lacks are left out."""
-        return bool(self.options.get("pytree_options", PyTreeOptions()).loading.partial_load)
+        return bool(self.options["pytree_options"].loading.partial_load)
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        for known in (name, f"{_SHORT.get(name, name)}_options"):
+            if known in options:
+                return options[known]
+        raise AttributeError(f"a v1.Context has no {name!r}; expected one of {sorted(options)}")
+
+    def __dir__(self) -> list[str]:
+        short = {long: name for name, long in _SHORT.items()}
+        kinds = [name.removesuffix("_options") for name in self.options]
+        return [*super().__dir__(), *self.options, *(short.get(kind, kind) for kind in kinds)]
 
     def __enter__(self) -> Self:
         self._tokens.append(_current.set(self))
@@ -162,17 +180,25 @@ class Context:
         _current.reset(self._tokens.pop())
 
 
-_KNOWN = {
-    "pytree_options",
-    "array_options",
-    "async_options",
-    "multiprocessing_options",
-    "file_options",
-    "checkpoint_layout",
-    "memory_options",
-    "safetensors_options",
-    "atomicity_options",
-}
+_SHORT = {"asynchronous": "async"}  # the short names that are not the long ones' beginnings
+
+
+def _defaults() -> dict[str, Any]:
+    """Returns what a context has where nothing else is given."""
+    return {
+        "pytree_options": PyTreeOptions(),
+        "array_options": ArrayOptions(),
+        "async_options": AsyncOptions(),
+        "multiprocessing_options": MultiprocessingOptions(),
+        "file_options": FileOptions(),
+        "checkpoint_layout": CheckpointLayout.ORBAX,
+        "memory_options": MemoryOptions(),
+        "safetensors_options": SafetensorsOptions(),
+        "atomicity_options": AtomicityOptions(),
+        "checkpointables_options": CheckpointablesOptions(),
+        "deletion_options": DeletionOptions(),
+        "pathways_options": PathwaysOptions(),
+    }
 
 
 def current(context: Context | None = None) -> Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -20,14 +21,31 @@ T = TypeVar("T")
 class AsyncResponse(Generic[T]):
     """The outcome of what runs in the background; `wait` blocks for it."""
 
-    def __init__(self, wait: Callable[[], None], value: T) -> None:
+    def __init__(self, wait: Callable[[float | None], None], value: T) -> None:
         self._wait = wait
         self._value = value
 
+    @classmethod
+    def done(cls, value: T) -> AsyncResponse[T]:
+        """Returns the response of a call that has blocked for its value."""
+        return cls(lambda timeout: None, value)
+
     def result(self, timeout: float | None = None) -> T:
         """Blocks until it is done and returns its value; raises its error."""
-        self._wait()
+        self._wait(timeout)
         return self._value
+
+    def on_complete(self, callback: Callable[[T], None]) -> None:
+        """Calls `callback(value)` on a thread once it is done; not where it fails."""
+
+        def complete() -> None:
+            try:
+                value = self.result()
+            except Exception:
+                return  # `result` raises it
+            callback(value)
+
+        threading.Thread(target=complete, daemon=True).start()
 
 
 class CheckpointMetadata(Generic[T]):

@@ -142,7 +142,7 @@ class Checkpointer:
             )
         except StepIsThereError as error:  # another manager has saved it
             raise StepAlreadyExistsError(str(error)) from error
-        return AsyncResponse(self.wait, True) if wanted else None
+        return AsyncResponse(self._wait, True) if wanted else None
 
     # --- loading
 
@@ -192,14 +192,14 @@ class Checkpointer:
 
     def load_async(self, step: Any = None, abstract_state: Any = None) -> AsyncResponse[Any]:
         """Loads as `load` does, blocking; the response is done."""
-        return AsyncResponse(lambda: None, self.load(step, abstract_state))
+        return AsyncResponse.done(self.load(step, abstract_state))
 
     def load_checkpointables_async(
         self, step: Any = None, abstract_checkpointables: Any = None
     ) -> AsyncResponse[dict[str, Any]]:
         """Loads as `load_checkpointables` does, blocking; the response is done."""
         items = self.load_checkpointables(step, abstract_checkpointables)
-        return AsyncResponse(lambda: None, items)
+        return AsyncResponse.done(items)
 
     save_pytree = save
     save_pytree_async = save_async
@@ -242,7 +242,7 @@ class Checkpointer:
 
     def delete_async(self, step: Any, **options: Any) -> AsyncResponse[bool]:
         """Deletes as `delete` does, blocking; the response is done."""
-        return AsyncResponse(lambda: None, self.delete(step, **options))
+        return AsyncResponse.done(self.delete(step, **options))
 
     def cancel(self, step: Any = None) -> None:
         """Raises NotImplementedError: a save that was begun is committed or fails."""
@@ -254,7 +254,11 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Blocks until no save is in flight; raises the error of one that failed."""
-        self._manager.wait_until_finished()
+        self._wait(None)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        with orbax_errors():
+            self._manager.native.wait_until_finished(timeout_s)
 
     def reload(self) -> None:
         """Sees steps that others wrote."""

@@ -58,8 +58,9 @@ def test_steps_are_listed_and_waited_for(tmp_path: Path) -> None:
             first = list(ocp.checkpoint_utils.checkpoints_iterator(root, timeout=0))
             timer = threading.Timer(0.2, save, [2])
             timer.start()
-            waited = ocp.checkpoint_utils.wait_for_new_checkpoint(root, until_step=2, timeout=60)
-            timer.join()
+            wait = ocp.checkpoint_utils.wait_for_new_checkpoint
+            with wait(root, until_step=2, timeout=60) as waited:
+                timer.join()
             return (
                 first,
                 waited,
@@ -71,4 +72,5 @@ def test_steps_are_listed_and_waited_for(tmp_path: Path) -> None:
     assert list(ours.utils.checkpoint_steps(tmp_path)) == [1, 2]
     with pytest.raises(NotImplementedError, match=r"step_prefix='a'.*found by their numbers"):
         next(ours.checkpoint_utils.checkpoints_iterator(tmp_path, step_prefix="a"))
-    assert ours.checkpoint_utils.wait_for_new_checkpoint(tmp_path, until_step=9, timeout=0) == -1
+    with ours.checkpoint_utils.wait_for_new_checkpoint(tmp_path, until_step=9, timeout=0) as step:
+        assert step == -1

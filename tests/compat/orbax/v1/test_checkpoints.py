@@ -132,7 +132,6 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(
             enable_padding_and_truncation=True
         ),
-        r"v1\.Context\(pathways_options=": lambda: ours.Context(pathways_options=1),
         r"v1\.handlers\.local_registry.*register_handler": lambda: ours.handlers.local_registry(),
         r"delete of an item": lambda: ours.delete(tmp_path / "a", checkpointable_name="x"),
     }

@@ -1,0 +1,161 @@
+"""A save of one checkpoint without a manager: its root, what is staged, and its run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from dataclasses import dataclass, replace
+from typing import Self
+
+from holdfast.coordination import HoldfastError
+from holdfast.multihost import Group
+
+from .agreement.save_protocol import SaveResult
+from .errors import SaveCancelled, StepExists, failure_of
+from .format.limits import check_step
+from .format.step_folders import has_record, other_step
+from .options import Options
+from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.commit import SaveTarget, run_protocol
+from .saving.save import SnapshotWork
+from .saving.stager import SaveOrder, SaveRequest, SaveStager
+from .steps.claims import FOLDER
+from .steps.object_claims import open_claims
+from .steps.opening import OpenRoot, give_up_claim, open_root
+from .storage.base import Storage
+from .storage.path import open_storage, split
+from .storage.threads import register_at_exit
+
+_log = logging.getLogger(__name__)
+# A thread holds each handle until its save has ended.
+_begun: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class SingleSave:
+    """Saves one checkpoint into a folder that is claimed for it, and gives the claim up."""
+
+    root: OpenRoot
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], group: Group, options: Options) -> Self:
+        """Opens and claims a folder. Every process of the group calls it."""
+        storage = open_storage(path)
+        claims = open_claims(storage)
+        writer = open_root(storage, claims, group, options).writer
+        root = OpenRoot(storage=storage, group=group, options=options, claims=claims, writer=writer)
+        return cls(root)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the checkpoint goes."""
+        return self.root.storage
+
+    @property
+    def options(self) -> Options:
+        """The options of the save."""
+        return self.root.options
+
+    def stage(self, order: SaveOrder) -> SaveRequest:
+        """Returns the request with the tree; in a group an error is in it, so that all learn of it.
+
+        Where it raises, the claim is given up.
+        """
+        root = self.root
+        request = SaveRequest(0, 0, root.writer.id, order.overwrite)
+        try:
+            request = replace(request, step=check_named_step(order.step, root.where))
+            if root.group.index == 0 and not order.overwrite:
+                _refuse_existing(root.storage)
+            return SaveStager(root.storage, root.group, root.options).stage(request, order)
+        except BaseException as error:
+            if isinstance(error, Exception) and root.group.count > 1:
+                return replace(request, broken=error)
+            self._give_up()
+            raise
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does the save and gives the claim up. Blocks; a failure is in the result."""
+        root = self.root
+        target = SaveTarget(
+            root.storage,
+            root.group,
+            request.key,
+            "",
+            claim=f"{FOLDER}/{root.writer.id}",
+            messages=f"checkpoint/save/{root.writer.id}",
+            timeout_s=root.options.save_timeout_s,
+            overwrite=request.overwrite,
+        )
+        try:
+            return run_protocol(target, SnapshotWork(request, target, root.options))
+        finally:
+            request.release()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        root = self.root
+        if root.group.index == 0:
+            give_up_claim(root.storage, root.claims, root.writer)
+
+
+class BackgroundSave(SingleSave):
+    """A save that goes on when its call has returned: on a thread, with a handle."""
+
+    def begin(self, request: SaveRequest) -> SaveHandle:
+        """Begins the save; returns when the caller may donate or overwrite its arrays."""
+        saver = AsyncSaver(self)
+        handle = saver.start(request)
+        _begun.add(handle)
+        saver.wait_for_snapshots()
+        saver.close()
+        return handle
+
+    def run(self, request: SaveRequest) -> SaveResult:
+        """Does the save; a failure is in the result and in the log, for nobody may ask for it."""
+        try:
+            result = super().run(request)
+        except Exception as error:
+            failure = failure_of(error, request.step, self.root.group.index)
+            result = SaveResult(request.key, failure)
+        if result.error is not None and not isinstance(result.error, SaveCancelled):
+            _log.error("the save to %s failed: %s", self.root.where, result.error)
+        return result
+
+
+def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
+    """Returns the step.
+
+    Raises ValueError also where the folder is called as another step: no reader would take it.
+    """
+    step = check_step(step)
+    named = other_step(step, open_storage(path), "")
+    if named is not None:
+        name = split(os.fspath(path))[1]
+        raise ValueError(
+            f"save: the folder {name} is called as step {named} is, and step={step}; call it"
+            " otherwise, or leave `step` out"
+        )
+    return step
+
+
+def _refuse_existing(storage: Storage) -> None:
+    if has_record(storage, ""):
+        message = (
+            f"{storage.root} holds a checkpoint already; save to another folder, or pass"
+            " overwrite=True"
+        )
+        raise StepExists(message, path=storage.root)
+
+
+def _finish_all_at_exit() -> None:
+    for handle in [each for each in _begun if not each.done()]:
+        try:
+            handle.wait(Options().exit_timeout_s)
+        except (HoldfastError, TimeoutError) as error:
+            _log.error("a save did not end before the exit: %s", error)
+
+
+os.register_at_fork(after_in_child=_begun.clear)
+register_at_exit(_finish_all_at_exit)

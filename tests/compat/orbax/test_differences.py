@@ -1,0 +1,186 @@
+"""Programs that once ran otherwise here than on Orbax: each on both, with the same results."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from orbax.checkpoint.experimental import v1 as real_v1
+
+from holdfast.checkpoint import CheckpointManager
+from holdfast.compat import orbax as ours
+from holdfast.compat.orbax import v1 as ours_v1
+from tests.support.orbax_programs import outcome, run_both
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax's own
+
+SHORT = [
+    "array",
+    "asynchronous",
+    "atomicity",
+    "checkpointables",
+    "deletion",
+    "file",
+    "memory",
+    "multiprocessing",
+    "pathways",
+    "pytree",
+    "safetensors",
+]
+TREE = {"w": jnp.arange(4.0)}
+
+
+def test_a_step_in_flight_is_restored(tmp_path: Path) -> None:
+    """A restore at once after the save waits for it, with and without a target, by number or as the
+    newest.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        found = []
+        with ocp.CheckpointManager(root) as manager:
+            for step, args in enumerate((None, ocp.args.StandardRestore(TREE))):
+                manager.save(step, args=ocp.args.StandardSave(TREE))
+                found.append(manager.restore(step if args else None, args=args))
+        return found
+
+    run_both(program, tmp_path)
+
+
+def test_a_native_restore_waits_for_its_step(tmp_path: Path) -> None:
+    """`restore(step)` of the step in flight waits for its commit, however often."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in range(20):
+            manager.save(step, {"w": np.full(1000, step)})
+            assert manager.restore(step)["w"][0] == step
+
+
+def test_items_that_were_not_named(tmp_path: Path) -> None:
+    """Items beside `item_names`, and a single item where several are named."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        save = ocp.args.StandardSave
+        with ocp.CheckpointManager(root, item_names=("a",)) as manager:
+            found = [
+                outcome(lambda: manager.save(0, args=ocp.args.Composite(b=save(TREE)))),
+                outcome(lambda: manager.save(0, args=save(TREE))),
+                manager.save(0, args=ocp.args.Composite(a=save(TREE))),
+            ]
+            manager.wait_until_finished()
+            return [*found, list(manager.all_steps())]
+
+    assert run_both(program, tmp_path) == ["ValueError"] * 2 + [True, [0]]
+
+
+def test_a_reader_deletes_nothing(tmp_path: Path) -> None:
+    """`delete` of a manager that only reads does nothing."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root) as manager:
+            manager.save(0, args=ocp.args.StandardSave(TREE))
+        reads = ocp.CheckpointManagerOptions(read_only=True)
+        with ocp.CheckpointManager(root, options=reads) as manager:
+            return manager.delete(0), list(manager.all_steps())
+
+    run_both(program, tmp_path)
+
+
+def test_a_policy_knows_the_processes(tmp_path: Path) -> None:
+    """A save policy of one's own finds `context.multiprocessing_options`."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        seen: list[Any] = []
+
+        class Policy(ocp.training.save_decision_policies.SaveDecisionPolicy):  # type: ignore[misc]
+            def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+                seen.append(context.multiprocessing_options.primary_host)
+                return True
+
+        with ocp.training.Checkpointer(root, save_decision_policy=Policy()) as checkpointer:
+            checkpointer.save(0, TREE)
+        return seen[:1]
+
+    run_both(program, tmp_path, v1=True)
+
+
+def test_a_new_step_is_a_context(tmp_path: Path) -> None:
+    """`wait_for_new_checkpoint` is a context manager that yields the step, or -1."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root) as manager:
+            manager.save(3, args=ocp.args.StandardSave(TREE))
+        wait = ocp.checkpoint_utils.wait_for_new_checkpoint
+        folder = epath.Path(root)
+        with wait(folder, until_step=3, timeout=5) as step:
+            found = step
+        with wait(folder, until_step=9, timeout=0) as step:
+            return found, step
+
+    assert run_both(program, tmp_path) == (3, -1)
+
+
+def test_a_handler_class_takes_types() -> None:
+    """v1's `CheckpointableHandler[Value, Abstract]` is a base."""
+
+    class Handler(ours_v1.handlers.CheckpointableHandler[int, str]):
+        pass
+
+    assert isinstance(Handler(), ours_v1.handlers.CheckpointableHandler)
+
+
+def test_names_of_steps_are_refused_at_the_call() -> None:
+    """Names of a refused module, and names in them, can be imported, subclassed, and annotated."""
+    step = ours.path.step
+    with pytest.raises(NotImplementedError, match=r"path\.step\.standard_name_format"):
+        step.standard_name_format(step_prefix="a")
+    assert isinstance(step.NameFormat, type)
+
+
+def test_background_work_calls_back(tmp_path: Path) -> None:
+    """`AsyncResponse.on_complete` calls with the response's value, at its end."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        response = ocp.save_async(root / "x", TREE)
+        response.on_complete(seen.put)
+        return seen.get(timeout=60), response.result()
+
+    run_both(program, tmp_path, v1=True)
+
+
+def test_a_context_has_its_options() -> None:
+    """Each kind of options is an attribute of a context, given or not, by both of its names, and
+    those of the options may be set.
+    """
+
+    def program(ocp: Any) -> Any:
+        context = ocp.Context()
+        context.asynchronous.timeout_secs = 7
+        context.pytree.loading.partial_load = True
+        context.array.saving.use_ocdbt = False
+        inner = ocp.Context(context)
+        context.asynchronous.timeout_secs = 9
+        kinds = [name for name in dir(context) if not name.startswith("_")]
+        return [
+            {name: type(getattr(inner, name)).__name__ for name in kinds if name in SHORT},
+            inner.async_options.timeout_secs,
+            inner.pytree_options.loading.partial_load,
+            inner.checkpoint_layout.name,
+        ]
+
+    assert program(ours_v1) == program(real_v1)
+
+
+def test_options_that_would_change_values_are_refused() -> None:
+    """In the constructor, and where they are set."""
+    context = ours_v1.Context()
+    with pytest.raises(NotImplementedError, match=r"dtype=.*cast the tree before saving"):
+        ours_v1.options.ArrayOptions.StorageOptions(dtype=jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="enable_padding_and_truncation=True"):
+        context.array.loading.enable_padding_and_truncation = True
+    with pytest.raises(NotImplementedError, match="registry="):
+        context.checkpointables.registry = object()
