@@ -32,7 +32,8 @@ from .policy import (
     SavePolicy,
     StepFacts,
     best_rule,
-    check_policies,
+    check_keep_policy,
+    check_save_policy,
 )
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions
@@ -75,7 +76,7 @@ class CheckpointManager:
         # Until it is open: what was not opened needs no closing.
         self._closed = True
         self._forked = False
-        check_policies(save_policy=save_policy, keep_policy=keep_policy)
+        _check_settings(save_policy, keep_policy, options, local)
         if local is not None and save_policy is None:
             raise ValueError(
                 "CheckpointManager: local= expects a save_policy besides: without one every call"
@@ -470,6 +471,25 @@ class CheckpointManager:
         elif self.is_saving_in_progress():
             shown["state"] = "saving"
         return shown
+
+
+def _check_settings(
+    save_policy: object, keep_policy: object, options: object, local: object
+) -> None:
+    """Raises TypeError, with the right spelling, for what is no policy, no Options or no Local."""
+    if save_policy is not None:
+        check_save_policy("save_policy", save_policy)
+    if keep_policy is not None:
+        check_keep_policy("keep_policy", keep_policy)
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(
+            f"options={options!r}: write options=Options(...), as in Options(read_only=True)"
+        )
+    if local is not None and not isinstance(local, Local):
+        raise TypeError(
+            f"local={local!r}: write local=Local(folder, save_policy=EveryNSteps(10)), with the"
+            " folder of this host"
+        )
 
 
 _open_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .notebook import html_table
-from .policy import SavePolicy
+from .policy import SavePolicy, check_save_policy
 
 DAY_S = 24 * 3600.0
 PROGRESS_S = 0.25
@@ -264,6 +264,7 @@ class Local:
     failure_domain: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_save_policy("save_policy", self.save_policy)
         if self.replicas < 0:
             raise ValueError(f"Local: replicas={self.replicas!r}: expected 0 or more")
         for name in ("keep", "timeout_s", "max_bytes", "rate_bytes_s"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, SupportsFloat
 
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
@@ -62,20 +62,33 @@ class KeepPolicy(Protocol):
         ...
 
 
-def check_policies(*, save_policy: object, keep_policy: object) -> None:
-    """Raises TypeError unless each is None or a policy."""
-    for name, policy, verb, example in (
-        ("save_policy", save_policy, "wants", "EveryNSteps"),
-        ("keep_policy", keep_policy, "keeps", "KeepLast"),
-    ):
-        # A class has the verb too, and is no policy yet.
-        has_verb = callable(getattr(policy, verb, None)) and not isinstance(policy, type)
-        if policy is not None and not has_verb:
-            number = policy if isinstance(policy, int) else 3
-            raise TypeError(
-                f"{name}={policy!r} is no policy: write {name}={example}({number}), or pass an"
-                f" object with a method `{verb}`"
-            )
+def check_save_policy(name: str, policy: object) -> None:
+    """Raises TypeError, with the right spelling, unless it is a save policy."""
+    _check_policy(name, policy, "wants", "EveryNSteps")
+
+
+def check_keep_policy(name: str, policy: object) -> None:
+    """Raises TypeError, with the right spelling, unless it is a keep policy."""
+    _check_policy(name, policy, "keeps", "KeepLast")
+
+
+def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
+    # A class has the verb too, and is no policy yet.
+    if callable(getattr(policy, verb, None)) and not isinstance(policy, type):
+        return
+    number = policy if isinstance(policy, int) else 3
+    raise TypeError(
+        f"{name}={policy!r} is no policy: write {name}={example}({number}), or pass an object with"
+        f" a method `{verb}`"
+    )
+
+
+def _check_inner(kind: str, policy: object, verb: str, example: str) -> None:
+    if not callable(getattr(policy, verb, None)) or isinstance(policy, type):
+        raise TypeError(
+            f"{kind}: {policy!r} is no policy: write {kind}({example}(3), ...), with a policy for"
+            " each argument"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,7 @@ class EveryNSteps:
     n: int
 
     def __post_init__(self) -> None:
-        _need_positive("EveryNSteps", "n", self.n)
+        _need_count("EveryNSteps", self.n)
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
@@ -114,6 +127,8 @@ class AtSteps:
     """Saves the steps that it names: `AtSteps({10, 100, 1000})`."""
 
     def __init__(self, steps: Iterable[int]) -> None:
+        if not isinstance(steps, Iterable):
+            raise TypeError(f"AtSteps: expected several steps, as in AtSteps([{steps!r}])")
         self.steps = frozenset(steps)
 
     def wants(self, context: PolicyContext) -> str:
@@ -158,6 +173,8 @@ class AnyOf:
     policies: tuple[SavePolicy, ...]
 
     def __init__(self, *policies: SavePolicy) -> None:
+        for policy in policies:
+            _check_inner("AnyOf", policy, "wants", "EveryNSteps")
         object.__setattr__(self, "policies", policies)
 
     def wants(self, context: PolicyContext) -> str:
@@ -172,7 +189,7 @@ class KeepLast:
     n: int
 
     def __post_init__(self) -> None:
-        _need_positive("KeepLast", "n", self.n)
+        _need_count("KeepLast", self.n)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the newest `n`."""
@@ -186,7 +203,7 @@ class KeepEvery:
     n: int
 
     def __post_init__(self) -> None:
-        _need_positive("KeepEvery", "n", self.n)
+        _need_count("KeepEvery", self.n)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the multiples of `n`."""
@@ -202,7 +219,7 @@ class KeepClosestTo:
     n: int
 
     def __post_init__(self) -> None:
-        _need_positive("KeepClosestTo", "n", self.n)
+        _need_count("KeepClosestTo", self.n)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the closest step to each multiple that is some step's nearest."""
@@ -307,7 +324,7 @@ class KeepBest:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _need_positive("KeepBest", "n", self.n)
+        _need_count("KeepBest", self.n)
         if self.mode not in ("min", "max"):
             raise ValueError(f'KeepBest: mode is "min" or "max", not {self.mode!r}')
 
@@ -344,6 +361,8 @@ class KeepAnyOf:
     policies: tuple[KeepPolicy, ...]
 
     def __init__(self, *policies: KeepPolicy) -> None:
+        for policy in policies:
+            _check_inner("KeepAnyOf", policy, "keeps", "KeepLast")
         object.__setattr__(self, "policies", policies)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
@@ -390,8 +409,16 @@ def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]
     ]
 
 
-def _need_positive(policy: str, name: str, value: float) -> None:
-    if isinstance(value, bool) or not value > 0:
+def _need_count(policy: str, n: object) -> None:
+    if not hasattr(n, "__index__"):
+        raise TypeError(f"{policy}: n is a whole number, as in {policy}(3), found {n!r}")
+    _need_positive(policy, "n", n)
+
+
+def _need_positive(policy: str, name: str, value: object) -> None:
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"{policy}: {name} is a number, found {value!r}")
+    if isinstance(value, bool) or not float(value) > 0:
         raise ValueError(f"{policy}: {name} must be above 0, found {value!r}")
 
 

@@ -19,7 +19,7 @@ from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
-from .common import EXIT_NOTHING, Failure
+from .common import EXIT_NOTHING, Failure, print_json, refuse
 from .own_jobs import credential_options, credentials_of, how_it_ended, only_job
 from .status_tables import status_tables
 from .tables import console
@@ -102,6 +102,8 @@ def status(  # each option is a parameter, as click has it
     Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
     jobs, with those that ended within the last hour.
     """
+    if not watch:
+        refuse({"--interval-s": "is between two polls: add --watch"})
     began = time.monotonic()
     try:
         if address is None:
@@ -113,7 +115,7 @@ def status(  # each option is a parameter, as click has it
             credentials = credentials_of(address, files)
         with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
             if stacks:
-                _print_stacks(client)
+                _print_stacks(client, as_json)
             elif events or since is not None:
                 _print_events(client, as_json, since)
             else:
@@ -152,18 +154,24 @@ def _try_to_connect(address: str) -> str:
     )
 
 
-def _print_stacks(client: StatusClient) -> None:
+def _print_stacks(client: StatusClient, as_json: bool) -> None:
     """Prints what is wrong, and the stacks of all processes, in order.
 
-    Threads of ours and of the runtime are counted only.
+    Threads of ours and of the runtime are counted only, but in JSON they are whole.
     """
-    for finding in diagnose(gather(client, with_stacks=True)):
-        click.echo(printable(finding.text, lines=True))
+    findings = diagnose(gather(client, with_stacks=True))
     process_ids = [task.task_id for task in client.status().tasks]
-    for process_id, stacks in zip(process_ids, client.stacks(process_ids), strict=True):
+    all_stacks = list(zip(process_ids, client.stacks(process_ids), strict=True))
+    if as_json:
+        shown = [{"process": process, "text": str(stacks)} for process, stacks in all_stacks]
+        print_json({"diagnosis": [found.as_json() for found in findings], "stacks": shown})
+        return
+    for finding in findings:
+        click.echo(printable(finding.text, lines=True))
+    for process_id, stacks in all_stacks:
         left, mark, report = str(stacks).partition("Left by its watchdog: ")
-        shown = f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip()
-        click.echo(printable(shown, lines=True))
+        text = f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip()
+        click.echo(printable(text, lines=True))
         if mark:
             click.echo(printable(mark + report.rstrip(), lines=True))
 

@@ -1,18 +1,21 @@
 """The code in README.md and docs/ runs as it stands there, each page in one fresh process and
-folder.
+folder; then its commands, in the same folder.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from holdfast.cli.entry import main
 from tests.support.libraries import need_installed
 from tests.support.paths import ROOT
 
@@ -24,17 +27,54 @@ _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
+_ANY = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^(?:export|holdfast|kill|make|mpirun|pip) [^:\n]*$", re.MULTILINE)
+_COMMENT = re.compile(r"\s+# .*$", re.MULTILINE)
+# Commands that do not run here, and why.
+NOT_HERE = {
+    r"^make ": "this is `make test`; tests/system/test_main_job.py runs the demo",
+    r"^pip ": "tests/test_tutorials.py installs a wheel in an empty environment",
+    r"^(export|mpirun) |^holdfast (kubernetes|coordinator) |--ray ": "needs a cluster",
+    r"HOST:PORT|DIR|PID| \.\.\. ": "has a placeholder",
+    r"^holdfast (status|web)|--web |hang\.py|max-restarts": (
+        "needs a job that runs, dies or hangs: tests/test_tutorials.py, tests/cli, tests/system"
+    ),
+}
+
+
+def commands(page: Path) -> list[str]:
+    """Returns the commands in the plain blocks of a page, without comments."""
+    lines = (
+        line.strip()
+        for kind, block in _ANY.findall(page.read_text())
+        if not kind
+        for line in _COMMENT.sub("", block).splitlines()
+    )
+    return [line for line in lines if _COMMAND.match(line) or "HOST:PORT" in line]
+
+
+def runs_here(command: str) -> bool:
+    """Says whether a command of a page can run in a test."""
+    return not any(re.search(pattern, command) for pattern in NOT_HERE)
+
+
+def _has_code(page: Path) -> bool:
+    # The commands of a tutorial are of its program: tests/test_tutorials.py.
+    has_commands = any(map(runs_here, commands(page))) and not page.name.startswith("tutorial-")
+    return has_commands or _BLOCK.search(page.read_text()) is not None
+
+
 WITH_CODE: list[Any] = [
     pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [])
     for page in PAGES
-    if _BLOCK.search(page.read_text())
+    if _has_code(page)
 ]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """All ```python blocks of a page run in order as one program (those marked ```python notest do
-    not).
+    not), then its commands.
     """
     for library in _OTHERS.findall(page.read_text()):
         need_installed(library, "make slow-libraries")
@@ -44,6 +84,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     ran = subprocess.run(
         [sys.executable, program],
@@ -54,6 +95,51 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         timeout=100,
     )
     assert ran.returncode == 0, f"{page.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
+    if page.name.startswith("tutorial-"):
+        return
+    (tmp_path / "train.py").write_text("import os; print(os.environ['HOLDFAST_PROCESS_ID'])")
+    for command in filter(runs_here, commands(page)):
+        done = subprocess.run(
+            shlex.split(command),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+
+
+def _own_commands() -> list[Any]:
+    return [
+        pytest.param(command, id=f"{page.name}: {command}")
+        for page in PAGES
+        for command in commands(page)
+        if command.startswith("holdfast ") and " ... " not in command
+    ]
+
+
+@pytest.mark.parametrize("command", _own_commands())
+def test_a_command_of_a_page_is_one(command: str) -> None:
+    """Its name and its options are known, whether it can run here or not."""
+    name, *words = shlex.split(command)[1:]
+    found = main.get_command(click.Context(main), name)
+    assert found is not None, command
+    try:
+        found.make_context(name, words)
+    except click.MissingParameter:
+        raise
+    except click.BadParameter:
+        pass  # a value that stands for the user's, such as a file
+
+
+def test_the_commands_of_the_pages_are_found() -> None:
+    """Those that run, and those that do not."""
+    found = [command for page in PAGES for command in commands(page)]
+    run = set(filter(runs_here, found))
+    assert {"holdfast ls runs/first", "holdfast run -n 4 -- python train.py"} <= run
+    for pattern in NOT_HERE:
+        assert any(re.search(pattern, command) for command in found), pattern
 
 
 @pytest.mark.parametrize(

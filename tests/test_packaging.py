@@ -5,7 +5,6 @@ folder.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.wheel import build_wheel
 
 
 def _hostile_folder(folder: Path) -> Path:
@@ -29,32 +29,7 @@ def _hostile_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    # A copy, because setuptools leaves build/lib behind, and the next wheel would hold what has
-    # been deleted since.
-    source = folder / "source"
-    shutil.copytree(
-        ROOT,
-        source,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(
-            ".venv", ".git", "build", "demo-run", "__pycache__", "*.egg-info"
-        ),
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "-w",
-        folder,
-        source,
-    ]
-    subprocess.run(command, check=True, timeout=110)
-    return next(folder.glob("holdfast_jax-*.whl"))
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_an_editable_install_is_not_shadowed(tmp_path: Path) -> None:

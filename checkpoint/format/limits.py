@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import re
-import reprlib
 from typing import Any
 
 STEP_LIMIT = 10**18
@@ -23,9 +22,10 @@ def check_step(step: Any) -> int:
     Raises TypeError for what is no whole number, ValueError for one out of range.
     """
     if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(
-            f"step {reprlib.repr(step)}: expected a whole number, found a {type(step).__name__}"
-        )
+        found = f"expected a whole number, found a {type(step).__name__}"
+        if isinstance(step, bool | float | str):
+            raise TypeError(f"step {step!r}: {found}")
+        raise TypeError(f"step: {found}; the step comes first, as in save(step, tree)")
     number = operator.index(step)
     if not 0 <= number < STEP_LIMIT:
         raise ValueError(f"step {number}: expected 0 to 10**18 - 1")

@@ -159,7 +159,7 @@ class SaveStager:
                 len(values) + sum(map(len, files.values())),
                 staged.metadata,
             )
-            metrics = {name: float(value) for name, value in (order.metrics or {}).items()}
+            metrics = {name: _number(name, value) for name, value in (order.metrics or {}).items()}
             return replace(staged, metrics=metrics)
         except BaseException:
             staged.release()
@@ -207,3 +207,13 @@ def _stage_json(item: str, value: Any) -> JsonValue:
         return JsonValue(encode_json(value.value, f"the item {item!r}"), value.per_process)
     data = encode_json(state_of(item, value), f"the state of the iterator {item!r}")
     return JsonValue(data, per_process=True)
+
+
+def _number(name: str, value: Any) -> float:
+    """Returns a metric as a float. Raises ValueError that names it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"metrics[{name!r}] is {value!r}: expected a number; what is none goes into metadata="
+        ) from error

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
+    AnyOf,
+    AtSteps,
+    CheckpointError,
     CheckpointManager,
+    EveryNSeconds,
+    EveryNSteps,
+    KeepAnyOf,
     KeepBest,
     KeepLast,
+    Local,
+    StepExists,
     StepNotFound,
     TreeMismatch,
     load,
@@ -78,12 +86,109 @@ MISTAKES: dict[str, tuple[Callable[[CheckpointManager], object], type[Exception]
 }
 
 
+MISTAKES |= {
+    "save without a step": (
+        lambda manager: manager.save(_params()),  # type: ignore[arg-type]
+        TypeError,
+        "step: expected a whole number, found a dict; the step comes first, as in save(step, tree)",
+    ),
+    "save without a tree": (
+        lambda manager: manager.save(9),
+        ValueError,
+        "save: give either a state or items",
+    ),
+    "a step that is there": (
+        lambda manager: manager.save(8, _params()),
+        StepExists,
+        "step 8 is already in {root}; nothing was written. To replace it, pass overwrite=True",
+    ),
+    "a metric that is none": (
+        lambda manager: manager.save(9, _params(), metrics={"loss": "low"}),
+        ValueError,
+        "metrics['loss'] is 'low': expected a number; what is none goes into metadata=",
+    ),
+    "an item that is not there": (
+        lambda manager: manager.restore(item="model"),
+        StepNotFound,
+        "{root}/8/checkpoint.json: there is no item 'model'; it has ['state']",
+    ),
+    "a step's folder as a root": (
+        lambda manager: CheckpointManager(f"{manager._root.where}/8"),
+        CheckpointError,
+        "{root}/8 is the folder of step 8, and no root of steps: open {root} and restore(8), or"
+        " load('{root}/8')",
+    ),
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_answered_with_its_remedy(mistake: str, manager: CheckpointManager) -> None:
     """By these words."""
     make, kind, expected = MISTAKES[mistake]
     with pytest.raises(kind) as caught:
         make(manager)
+    assert str(caught.value) == expected.replace("{root}", manager._root.where)
+    assert "\n" not in expected
+
+
+SETTINGS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a number among policies": (
+        lambda: AnyOf(EveryNSteps(2), 3),  # type: ignore[arg-type]
+        TypeError,
+        "AnyOf: 3 is no policy: write AnyOf(EveryNSteps(3), ...), with a policy for each argument",
+    ),
+    "a list of policies": (
+        lambda: KeepAnyOf([KeepLast(3)]),  # type: ignore[arg-type]
+        TypeError,
+        "KeepAnyOf: [KeepLast(n=3)] is no policy: write KeepAnyOf(KeepLast(3), ...), with a policy"
+        " for each argument",
+    ),
+    "a number of local steps": (
+        lambda: Local("/x", save_policy=10),  # type: ignore[arg-type]
+        TypeError,
+        "save_policy=10 is no policy: write save_policy=EveryNSteps(10), or pass an object with a"
+        " method `wants`",
+    ),
+    "a text as a count": (
+        lambda: KeepLast("3"),  # type: ignore[arg-type]
+        TypeError,
+        "KeepLast: n is a whole number, as in KeepLast(3), found '3'",
+    ),
+    "half a step": (
+        lambda: EveryNSteps(1.5),  # type: ignore[arg-type]
+        TypeError,
+        "EveryNSteps: n is a whole number, as in EveryNSteps(3), found 1.5",
+    ),
+    "one step": (
+        lambda: AtSteps(5),  # type: ignore[arg-type]
+        TypeError,
+        "AtSteps: expected several steps, as in AtSteps([5])",
+    ),
+    "a text as a time": (
+        lambda: EveryNSeconds("1m"),  # type: ignore[arg-type]
+        TypeError,
+        "EveryNSeconds: seconds is a number, found '1m'",
+    ),
+    "options as a dict": (
+        lambda: CheckpointManager("/x", options={"read_only": True}),  # type: ignore[arg-type]
+        TypeError,
+        "options={'read_only': True}: write options=Options(...), as in Options(read_only=True)",
+    ),
+    "a folder as a local tier": (
+        lambda: CheckpointManager("/x", save_policy=EveryNSteps(9), local="/y"),  # type: ignore[arg-type]
+        TypeError,
+        "local='/y': write local=Local(folder, save_policy=EveryNSteps(10)), with the folder of"
+        " this host",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", SETTINGS)
+def test_a_setting_is_checked_where_it_is_given(mistake: str) -> None:
+    """With the right spelling."""
+    make, kind, expected = SETTINGS[mistake]
+    with pytest.raises(kind) as caught:
+        make()
     assert str(caught.value) == expected
 
 

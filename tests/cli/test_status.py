@@ -99,6 +99,24 @@ def test_no_process_steers_the_terminal() -> None:
         stop.set()
 
 
+def test_stacks_as_json() -> None:
+    """One object, with the text of each process."""
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CoordinationClient(service.address, 0),
+    ):
+        output = subprocess.run(
+            holdfast("status", service.address, "--stacks", "--json"),
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+    shown = json.loads(output)
+    assert (shown["version"], shown["diagnosis"]) == (1, [])
+    (stacks,) = shown["stacks"]
+    assert stacks["process"] == 0 and "test_stacks_as_json" in stacks["text"]
+
+
 def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
     """Which steps the hosts have, where each process's part has its copies, and how many hosts may
     be lost: now, and after a loss.
