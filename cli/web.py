@@ -53,7 +53,9 @@ def web(
     coordinator, and with --job-id through attempts. Needs the extra `web`.
     """
     from holdfast.web import serve_page
-    from holdfast.web.feed import CoordinatorAddress
+    from holdfast.web.feed import CoordinatorAddress, LauncherWord
+
+    from .launcher_word import launcher_word
 
     def find() -> CoordinatorAddress | None:
         if address is not None:
@@ -71,6 +73,9 @@ def web(
         else:
             click.echo(f"page at {url}")
 
+    def launched(job: str) -> LauncherWord | None:
+        return launcher_word(job_id or job) if address is None else None
+
     if address is None and job_id is None and not running_jobs():
         raise Failure(
             "no job of this user runs on this machine: give the address that the launcher printed",
@@ -79,6 +84,7 @@ def web(
     try:
         serve_page(
             find,
+            launched=launched,
             host=host,
             port=port,
             announce=announce,

@@ -6,14 +6,20 @@ Another thread asks why the job does not get on.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, wants_stacks
+from holdfast.coordination.diagnosis.stacks import whole
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
+from holdfast.coordination.diagnosis.summary import printable
+from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
@@ -22,7 +28,20 @@ from .snapshot import encode, snapshot
 _INTERVAL_S = 1.0
 _PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
 _DIAGNOSIS_INTERVAL_S = 10.0
+_LEFT = "Left by its watchdog: "
+_MOST_LOG_BYTES = 65_536
+_MOST_LOG_LINES = 200
+_MOST_HISTORY = 65_536  # points of all processes together
+_LEAST_HISTORY = 30
 _STACKS_PER_S = 64  # of a large job less often: a stack is tens of KB
+
+
+@dataclass(frozen=True)
+class LauncherWord:
+    """What a launcher on this machine says of a job; `log_dir` is None where there is none."""
+
+    launcher: session_pb2.Launcher
+    log_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -41,8 +60,13 @@ class Feed:
     """
 
     def __init__(
-        self, find: Callable[[], CoordinatorAddress | None], publish: Callable[[str], None]
+        self,
+        find: Callable[[], CoordinatorAddress | None],
+        publish: Callable[[str], None],
+        launched: Callable[[str], LauncherWord | None] = lambda job: None,
     ) -> None:
+        self._launched = launched
+        self._histories: dict[int, deque[tuple[float, ...]]] = {}
         self._find = find
         self._publish = publish
         self._closed = threading.Event()
@@ -68,7 +92,29 @@ class Feed:
             client = self._client
         if client is None:
             return "there is no coordinator now"
-        return str(client.stacks([process_id])[0])
+        answer = str(client.stacks([process_id])[0])
+        found, mark, left = answer.partition(_LEFT)
+        return f"{whole(found) or found}{mark}{left}"
+
+    def history(self, process_id: int) -> str:
+        """Returns what was known of a process over time, as JSON: when, steps per second, bytes of
+        memory and the share of its time that it waits, oldest first. -1: not known.
+        """
+        return json.dumps([list(each) for each in self._histories.get(process_id, ())])
+
+    def log(self, process_id: int) -> str:
+        """Returns the last lines of a process, or why there are none."""
+        word = self._word()
+        if word is None or word.log_dir is None:
+            return "the lines of this process are in no file on this machine: see --log-dir"
+        path = word.log_dir / f"process-{process_id}.log"
+        try:
+            with path.open("rb") as stream:
+                stream.seek(max(0, path.stat().st_size - _MOST_LOG_BYTES))
+                text = stream.read().decode(errors="replace")
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        return printable("\n".join(text.splitlines()[-_MOST_LOG_LINES:]), lines=True)
 
     def close(self) -> None:
         """Stops asking."""
@@ -88,12 +134,47 @@ class Feed:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
             gone = self._ask()
+            self._take_word(gone)
             shown = snapshot(
                 self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone
             )
             self._publish(encode(shown))
             count = self._status.num_processes if self._status is not None else 0
             wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
+
+    def _word(self) -> LauncherWord | None:
+        return self._launched(self._status.job if self._status is not None else "")
+
+    def _take_word(self, gone: str) -> None:
+        """Takes the launcher's own word where no coordinator passes it on."""
+        word = self._word() if gone else None
+        if word is None:
+            return
+        status = session_pb2.StatusResponse()
+        if self._status is not None:
+            status.CopyFrom(self._status)
+        known = status.launcher
+        if word.launcher.state:
+            known.MergeFrom(word.launcher)
+            known.waiting_for = word.launcher.waiting_for
+        self._status = status
+        if judge(status, gone=gone).state in OVER:
+            self._findings = [each for each in self._findings if each.kind == "failed"]
+
+    def _remember(self, status: session_pb2.StatusResponse) -> None:
+        """Keeps what is known of each process now; of many processes, less far back."""
+        most = max(_LEAST_HISTORY, _MOST_HISTORY // max(1, len(status.tasks)))
+        for task in status.tasks:
+            values = task.progress.values
+            kept = self._histories.setdefault(task.task_id, deque(maxlen=min(600, most)))
+            kept.append(
+                (
+                    round(time.time(), 1),
+                    round(task.steps_per_second, 3) if task.step_age_s >= 0 else -1.0,
+                    values.get("memory_bytes", -1.0),
+                    round(values.get("waiting_share", -1.0), 3),
+                )
+            )
 
     def _ask(self) -> str:
         """Brings the status up to date; returns why that could not be done, "" where it was."""
@@ -109,6 +190,7 @@ class Feed:
         except CoordinationError as error:
             return f"the coordinator at {target.address} does not answer: {error}"
         self._curve.add(sample(self._status, time.time()))
+        self._remember(self._status)
         if wants_stacks(self._status):
             self._wanted.set()
         else:

@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.coordination.distribution import install_command
 
-from .feed import CoordinatorAddress, Feed
+from .feed import CoordinatorAddress, Feed, LauncherWord
 
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200
@@ -91,7 +91,7 @@ class Hub:
             self.viewers -= 1
 
 
-def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int], str]) -> Any:
+def make_app(hub: Hub, token: str, hosts: frozenset[str], feed: Feed) -> Any:
     """Returns the application: what is below `/<token>/`, for who asks under one of `hosts`."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -132,17 +132,22 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], stacks: Callable[[int]
             )
         return StreamingResponse(hub.stream(), media_type="text/event-stream", headers=_HEADERS)
 
-    async def process_stacks(request: Request) -> Response:
+    questions = {"stacks": feed.stacks, "history": feed.history, "log": feed.log}
+
+    async def about_process(request: Request) -> Response:
         if refused := refusal(request):
             return refused
         process = request.path_params["process"]
         if not (process.isascii() and process.isdecimal() and len(process) <= _MOST_DIGITS):
             return PlainTextResponse("there is no such process\n", 404, _HEADERS)
-        return PlainTextResponse(await run_in_threadpool(stacks, int(process)), headers=_HEADERS)
+        question = questions.get(request.path_params["question"])
+        if question is None:
+            return PlainTextResponse("there is no such page\n", 404, _HEADERS)
+        return PlainTextResponse(await run_in_threadpool(question, int(process)), headers=_HEADERS)
 
     routes = [
         Route("/{token}/events", events),
-        Route("/{token}/stacks/{process}", process_stacks),
+        Route("/{token}/{question}/{process}", about_process),
         Route("/{token}/", file),
         Route("/{token}/{name}", file),
     ]
@@ -155,11 +160,13 @@ def serve_page(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
+    launched: Callable[[str], LauncherWord | None] = lambda job: None,
     announce: Callable[[str], None] = print,
     end_with_input: bool = False,
 ) -> None:
     """Serves the page of the job whose coordinator `find` returns.
 
+    `launched` returns what a launcher on this machine says of a job, by its id ("": not known).
     Blocks until a signal, or until the end of standard input where that is asked for. `announce`
     gets the URL, which holds the token (a random one by default). Raises OSError for a port that is
     taken, and ImportError with the line that installs what is missing.
@@ -182,8 +189,8 @@ def serve_page(
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(hub.set, data)
 
-            with Feed(find, publish) as feed:
-                app = make_app(hub, token, _names(host, port), feed.stacks)
+            with Feed(find, publish, launched) as feed:
+                app = make_app(hub, token, _names(host, port), feed)
                 server = _make_server(uvicorn, app, hub)
                 if end_with_input:
                     threading.Thread(target=server.end_with_input, daemon=True).start()

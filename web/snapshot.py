@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.step_curve import Sample
 from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS, checkpoint_roots
+from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.proto import coordination_pb2, session_pb2
 
 MOST_EVENTS = 300
-_STEP_FACTS = ("step", "bytes", "incremental", "local", "damaged", "survives")
+_STEP_FACTS = (
+    *("step", "bytes", "incremental", "local", "damaged", "survives"),
+    *("saved_unix_s", "took_s"),
+)
+_LAUNCHER_FACTS = ("command", "folder", "began_unix_s")
 _MOST_NAMED = 50  # processes of one barrier
 
 
@@ -28,11 +33,15 @@ def snapshot(
     if status is None:
         status = session_pb2.StatusResponse()
     roots = checkpoint_roots(status)
+    at_barriers = {each.task_id for barrier in status.barriers for each in barrier.waiting}
+    verdict = judge(status, findings, gone=gone)
     return {
+        "verdict": verdict.as_json() | {"over": verdict.state in OVER},
+        **{name: getattr(status.launcher, name) for name in _LAUNCHER_FACTS},
         "unix_s": unix_s,
         "gone": gone,
         "job": status.job,
-        "attempt": status.attempt,
+        "attempt": status.launcher.attempt or status.attempt,
         "phase": status.phase,
         "up_s": round(status.up_s, 1),
         "num_processes": status.num_processes,
@@ -41,7 +50,7 @@ def snapshot(
         "goodput_s": {part: round(seconds, 1) for part, seconds in status.goodput_s.items()},
         "goodput_parts": GOODPUT_PARTS,
         "findings": [finding.as_json() for finding in findings],
-        "processes": [_row(status, task) for task in status.tasks],
+        "processes": [_row(status, task, at_barriers) for task in status.tasks],
         "root": _root(roots[0]) if roots else None,
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [
@@ -58,11 +67,14 @@ def encode(shown: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> dict[str, Any]:
+def _row(
+    status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, at_barriers: Set[int]
+) -> dict[str, Any]:
     progress = task.progress
     values = progress.values
     return {
         "id": task.task_id,
+        "waits": task.task_id in at_barriers,
         "state": "SILENT" if silent(status, task) else coordination_pb2.TaskState.Name(task.state),
         "host": task.host,
         "pid": task.pid,
@@ -79,7 +91,10 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
 
 
 def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
-    steps = [{name: getattr(step, name) for name in _STEP_FACTS} for step in root.steps]
+    steps = [
+        {name: getattr(step, name) for name in _STEP_FACTS} | {"metrics": dict(step.metrics)}
+        for step in root.steps
+    ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
 
 

@@ -25,7 +25,7 @@ from ..steps.claims import FOLDER
 from ..steps.index import StepIndex
 from ..steps.lineage import Lineage, NoLineage
 from ..steps.opening import OpenRoot
-from ..steps.root_report import NoReporter, RootReporter
+from ..steps.root_report import NoReporter, RootReporter, SavedStep
 from ..storage.base import Storage
 from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol
@@ -345,11 +345,10 @@ class StepSaver:
             self._note_failure(request, result.error)
             return result
         self._note_step(request, result)
-        self.state.reporter.saved(
-            request.step,
-            request.total_bytes,
-            incremental=self.state.statistics.save_linked_bytes > linked_bytes,
-        )
+        incremental = self.state.statistics.save_linked_bytes > linked_bytes
+        took_s = time.monotonic() - request.began
+        saved = SavedStep(request.total_bytes, incremental, time.time(), took_s, request.metrics)
+        self.state.reporter.saved(request.step, saved)
         return result
 
     def _note_failure(self, request: SaveRequest, error: HoldfastError) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from holdfast.multihost import Group
@@ -11,6 +13,7 @@ from holdfast.multihost import Group
 from .index import StepIndex
 
 MOST_STEPS = 20  # in one report, the newest
+_MOST_METRICS = 8  # of one step
 
 
 class HostCopies(NamedTuple):
@@ -20,6 +23,27 @@ class HostCopies(NamedTuple):
 
     survives: int
     holders: Sequence[Sequence[int]]
+
+
+class SavedStep(NamedTuple):
+    """What a manager knows of a step that it saved itself."""
+
+    nbytes: int = 0
+    incremental: bool = False  # what had not changed was linked
+    saved_unix_s: float = 0.0
+    took_s: float = 0.0
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the fields of CheckpointStep; of the metrics the first that are finite."""
+        finite = [(name, value) for name, value in self.metrics.items() if math.isfinite(value)]
+        return {
+            "bytes": self.nbytes,
+            "incremental": self.incremental,
+            "saved_unix_s": self.saved_unix_s,
+            "took_s": self.took_s,
+            "metrics": dict(finite[:_MOST_METRICS]),
+        }
 
 
 class RootReporter:
@@ -41,14 +65,12 @@ class RootReporter:
         self._index = index
         self._local_steps = local_steps
         self._lock = threading.Lock()
-        self._saved: dict[
-            int, tuple[int, bool]
-        ] = {}  # bytes, and whether what had not changed was linked
+        self._saved: dict[int, SavedStep] = {}
 
-    def saved(self, step: int, nbytes: int, *, incremental: bool) -> None:
-        """Notes the size of a step that is saved, and reports."""
+    def saved(self, step: int, saved: SavedStep) -> None:
+        """Notes what is known of a step that is saved, and reports."""
         with self._lock:
-            self._saved[step] = nbytes, incremental
+            self._saved[step] = saved
         self.report()
 
     def report(self) -> None:
@@ -64,7 +86,7 @@ class RootReporter:
 class NoReporter:
     """Stands for the reporter on a process that reports nothing of the root."""
 
-    def saved(self, step: int, nbytes: int, *, incremental: bool) -> None:
+    def saved(self, step: int, saved: SavedStep) -> None:
         """Takes no note."""
 
     def report(self) -> None:
@@ -76,20 +98,20 @@ def root_report(
     steps: Set[int],
     local: Mapping[int, HostCopies],
     damaged: Collection[int],
-    saved: Mapping[int, tuple[int, bool]],
+    saved: Mapping[int, SavedStep],
 ) -> dict[str, Any]:
     """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved`
-    has bytes and "incremental" of some.
+    has those that this run saved.
     """
     shown = sorted({*steps, *local})[-MOST_STEPS:]
     described: list[dict[str, Any]] = []
     for step in shown:
-        nbytes, incremental = saved.get(step, (0, False))
-        flags = {"incremental": incremental, "local": step not in steps, "damaged": step in damaged}
+        known = saved.get(step, SavedStep()).as_fields()
+        flags = {"local": step not in steps, "damaged": step in damaged}
         copies = local[step] if step not in steps else HostCopies(0, ())
         where = {
             "survives": copies.survives,
             "copies": [{"processes": ranks} for ranks in copies.holders],
         }
-        described.append({"step": step, "bytes": nbytes, **flags, **where})
+        described.append({"step": step, **known, **flags, **where})
     return {"path": path, "num_steps": len(steps), "steps": described}

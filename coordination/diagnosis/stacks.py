@@ -141,14 +141,22 @@ def fold(text: str) -> str:
     """
     threads = parse(text)
     shown = [thread for thread in threads if not thread.folded]
-    lines = [
-        line
-        for thread in shown
-        for line in (f"Thread {thread.name}:", *map(_frame_lines, thread.frames))
-    ]
+    lines = [line for thread in shown for line in _thread_lines(thread)]
     if len(shown) < len(threads):
         lines.append(f"({len(threads) - len(shown)} more threads, of holdfast and the runtime)")
     return "\n".join(lines)
+
+
+def whole(text: str) -> str:
+    """Returns stacks for a reader who wants all: those that `fold` shows, its line about the
+    others, and then these.
+    """
+    others = [thread for thread in parse(text) if thread.folded]
+    return "\n".join([fold(text), *(line for thread in others for line in _thread_lines(thread))])
+
+
+def _thread_lines(thread: Thread) -> list[str]:
+    return [f"Thread {thread.name}:", *map(_frame_lines, thread.frames)]
 
 
 def _frame_lines(frame: Frame) -> str:

@@ -116,6 +116,8 @@ def judge(
         by_launcher = JobState.RESTARTING
     if by_launcher is not None:
         return Verdict(by_launcher, launcher.why, _advice_at_end(by_launcher))
+    if gone and launcher.state and not status.num_processes:
+        return Verdict(JobState.STARTING, launcher.why)
     if gone:
         return Verdict(JobState.UNREACHABLE, gone, _NO_REACH_ADVICE)
     return _by_processes(status, findings)

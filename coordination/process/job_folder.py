@@ -8,6 +8,7 @@ address.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ..address import connect
 from ..credentials import Credentials
@@ -195,6 +196,51 @@ class EndedJob:
         except BaseException:
             whole.unlink(missing_ok=True)
             raise
+
+
+@dataclass(frozen=True)
+class LaunchedJob:
+    """What a launcher of this machine says of its job, between two coordinators too.
+
+    `log_dir` is where the lines of its processes are, "" where they are in no file. `launcher` has
+    the fields of Launcher (proto/session.proto).
+    """
+
+    job_id: str
+    pid: int
+    log_dir: str
+    launcher: dict[str, Any]
+
+    def leave(self) -> None:
+        """Writes it into the user's folder. Raises OSError, and CoordinationError where there is no
+        such folder.
+        """
+        path = _launched_path(user_folder(create=True), self.job_id)
+        whole = path.with_suffix(f".{self.pid}")
+        whole.write_text(json.dumps(asdict(self)))
+        whole.replace(path)
+
+    def remove(self) -> None:
+        """Removes it: the job is over."""
+        with contextlib.suppress(OSError, CoordinationError):
+            _launched_path(user_folder(), self.job_id).unlink(missing_ok=True)
+
+
+def _launched_path(parent: Path, job_id: str) -> Path:
+    # A job's id may be no name of a file.
+    return parent / f"launched-{hashlib.sha256(job_id.encode()).hexdigest()[:32]}.json"
+
+
+def launched_job(job_id: str) -> LaunchedJob | None:
+    """Returns what this user's launcher on this machine says of a job, None where none does."""
+    try:
+        parent = user_folder()
+        _check_owner(parent)
+        job = LaunchedJob(**json.loads(_launched_path(parent, job_id).read_text()))
+        os.kill(job.pid, 0)
+    except (OSError, ValueError, TypeError, CoordinationError):
+        return None
+    return job
 
 
 def ended_jobs() -> list[EndedJob]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+<<<<<<< HEAD
 import math
+=======
+import os
+>>>>>>> 78b3186 (The page, designed: the state first, figures, diagnosis, processes, time, checkpoints)
 import queue
 import signal
 import threading
@@ -17,7 +22,7 @@ from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.diagnosis.step_curve import StepCurve
-from holdfast.coordination.process.job_folder import EndedJob
+from holdfast.coordination.process.job_folder import EndedJob, LaunchedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
@@ -143,6 +148,19 @@ class BaseEngine(Engine):
     def tell(self, decision: Decision) -> None:
         """Has the coordinators know how the job is now."""
         self._launcher = self.errand.launcher(decision)
+        job = decision.job
+        told = LaunchedJob(
+            job_id=job.job_id,
+            pid=os.getpid(),
+            log_dir="" if self.log_folder is None else str(self.log_folder.absolute()),
+            launcher=MessageToDict(self._launcher, preserving_proto_field_name=True),
+        )
+        if job.final:
+            told.remove()
+            return
+        # Only a page is worse off without it.
+        with contextlib.suppress(OSError, CoordinationError):
+            told.leave()
 
     def _account(self) -> Account:
         return Account(self._launcher, self._goodput())

@@ -31,6 +31,7 @@ from ..supervisor.job import (
     Reserve,
     Reserved,
     RestartPolicy,
+    Waiting,
 )
 from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
@@ -123,6 +124,7 @@ class LocalEngine(BaseEngine):
         self._prepared: dict[tuple[int, int], Coordinator] = {}
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
+        self._told_room: int | None = None  # the last that was too little
         self._unread = ""  # why the capacity file cannot be read
         self._poll_at = 0.0
 
@@ -274,9 +276,18 @@ class LocalEngine(BaseEngine):
         if capacity is not None:
             room = min(room, capacity)
         if room < wanted.min_processes:
-            return []
+            return self._waiting(wanted, room)
         self._wanted_room = None
+        self._told_room = None
         return [Reserved(wanted.attempt, room)]
+
+    def _waiting(self, wanted: Reserve, room: int) -> list[Event]:
+        """Returns the word that there is too little room, once for each number."""
+        if room == self._told_room:
+            return []
+        self._told_room = room
+        why = f"room for {room} of at least {wanted.min_processes} processes"
+        return [Waiting(wanted.attempt, why)]
 
     def _read_capacity(self) -> int | None:
         if self._settings.capacity_file is None:

@@ -13,13 +13,16 @@ import pytest
 
 from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
 from holdfast.web import write_report
+from holdfast.web.report import standing_still
+from tests.support.page_states import STATES, finished, large
 from tests.support.pages import page, processes, serious_faults
 
+D = "\u2013"  # what is not known
 HOSTILE = "<img src=x onerror=document.title='hit'>"
 
 
 def test_a_job_in_words_and_by_keyboard(tab: Any) -> None:
-    """What is wrong stands on top; arrow keys and Enter open a process; its stacks come at a click;
+    """What is wrong stands on top; Tab and Enter open a process; its stacks come at a click;
     a hostile host is text.
     """
     with (
@@ -36,24 +39,21 @@ def test_a_job_in_words_and_by_keyboard(tab: Any) -> None:
             clients[0].report(root={"path": HOSTILE, "num_steps": 2, "steps": steps})
             tab.goto(url)
             tab.get_by_text("step 7 was not saved: disk full").first.wait_for()
-            assert (
-                tab.title()
-                == f"digits: process 2 (host {HOSTILE}): step 7 was not saved: disk full"
-            )
+            assert tab.title() == "In trouble · digits"
             assert (
                 tab.locator("img").count() == 0
-                and tab.locator("#grid .named").count() == 1
-                and tab.locator(".cell").count() == 3
+                and tab.locator("#row-list .key.culprit").count() == 1
+                and tab.locator("#row-list tr").count() == 3
             )
             rows = [
-                "7\tunknown\thosts\tsurvives the loss of 2 hosts",
-                "6\tunknown\troot\tdamaged: a restore has passed it over",
-                "5\t3.2 MB\troot\tincremental",
+                f"7\t{D}\t{D}\t{D}\t{D}\thosts only: survives the loss of 2 hosts\twhole",
+                f"6\tbefore this run\t{D}\t{D}\t{D}\troot\tdamaged: a restore has passed it over",
+                f"5\tbefore this run\t{D}\t3.2 MB\t{D}\troot\twhole, incremental",
             ]
             assert [row.strip() for row in tab.locator("#steps tr").all_inner_texts()] == rows
             assert tab.locator("#root-summary").inner_text() == f"{HOSTILE}: 2 steps"
-            tab.locator(".cell").first.focus()
-            for key in ("ArrowRight", "End", "Enter"):
+            tab.locator(".open-one").first.focus()
+            for key in ("Tab", "Tab", "Enter"):
                 tab.keyboard.press(key)
             assert (
                 tab.locator("#process-title").inner_text() == "Process 2"
@@ -77,50 +77,12 @@ def test_a_restarted_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path
         page(service.address) as url,
     ):
         tab.goto(url)
-        tab.get_by_text("j, attempt 0").wait_for()
+        tab.get_by_text("j · 1 process").wait_for()
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
         tab.get_by_text("does not answer").wait_for()
         with CoordinationService.spawn(1, job=JobIdentity(name="j"), **options):
             tab.locator("#events").get_by_text("the coordinator was started again").wait_for()
-
-
-def snapshot(count: int, bad: int) -> dict[str, Any]:
-    """Returns a snapshot of a large job, in which one process is silent."""
-    row = {
-        "state": "CONNECTED",
-        "host": "b",
-        "pid": 1,
-        "heard_s": 1,
-        "expected_s": 2,
-        "step": 7,
-        "steps_per_second": 1,
-        "saved_step": 5,
-    }
-    row |= {"waiting": 0.5, "memory_bytes": 2**30, "blocked_s": 1, "note": ""}
-    rows = [
-        row | {"id": number, "state": "SILENT" if number == bad else "CONNECTED"}
-        for number in range(count)
-    ]
-    shown = {
-        "unix_s": 100,
-        "gone": "",
-        "job": "large",
-        "attempt": 1,
-        "phase": "running",
-        "up_s": 1,
-        "num_processes": count,
-    }
-    shown |= {
-        "barriers_passed": 0,
-        "barriers_failed": 0,
-        "findings": [],
-        "barriers": [],
-        "events": [],
-        "samples": [],
-    }
-    shown |= {"root": None, "goodput_s": {}}
-    return shown | {"processes": rows}
 
 
 DRAW = """(shown) => {
@@ -134,20 +96,51 @@ DRAW = """(shown) => {
 def test_thousands_of_processes_fit_a_screen(
     tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All 4,096 are in the grid, the one that is silent stands out, and all are within two
-    screens.
+    """All 4,096 are in the grid, the one that is named stands out, and all are within two screens;
+    arrow keys and Enter open one.
     """
-    (tmp_path / "status.json").write_text(json.dumps({"unix_s": 1.0, "outcome": "", "status": {}}))
-    write_report(tmp_path / "status.json", tmp_path / "report.html")
-    tab.goto(f"file://{tmp_path / 'report.html'}")
+    tab.goto(opened(finished(), tmp_path))
+    shown = large()
     for count in (1000, 4096):
-        took = tab.evaluate(DRAW, snapshot(count, 77))
+        part = shown | {"processes": shown["processes"][:count]}
+        took = tab.evaluate(DRAW, part)
         with capsys.disabled():
             print(f"\n{count} processes drawn in {took:.0f} ms")
-        silent = tab.locator("#grid .silent")
-        assert tab.locator(".cell").count() == count and silent.count() == 1
-        assert silent.get_attribute("aria-label") == "process 77, silent, host b, step 7"
+        culprit = tab.locator("#grid .culprit")
+        assert tab.locator(".cell").count() == count and culprit.count() == 1
+        assert culprit.get_attribute("aria-label").startswith("process 77, named in the diagnosis")
         assert tab.locator("#grid").bounding_box()["height"] < 1600
+    tab.locator(".cell").first.focus()
+    for key in ("ArrowRight", "End", "Enter"):
+        tab.keyboard.press(key)
+    assert tab.locator("#process-title").inner_text() == "Process 4095"
+
+
+def opened(shown: dict[str, Any], folder: Path) -> str:
+    """Writes the page standing still; returns its URL."""
+    (folder / "page.html").write_text(standing_still(shown), encoding="utf-8")
+    return f"file://{folder / 'page.html'}"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_state_comes_first(tab: Any, name: str, tmp_path: Path) -> None:
+    """The first line of text is the job's state; what a report says below never contradicts it, and
+    nothing is wider than a phone.
+    """
+    expected, made = STATES[name]
+    shown = made()
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.goto(opened(shown, tmp_path))
+    lines = tab.locator("body").inner_text().splitlines()
+    assert next(line for line in lines if line.strip()) == expected
+    assert tab.title() == f"{expected} · run7"
+    first = tab.locator("#findings li").first
+    assert first.inner_text() == shown["verdict"]["text"]
+    if expected in ("Failed", "Hung"):
+        assert tab.locator("#findings .good").count() == 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    if name in ("hung", "failed", "starting"):
+        assert serious_faults(tab) == []
 
 
 def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
@@ -162,11 +155,9 @@ def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
     )
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")
-    assert (
-        tab.locator("#headline").inner_text() == "failed: exit code 3"
-        and tab.locator(".cell").count() == 1
-    )
-    tab.locator(".cell").click()
+    assert tab.locator("h1").inner_text() == "Failed"
+    assert tab.locator("#findings").inner_text() == "exit code 3"
+    tab.locator(".open-one").click()
     assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
 
 
@@ -195,5 +186,5 @@ def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> No
     )
     write_report(tmp_path / "status.json", tmp_path / "report.html")
     tab.goto(f"file://{tmp_path / 'report.html'}")
-    tab.locator(".cell").first.click()
+    tab.locator(".open-one").first.click()
     assert serious_faults(tab) == []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import queue
 import threading
+from pathlib import Path
 
 from holdfast.coordination import CoordinationService, Credentials, JobIdentity
-from holdfast.web.feed import CoordinatorAddress, Feed
+from holdfast.proto import session_pb2
+from holdfast.web.feed import CoordinatorAddress, Feed, LauncherWord
 from tests.support.pages import processes
 
 
@@ -51,3 +53,41 @@ def test_the_diagnosis_comes_by_itself() -> None:
         ), shown["findings"]
         clients[1].wait_at_barrier("save/100", 60_000)
         waiting.join(30)
+
+
+def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
+    """A job waits for machines, and is over: neither needs a coordinator to be told."""
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    waiting = session_pb2.Launcher(state="scheduling", waiting_for="room for 1 of 2 processes")
+    word = [LauncherWord(waiting, tmp_path)]
+    (tmp_path / "process-0.log").write_text("a line\n" * 500 + "the \x1b[31mlast\n")
+    with Feed(lambda: None, published.put, lambda job: word[0]) as feed:
+        first = json.loads(published.get(timeout=30))["verdict"]
+        assert (first["state"], first["text"]) == (
+            "Waiting for machines",
+            "room for 1 of 2 processes",
+        )
+        lines = feed.log(0).splitlines()
+        assert len(lines) == 200 and lines[-1] == "the \\x1b[31mlast"
+        assert feed.log(1) == f"{tmp_path}/process-1.log: No such file or directory"
+        word[0] = LauncherWord(session_pb2.Launcher(state="finished", why="all are done"))
+        while (shown := json.loads(published.get(timeout=30))["verdict"])["state"] != "Finished":
+            pass
+        assert shown["over"] and shown["text"] == "all are done"
+        assert feed.log(0).endswith("see --log-dir")
+
+
+def test_the_history_of_a_process_is_bounded() -> None:
+    """Each question to the coordinator adds a point; nobody's history is empty."""
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        processes(service, 1) as clients,
+        Feed(lambda: CoordinatorAddress(service.address, Credentials()), published.put) as feed,
+    ):
+        clients[0].report(step=3, memory_bytes=1024.0)
+        while len(json.loads(feed.history(0))) < 2 or json.loads(feed.history(0))[-1][1] < 0:
+            published.get(timeout=30)
+        point = json.loads(feed.history(0))[-1]
+        assert point[2:] == [1024.0, -1.0]
+        assert feed.history(7) == "[]"

@@ -4,6 +4,7 @@ reaches the coordinator.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from holdfast.checkpoint import CheckpointManager, KeepAll, KeepLast, Options
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.index import StepIndex
-from holdfast.checkpoint.steps.root_report import MOST_STEPS, HostCopies, RootReporter, root_report
+from holdfast.checkpoint.steps.root_report import (
+    MOST_STEPS,
+    HostCopies,
+    RootReporter,
+    SavedStep,
+    root_report,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Solo
 
@@ -30,13 +37,17 @@ class Reported(Solo):
 def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
-    found = root_report("/data/run7", {5, 10}, {10: copies, 12: copies}, {5}, {10: (640, True)})
+    loss = {"loss": 0.5, "nan": math.nan}
+    saved = {10: SavedStep(640, True, 1e9, 2.5, loss)}
+    found = root_report("/data/run7", {5, 10}, {10: copies, 12: copies}, {5}, saved)
     ten = {"step": 10, "bytes": 640, "incremental": True}
-    twelve = {"step": 12, "bytes": 0, "incremental": False}
+    ten |= {"saved_unix_s": 1e9, "took_s": 2.5, "metrics": {"loss": 0.5}}
+    unknown = SavedStep().as_fields()
+    twelve = {"step": 12, **unknown}
     durable = {"local": False, "survives": 0, "copies": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
     assert found["steps"] == [
-        {"step": 5, "bytes": 0, "incremental": False, "damaged": True} | durable,
+        {"step": 5, **unknown, "damaged": True} | durable,
         ten | {"damaged": False} | durable,
         twelve
         | {
@@ -73,7 +84,7 @@ def test_a_report_looks_at_each_step_once(tmp_path: Path) -> None:
     group = Reported()
     reporter = RootReporter(group, "root", index, dict)
     for step in steps:
-        reporter.saved(step, 1, incremental=False)
+        reporter.saved(step, SavedStep(1))
     Compared.comparisons = 0
     reporter.report()
     assert Compared.comparisons <= len(steps)

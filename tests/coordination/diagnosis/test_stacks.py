@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 
-from holdfast.coordination.diagnosis.stacks import OURS, Frame, fold, parse
+from holdfast.coordination.diagnosis.stacks import OURS, Frame, fold, parse, whole
 
 LIBRARY = f"{sysconfig.get_path('stdlib')}"
 SITE = f"{LIBRARY}/site-packages"
@@ -84,6 +84,14 @@ def test_threads_of_ours_are_folded() -> None:
         shown.endswith("(1 more threads, of holdfast and the runtime)")
         and "holdfast-watch" not in shown
     )
+
+
+def test_a_whole_stack_has_the_folded_ones_last() -> None:
+    """After the line that counts them, so that a viewer can fold them there."""
+    own, count, others = whole(PYTHON).partition("(1 more threads, of holdfast and the runtime)\n")
+    assert count and "MainThread" in own
+    assert others.startswith("Thread holdfast-watch:\n") and "x.py" in others
+    assert whole("") == ""
 
 
 def test_what_is_no_stack_has_no_threads() -> None:

@@ -67,6 +67,10 @@ TABLE: dict[str, tuple[session_pb2.StatusResponse, tuple[Finding, ...], str, Job
         session_pb2.StatusResponse(launcher=said("scheduling", attempt=1)),
         (), "there is none", JobState.STARTING,
     ),
+    "runs, and no coordinator answered yet": (
+        session_pb2.StatusResponse(launcher=said("running", attempt=1)),
+        (), "there is none", JobState.STARTING,
+    ),
     "second attempt, no coordinator yet": (
         session_pb2.StatusResponse(launcher=said("scheduling", attempt=2)),
         (), "there is none", JobState.RESTARTING,

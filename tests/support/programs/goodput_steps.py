@@ -1,0 +1,29 @@
+"""Runs in the process of tests/system/test_goodput.py: steps of a tenth of a second, then a hang.
+
+Its arguments are how long it steps and how long it hangs; it writes when each began and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from holdfast.coordination import CoordinationClient
+
+file, steps_s, hang_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+process = int(os.environ["HOLDFAST_PROCESS_ID"])
+with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], process) as client:
+    marks = [time.time()]
+    step = 0
+    while time.time() - marks[0] < steps_s:
+        client.report(step=step)
+        step += 1
+        time.sleep(0.1)
+    marks.append(time.time())
+    time.sleep(hang_s)
+    marks.append(time.time())
+    if process == 0:
+        file.write_text(json.dumps(marks))
