@@ -12,7 +12,7 @@ _ENDS = {"done": "finished", "preempted": "preempted", "failed": "failed"}
 
 
 def launcher_word(job_id: str) -> LauncherWord | None:
-    """Returns what the launcher of a job says, or how the job ended; None where neither is known."""
+    """Returns what the launcher of a job says, or how it ended; None where neither is known."""
     job = launched_job(job_id)
     if job is not None:
         log_dir = Path(job.log_dir) if job.log_dir else None

@@ -155,8 +155,8 @@ class Feed:
             status.CopyFrom(self._status)
         known = status.launcher
         if word.launcher.state:
+            known.ClearField("waiting_for")
             known.MergeFrom(word.launcher)
-            known.waiting_for = word.launcher.waiting_for
         self._status = status
         if judge(status, gone=gone).state in OVER:
             self._findings = [each for each in self._findings if each.kind == "failed"]

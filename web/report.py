@@ -29,8 +29,8 @@ def write_report(status_file: Path, report_file: Path) -> None:
         samples = [Sample(*each) for each in kept.get("samples", [])]
         if not status.launcher.state:
             outcome, _, why = str(kept["outcome"]).partition(": ")
-            status.launcher.state = _ENDS.get(outcome, "failed")
-            status.launcher.why = why
+            known = session_pb2.Launcher(state=_ENDS.get(outcome, "failed"), why=why)
+            status.launcher.MergeFrom(known)
         # What was wrong at the end is known from the status alone: nobody can be asked any more.
         findings = [each for each in diagnose(Evidence(status)) if each.kind == "failed"]
         shown = snapshot(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-<<<<<<< HEAD
 import math
-=======
 import os
->>>>>>> 78b3186 (The page, designed: the state first, figures, diagnosis, processes, time, checkpoints)
 import queue
 import signal
 import threading

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from holdfast.coordination import CoordinationClient
 
-file, steps_s, hang_s = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+file = Path(sys.argv[1])
+steps_s = float(sys.argv[2])
+hang_s = float(sys.argv[3])
 process = int(os.environ["HOLDFAST_PROCESS_ID"])
 with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], process) as client:
     marks = [time.time()]
