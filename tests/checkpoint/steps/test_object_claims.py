@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +147,19 @@ def test_a_store_that_ignores_conditions_is_refused(header: str, found: str) -> 
         promised = ObjectClaims(BucketStorage(url, single_writer=True))
         promised.take(this_writer())
         assert len(promised.standing()) == 1
+
+
+def test_a_lost_answer_is_no_ignored_condition(storage: BucketStorage) -> None:
+    """A write of the race went through and its answer was lost: the value shows it."""
+
+    class Deaf(BucketStorage):
+        def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
+            return super().put_at_once(name, values, generation) - 1
+
+    claims = ObjectClaims(Deaf(storage.root))
+    writer = this_writer()
+    claims.take(writer)
+    assert claims.standing() == {writer.id}
 
 
 def test_a_store_that_honours_conditions_is_taken() -> None:

@@ -6,14 +6,21 @@ tests/checkpoint/storage/test_storage.py runs the whole contract of stores on ea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepLast,
+    register_storage,
+)
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
 from holdfast.checkpoint.storage.base import Part
 from holdfast.checkpoint.storage.bucket import (
@@ -210,3 +217,47 @@ def test_errors_say_what_to_do() -> None:
         lost = BucketStorage(f"s3://{BUCKET}/r?endpoint=http://none.invalid", patience=patience)
         with pytest.raises(ConnectionRefusedError, match="name of the server is not known"):
             lost.get("a")
+
+
+class _Throttled(BucketStorage):
+    """A store in memory that refuses every tenth request with 503, and applies some before."""
+
+    clock = Clock()
+    requests = itertools.count(1)
+    refused = 0
+
+    def __init__(self, url: str, *, single_writer: bool = False) -> None:
+        memory = url.replace("throttled://", "memory://throttled/")
+        super().__init__(memory, single_writer=single_writer, patience=type(self).clock.patience())
+
+    def _once(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        number = next(self.requests)
+        if number % 10:
+            return super()._once(make, timeout_s)
+        type(self).refused += 1
+        if number % 100 == 0:
+            # The server has done it, and its answer is lost.
+            with contextlib.suppress(Exception):
+                super()._once(make, timeout_s)
+            raise RuntimeError("HTTP error: error sending request")
+        raise RuntimeError("Server returned non-2xx status code: 503 Slow Down")
+
+
+def test_a_week_of_throttling() -> None:
+    """A save an hour, in time that passes only in pauses: every tenth request is refused, and of
+    every hundredth the answer is lost. No save fails, and each that was acknowledged is there.
+    """
+    register_storage(
+        "throttled", lambda url, single_writer: _Throttled(url, single_writer=single_writer)
+    )
+    url = f"throttled://week/{next(_numbers)}"
+    unthrottled = BucketStorage(url.replace("throttled://", "memory://throttled/"))
+    hours = 7 * 24
+    with CheckpointManager(url, keep_policy=KeepLast(2)) as manager:
+        for step in range(hours):
+            manager.save(step, {"w": np.full(3, step)}).wait()
+            assert unthrottled.fetch(f"{step}/checkpoint.json", 1 << 20)
+        assert manager.restore()["w"].tolist() == [hours - 1] * 3
+        assert manager.all_steps() == [hours - 2, hours - 1]
+    assert _Throttled.refused > hours
+    assert _Throttled.clock.now > 0
