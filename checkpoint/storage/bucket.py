@@ -13,11 +13,15 @@ import importlib.util
 import itertools
 import os
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import numpy as np
 
 from ..errors import CheckpointError
 from .base import Entry, Part, TensorStoreAccess
@@ -32,6 +36,7 @@ PARTS_OF_ONE_FILE = 4
 MISSING = b""  # the generation of what is not there
 LOOK_S = 60.0  # without a byte of an answer: the request is broken off
 PART_S = 300.0  # the same for a part, whose answer comes only after its last byte
+LET_GO_S = 0.5  # for buffers that were sent: obstore lets go of them after the answer
 _TRIES_OF_A_PART = 10
 _TENSORSTORE_NAMES = (
     ("default_region", "aws_region"),
@@ -128,11 +133,12 @@ class BucketStorage(ObjectStorage):
                 stack.callback(self._free_parts.release)
                 at_once += 1
             failures: list[BaseException] = []
+            lent = _Lent()
             try:
                 obstore.put(
                     self._streams,
                     self._prefix + name,
-                    _in_order(name, size, parts, failures),
+                    _in_order(name, size, parts, failures, lent),
                     use_multipart=True,
                     chunk_size=PART_BYTES,
                     max_concurrency=at_once,
@@ -141,6 +147,8 @@ class BucketStorage(ObjectStorage):
                 if failures:
                     raise failures[0] from None
                 raise fault_of(error, f"{self._url}/{name}").error from error
+            finally:
+                lent.wait()
 
     def size(self, name: str) -> int:
         return int(self._ask("head", name, self._prefix + name)["size"])
@@ -202,12 +210,15 @@ class BucketStorage(ObjectStorage):
         if generation is not None and not self._single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
         key = self._prefix + name
+        lent = _Lent()
         try:
-            self._ask("put", name, key, memoryview(data), mode=mode, use_multipart=False)
+            self._ask("put", name, key, lent.lend(data), mode=mode, use_multipart=False)
         except Exception as error:
             if _is_verdict(error):
                 return False
             raise
+        if self._scheme != "memory":  # which keeps them
+            lent.wait()
         return True
 
     # --- What tensorstore opens
@@ -239,8 +250,36 @@ class BucketStorage(ObjectStorage):
         return dict(spec, path=f"{path.strip('/')}/" if path else "")
 
 
+class _Lent:
+    """Buffers that obstore's threads hold. Thread-safe.
+
+    They let go of a buffer only some time after the answer. If the interpreter ends in between, the
+    process is aborted. And whoever wrote the bytes may use their memory for something else.
+    """
+
+    def __init__(self) -> None:
+        self._given = 0
+        self._returned: list[None] = []
+
+    def lend(self, data: Any) -> memoryview:
+        """Returns the bytes as a buffer that is counted until it is let go of."""
+        array = np.frombuffer(data, np.uint8)
+        weakref.finalize(array, self._take_back)
+        self._given += 1
+        return array.data
+
+    def _take_back(self) -> None:
+        self._returned.append(None)
+
+    def wait(self) -> None:
+        """Waits until all are let go of, for LET_GO_S at most."""
+        end = time.monotonic() + LET_GO_S
+        while len(self._returned) < self._given and time.monotonic() < end:
+            time.sleep(0.0005)
+
+
 def _in_order(
-    name: str, size: int, parts: Iterable[Part], failures: list[BaseException]
+    name: str, size: int, parts: Iterable[Part], failures: list[BaseException], lent: _Lent
 ) -> Iterator[memoryview]:
     """Yields the buffers of parts that come in order. Notes what they raise in `failures`."""
     at = 0
@@ -250,7 +289,7 @@ def _in_order(
             for buffer in buffers:
                 if buffer.nbytes:
                     at += buffer.nbytes
-                    yield buffer.cast("B")
+                    yield lent.lend(buffer.cast("B"))
         assert at == size, f"{name}: the parts made {at} bytes of {size}"
     except GeneratorExit:
         raise
