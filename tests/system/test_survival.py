@@ -72,10 +72,13 @@ class Watcher:
         self._thread.join()
 
 
+NEVER = RestartPolicy()
+
+
 def train(
     folder: Path,
     strikes: list[int],
-    policy: RestartPolicy | None = None,
+    policy: RestartPolicy = NEVER,
     number: int = signal.SIGKILL,
 ) -> tuple[JobResult, Watcher, Path]:
     log = folder / "log.jsonl"
