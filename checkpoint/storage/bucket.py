@@ -12,12 +12,14 @@ import errno
 import importlib.util
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -28,7 +30,7 @@ from .base import Entry, Part, TensorStoreAccess
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, joined
 from .retries import Busy, Patience, fault_of, message_of
-from .threads import run_side_by_side, start_thread
+from .threads import register_at_exit, run_side_by_side, start_thread
 
 PART_BYTES = 8 << 20  # of a file that is streamed; a shorter one is one request
 PARTS_AT_ONCE = 12  # on their way from one store; each of its files holds one more
@@ -36,6 +38,8 @@ PARTS_OF_ONE_FILE = 4
 MISSING = b""  # the generation of what is not there
 LOOK_S = 60.0  # without a byte of an answer: the request is broken off
 PART_S = 300.0  # the same for a part, whose answer comes only after its last byte
+LAND_S = 2.0  # for answers on their way to the loop, when the interpreter exits
+LOOKS_FOR_CALM = 4
 LET_GO_S = 0.5  # for buffers that were sent: obstore lets go of them after the answer
 _TRIES_OF_A_PART = 10
 _TENSORSTORE_NAMES = (
@@ -442,3 +446,30 @@ def _azure(bucket: str, settings: dict[str, str], read_timeout_s: float, retries
         client_options=_client_options(endpoint, read_timeout_s),
         retry_config=retries,
     )
+
+
+def _let_answers_land() -> None:
+    """Waits, as the interpreter exits, until obstore's threads have come out of Python.
+
+    One of its threads hands each answer to the loop, in Python. A thread that the interpreter's end
+    meets there is ended by CPython, which aborts the process: no frame of Rust's may be unwound.
+    """
+    end = time.monotonic() + LAND_S
+    calm = 0
+    while calm < LOOKS_FOR_CALM and time.monotonic() < end:
+        # A sleep gives the interpreter to whoever waits for it, with a Python frame or without.
+        time.sleep(0.005)
+        calm = 0 if _some_hand_over() else calm + 1
+
+
+def _some_hand_over() -> bool:
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code.co_name == "call_soon_threadsafe":
+                return True
+            caller = caller.f_back
+    return False
+
+
+register_at_exit(_let_answers_land)

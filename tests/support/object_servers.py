@@ -10,6 +10,7 @@ import hmac
 import os
 import re
 import subprocess
+import sysconfig
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,11 +88,16 @@ class TensorStoreMemory(KvStoreStorage):
         )
 
 
+def rclone_program() -> str:
+    """Returns where rclone is: beside this Python, where its wheel puts it."""
+    return str(Path(sysconfig.get_path("scripts")) / "rclone")
+
+
 @contextlib.contextmanager
 def rclone_server(folder: Path) -> Iterator[str]:
     """Runs rclone's S3, which ignores conditions, over a folder; gives a URL's query."""
     (folder / BUCKET).mkdir(exist_ok=True)
-    command = ["rclone", "serve", "s3", str(folder), "--addr", "127.0.0.1:0"]
+    command = [rclone_program(), "serve", "s3", str(folder), "--addr", "127.0.0.1:0"]
     with subprocess.Popen(
         [*command, "--auth-key", "test,secret"], stderr=subprocess.PIPE, text=True
     ) as process:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ from holdfast.checkpoint.storage.bucket import (
 )
 from holdfast.checkpoint.storage.path import StorePath
 from tests.checkpoint.storage.test_retries import Clock
-from tests.support.object_servers import BUCKET, s3_server
+from tests.support.object_servers import BUCKET, rclone_server, s3_server
 
 _numbers = itertools.count()
 
@@ -261,3 +264,21 @@ def test_a_week_of_throttling() -> None:
         assert manager.all_steps() == [hours - 2, hours - 1]
     assert _Throttled.refused > hours
     assert _Throttled.clock.now > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_process_that_has_saved_ends_in_order(tmp_path: Path) -> None:
+    """An exit right after a save is no abort, though an answer is on its way to another thread."""
+    program = (
+        "import sys, numpy as np\n"
+        "from holdfast.checkpoint import CheckpointManager, Options\n"
+        "tree = {str(i): np.ones(1 << 21, np.float32) for i in range(8)}\n"
+        "manager = CheckpointManager(sys.argv[1], options=Options(single_writer=True))\n"
+        "manager.save(0, tree)\n"
+        "manager.close()\n"
+    )
+    with rclone_server(tmp_path) as query:
+        for number in range(30):
+            url = f"s3://{BUCKET}/exits/{number}{query}"
+            subprocess.run([sys.executable, "-c", program, url], check=True, timeout=60)

