@@ -187,9 +187,10 @@ def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
     before: dict[int, str] = {}
     for _ in range(LOOKS):
         folders, steps = _look(storage, names)
-        # A writer that keeps one step may delete each listed step, for a newer one, before its
-        # record is looked for. Two equal listings say that no step was there.
-        if steps or folders == before:
+        # A writer may delete the newest listed step, for one that is newer still, before its record
+        # is looked for: the rest would be an older state than any that was there. Two equal
+        # listings say that the newest folder is no step.
+        if steps[-1:] == list(folders)[-1:] or folders == before:
             return steps
         before = folders
-    return []
+    return steps

@@ -200,7 +200,8 @@ def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
         before = numbers
         numbers = _numbered_folders(storage)
         latest = _latest_of(storage, numbers)
-        if latest is not None:
+        # Where the newest folder has no checkpoint it may have been deleted for a newer one.
+        if latest is not None and (numbers == before or _is_newest(latest[0], numbers)):
             name, layout = latest
             folder = StorePath(storage, name)
             count = len(numbers)
@@ -209,6 +210,10 @@ def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
         if numbers == before:
             break
     raise StepNotFound(nothing_at(storage), path=storage.root)
+
+
+def _is_newest(name: str, numbers: Mapping[str, int]) -> bool:
+    return numbers[name] == max(numbers.values())
 
 
 def _open_latest(storage: Storage) -> CheckpointReader:

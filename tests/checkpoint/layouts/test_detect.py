@@ -15,6 +15,8 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointManager,
     Corrupt,
+    KeepAnyOf,
+    KeepEvery,
     KeepLast,
     StepGone,
     StepNotFound,
@@ -23,6 +25,7 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
+from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
@@ -99,11 +102,15 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("looked_at", ["root", "step"])
-def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_at: str) -> None:
-    """A root whose only step is replaced whenever the root, or that step, was listed, is a root
-    with steps.
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_latest_step_beside_a_writer_that_keeps_one(
+    tmp_path: Path, looked_at: str, first: int
+) -> None:
+    """A root whose newest step is replaced whenever the root, or that step, was listed: the latest
+    is found, not an older one that is kept, and not nothing.
     """
-    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
+    keep = KeepAnyOf(KeepLast(1), KeepEvery(1000))  # step 0 stays
+    with CheckpointManager(tmp_path, keep_policy=keep) as writer:
 
         class Replacing(LocalStorage):
             def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
@@ -115,13 +122,34 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(tmp_path: Path, looked_a
                     writer._state.worker.wait(30)
                 return found
 
-        writer.save(1, {"n": 1})
-        writer.wait_until_finished()
-        assert (
-            open_checkpoint(tmp_path, wrap=lambda storage: Replacing(storage.root)).info.step
-            == writer.latest_step()
-            == 20
-        )
+        for step in range(first, 2):
+            writer.save(step, {"n": step})
+            writer.wait_until_finished()
+        found = open_checkpoint(tmp_path, wrap=lambda storage: Replacing(storage.root))
+        assert found.info.step == writer.latest_step() == 20
+
+
+def test_a_list_beside_a_writer_is_no_older_than_its_beginning(tmp_path: Path) -> None:
+    """The newest step is deleted for a newer one between the listing and the look at its record."""
+    keep = KeepAnyOf(KeepLast(1), KeepEvery(1000))
+    with CheckpointManager(tmp_path, keep_policy=keep) as writer:
+        for step in range(2):
+            writer.save(step, {"n": step})
+            writer.wait_until_finished()
+
+        class Replacing(LocalStorage):
+            def list(
+                self, folder: str, *, recursive: bool = False, names_only: bool = False
+            ) -> list[Entry]:
+                found = super().list(folder, recursive=recursive)
+                step = writer.latest_step()
+                if folder == "" and step < 5:
+                    writer.save(step + 1, {"n": step + 1})
+                    writer.wait_until_finished()
+                    writer._state.worker.wait(30)
+                return found
+
+        assert list_steps(Replacing(tmp_path)) == [0, 5]
 
 
 def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -> None:
