@@ -7,9 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def _program(page: str) -> str:
     return str(found)
 
 
+_OWN_JOBS: dict[str, str] = {}
 _BLOCK = re.compile(r"^```(\w* ?\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -44,13 +46,21 @@ class Here:
 Place = Here | EmptyEnvironment
 
 
+@pytest.fixture(autouse=True)
+def _only_own_jobs() -> Iterator[None]:
+    """`holdfast status` finds the jobs of this test alone: its folder is short, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        _OWN_JOBS["TMPDIR"] = folder
+        yield
+
+
 def _command(place: Place, folder: Path, *options: str) -> subprocess.Popen[str]:
     """Starts the program of a tutorial as two processes."""
     run = [place.command("holdfast"), "run", "-n", "2", *options, "--"]
     return subprocess.Popen(
         [*run, place.command("python"), "program.py"],
         cwd=folder,
-        env=place.variables,
+        env={**place.variables, **_OWN_JOBS},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -88,7 +98,7 @@ def _kill_one_of_a_job(place: Place, folder: Path) -> str:
                 pids = _processes_of(job, folder)
                 status = subprocess.run(
                     [place.command("holdfast"), "status"],
-                    env=place.variables,
+                    env={**place.variables, **_OWN_JOBS},
                     capture_output=True,
                     text=True,
                     timeout=60,
@@ -143,7 +153,7 @@ def test_the_tutorials_run_from_a_wheel(tmp_path: Path) -> None:
         subprocess.run(
             [place.command(name), *words],
             cwd=tmp_path,
-            env=place.variables,
+            env={**place.variables, **_OWN_JOBS},
             check=True,
             timeout=60,
         )
@@ -165,7 +175,7 @@ def test_the_tutorials_run_from_a_wheel(tmp_path: Path) -> None:
         subprocess.run(
             [place.command("python"), "page.py"],
             cwd=folder,
-            env={**place.variables, **four},
+            env={**place.variables, **_OWN_JOBS, **four},
             check=True,
             timeout=100,
         )

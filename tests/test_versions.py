@@ -29,6 +29,7 @@ LOWEST = [
     "protobuf==5.27.2",
     "tensorstore==0.1.84",
     "crc32c==2.7.1",
+    "obstore==0.12.0",
     "click==8.1.7",
     "rich==13.7.1",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -39,11 +40,9 @@ def test_a_launcher_that_lives_is_heard(here: Path) -> None:
 
 def test_a_launcher_that_died_says_nothing(here: Path) -> None:
     """Its last word is not how the job is now."""
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    launched(child).leave()
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    launched(child.pid).leave()
     assert launcher_word("../run 7") is None
 
 

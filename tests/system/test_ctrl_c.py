@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ _CTRL_C = b"\x03"
 class Terminal:
     """A command in a terminal of its own: its output, and keys that are pressed."""
 
-    def __init__(self, pid: int, descriptor: int) -> None:
-        self._pid = pid
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self._process = process
         self._descriptor = descriptor
         self.output = ""
 
@@ -55,24 +56,29 @@ class Terminal:
         deadline_s = time.monotonic() + 60
         while self._read(deadline_s):
             pass
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._process.wait(60)
 
 
 @contextmanager
 def _terminal(*command: object) -> Iterator[Terminal]:
-    pid, descriptor = pty.fork()
-    if pid == 0:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.execv(HOLDFAST, [str(word) for word in command])
+    descriptor, own = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", HOLDFAST, *map(str, command)],
+        stdin=own,
+        stdout=own,
+        stderr=own,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    os.close(own)
     try:
-        yield Terminal(pid, descriptor)
+        yield Terminal(process, descriptor)
     finally:
         os.close(descriptor)  # a launcher that still runs gets SIGHUP, and ends its processes
 
 
 def _trainer(root: Path, way: str) -> list[object]:
     own = [sys.executable, program("ctrl_c_trainer"), root, way]
-    return ["holdfast", "run", "-n", 2, "--no-view", "--", *own]
+    return ["run", "-n", 2, "--no-view", "--", *own]
 
 
 def test_one_saves_and_leaves(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
             text=True,
             check=False,
         )
-    assert ended.returncode == 1
+    assert ended.returncode == 5
     assert (
         ended.stderr
         == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another"
@@ -184,5 +184,5 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     assert (
         ended.stderr
         == "Error: the page needs starlette and uvicorn: pip install 'holdfast-jax[web]'\n"
-        and ended.returncode == 1
+        and ended.returncode == 5
     )
