@@ -72,9 +72,13 @@ def check_keep_policy(name: str, policy: object) -> None:
     _check_policy(name, policy, "keeps", "KeepLast")
 
 
-def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
+def _has_verb(policy: object, verb: str) -> bool:
     # A class has the verb too, and is no policy yet.
-    if callable(getattr(policy, verb, None)) and not isinstance(policy, type):
+    return callable(getattr(policy, verb, None)) and not isinstance(policy, type)
+
+
+def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
+    if _has_verb(policy, verb):
         return
     number = policy if isinstance(policy, int) else 3
     raise TypeError(
@@ -84,7 +88,7 @@ def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
 
 
 def _check_inner(kind: str, policy: object, verb: str, example: str) -> None:
-    if not callable(getattr(policy, verb, None)) or isinstance(policy, type):
+    if not _has_verb(policy, verb):
         raise TypeError(
             f"{kind}: {policy!r} is no policy: write {kind}({example}(3), ...), with a policy for"
             " each argument"

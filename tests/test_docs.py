@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,27 +87,21 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         "HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    ran = subprocess.run(
-        [sys.executable, program],
+    run = partial(
+        subprocess.run,
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
         timeout=100,
     )
+    ran = run([sys.executable, program])
     assert ran.returncode == 0, f"{page.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
     if page.name.startswith("tutorial-"):
         return
     (tmp_path / "train.py").write_text("import os; print(os.environ['HOLDFAST_PROCESS_ID'])")
     for command in filter(runs_here, commands(page)):
-        done = subprocess.run(
-            shlex.split(command),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = run(shlex.split(command))
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
 
 

@@ -454,6 +454,8 @@ def _let_answers_land() -> None:
     One of its threads hands each answer to the loop, in Python. A thread that the interpreter's end
     meets there is ended by CPython, which aborts the process: no frame of Rust's may be unwound.
     """
+    if not _loop.cache_info().currsize:
+        return  # no request was made
     end = time.monotonic() + LAND_S
     calm = 0
     while calm < LOOKS_FOR_CALM and time.monotonic() < end:
