@@ -87,15 +87,16 @@ class _WatchedRoot:
         before: list[int] | None = None
         for _ in range(LOOKS):
             newer = [step for step in self._folders() if after is None or step > after]
-            for step in newer:
-                if has_record(self._storage, self._names.name_of(step)):
-                    return step
-            # A writer that keeps one step may delete each listed step before its record is looked
-            # for. Without a folder, or with the same ones again, no step was there.
-            if not newer or newer == before:
-                return None
+            found = next((step for step in newer if self._has_record(step)), None)
+            # A writer may delete the newest listed step, for one that is newer still, before its
+            # record is looked for. Without a folder, or with the same ones again, none was there.
+            if not newer or found == newer[0] or newer == before:
+                return found
             before = newer
         return None
+
+    def _has_record(self, step: int) -> bool:
+        return has_record(self._storage, self._names.name_of(step))
 
     def _folders(self) -> list[int]:
         """Returns the steps that the root's folders are named as, descending."""

@@ -14,14 +14,18 @@ import pytest
 
 from holdfast.checkpoint import (
     CheckpointManager,
+    KeepAnyOf,
+    KeepEvery,
     KeepLast,
     Options,
     ProgressBar,
     StepNotFound,
     iterate_steps,
+    register_storage,
     wait_for_new_step,
 )
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, held_steps, hold
+from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -132,3 +136,31 @@ def test_a_loop_that_hangs_is_reported(tmp_path: Path, caplog: pytest.LogCapture
         ):
             time.sleep(0.01)
     assert "watchdog of 0.1 s" in said[0] and "test_a_loop_that_hangs_is_reported" in said[0]
+
+
+def test_the_newest_beside_a_writer_is_no_older_than_its_listing(tmp_path: Path) -> None:
+    """The newest step is deleted for a newer one between the listing and the look at its record:
+    an evaluator gets the newer one, not an older one that is kept.
+    """
+    keep = KeepAnyOf(KeepLast(1), KeepEvery(1000))  # step 0 stays
+    with CheckpointManager(tmp_path, keep_policy=keep) as writer:
+
+        def save(step: int) -> None:
+            writer.save(step, {"n": step})
+            writer.wait_until_finished()
+            writer._state.worker.wait(30)
+
+        class Replacing(LocalStorage):
+            def list(
+                self, folder: str, *, recursive: bool = False, names_only: bool = False
+            ) -> list[Entry]:
+                found = super().list(folder, recursive=recursive, names_only=names_only)
+                step = writer.latest_step()
+                if folder == "" and step is not None and step < 5:
+                    save(step + 1)
+                return found
+
+        save(0)
+        save(1)
+        register_storage("beside", lambda url, single_writer: Replacing(tmp_path))
+        assert wait_for_new_step("beside://root", timeout_s=10) == 5
