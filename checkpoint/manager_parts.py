@@ -6,7 +6,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from holdfast.multihost import Group, Watchdog, default_group
+from holdfast.multihost import Group, Watchdog
+from holdfast.multihost.group.group import given_or_default
 
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format
@@ -76,9 +77,10 @@ def open_manager(
     local: Local | None,
 ) -> ManagerParts:
     """Opens a root and builds the parts of its manager. Blocks, and raises as the manager does."""
+    members = given_or_default(group)
     storage = _open_storage(directory, options)
     history = _history_of(storage, options)
-    root, opened = _open_root(storage, group if group is not None else default_group(), options)
+    root, opened = _open_root(storage, members, options)
     # What a later part runs into must not leave a claim that only a sweep takes away.
     with contextlib.ExitStack() as undo:
         undo.callback(root.give_up)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import jax
 
-from holdfast.multihost import Group, default_group
+from holdfast.multihost import Group
+from holdfast.multihost.group.group import given_or_default
 
 from .agreement.exchange import ask_primary
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
@@ -71,9 +72,10 @@ def save(  # noqa: PLR0913
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming
     the process that failed, CheckpointError for a folder that cannot be written; on every process
-    alike. `group=None` is the job's processes, or this one alone.
+    alike. `group=None` is the job's processes, or this one alone. Where this process of a launched
+    job has not joined it, and another writes to the folder, that is a CheckpointError too.
     """
-    group = group if group is not None else default_group()
+    members = given_or_default(group)
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     chosen = _chosen("save", state, item, items)
@@ -84,9 +86,9 @@ def save(  # noqa: PLR0913
         trees = {
             name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
         }
-        save_orbax(StorePath.of(path), trees, metadata=metadata, group=group, timeout_s=timeout_s)
+        save_orbax(StorePath.of(path), trees, metadata=metadata, group=members, timeout_s=timeout_s)
         return
-    if group.count == 1:
+    if members.count == 1:
         _check_names(step, path, chosen)
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
     single = SingleSave.open(path, group, options)
@@ -112,9 +114,9 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
             f"save_async: layout={words['layout']!r} is written before the call returns; expected"
             " save(...)"
         )
-    group = words["group"] or default_group()
+    group = words["group"]
     items = _chosen("save_async", state, words["item"], words["items"])
-    if group.count == 1:
+    if given_or_default(group).count == 1:
         _check_names(words["step"], path, items)
     order = SaveOrder(
         words["step"],
@@ -195,6 +197,8 @@ def load(  # noqa: PLR0913
     the store cannot be read, ValueError for a root and a `like` that spans processes without a
     group.
     """
+    if group is not None:
+        group = given_or_default(group)
     options = RestoreOptions(
         partial=partial,
         cast=cast,

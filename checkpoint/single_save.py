@@ -10,6 +10,7 @@ from typing import Self
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import given_or_default
 
 from .agreement.save_protocol import SaveResult
 from .errors import SaveCancelled, StepExists, failure_of
@@ -21,6 +22,7 @@ from .saving.commit import SaveTarget, run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import SaveOrder, SaveRequest, SaveStager
 from .steps.claims import FOLDER
+from .steps.not_joined import refuse_without_joining
 from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
 from .storage.base import Storage
@@ -39,13 +41,26 @@ class SingleSave:
     root: OpenRoot
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], group: Group, options: Options) -> Self:
-        """Opens and claims a folder. Every process of the group calls it."""
+    def open(cls, path: str | os.PathLike[str], group: Group | None, options: Options) -> Self:
+        """Opens and claims a folder. Every process of the group calls it.
+
+        Without a group it is the default one, and what `refuse_without_joining` raises.
+        """
+        members = given_or_default(group)
         storage = open_storage(path)
         claims = open_claims(storage)
-        writer = open_root(storage, claims, group, options).writer
-        root = OpenRoot(storage=storage, group=group, options=options, claims=claims, writer=writer)
-        return cls(root)
+        writer = open_root(storage, claims, members, options).writer
+        root = OpenRoot(
+            storage=storage, group=members, options=options, claims=claims, writer=writer
+        )
+        single = cls(root)
+        if group is None:
+            try:
+                refuse_without_joining(root)
+            except BaseException:
+                single._give_up()
+                raise
+        return single
 
     @property
     def storage(self) -> Storage:

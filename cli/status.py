@@ -182,7 +182,7 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
     events = [event for event in client.status(with_events=True).events if event.unix_s >= first]
     if as_json:
         shown = [message_json(event) for event in events]
-        click.echo(json.dumps(shown, indent=2))
+        print_json({"events": shown})
         return
     for event in sorted(events, key=lambda event: event.unix_s):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.multihost import Preempted
 
@@ -54,11 +56,14 @@ class LiveView(ConsoleOutput):
             self._seen = {}
         self._job = decision.job
 
-    def table(self) -> Table:
-        """Returns the table as of now."""
-        job = self._job
+    def frame(self) -> Group:
+        """Returns the job's line and the table, as of now."""
         now = self._clock()
-        table = Table(title=self._title(job, now), title_justify="left", box=None, pad_edge=False)
+        # A title of the table would be broken at the table's width.
+        return Group(Text(self._title(self._job, now), style="italic"), self._table(self._job, now))
+
+    def _table(self, job: Job | None, now: float) -> Table:
+        table = Table(box=None, pad_edge=False)
         for column in ("process", "state", "step", "steps/s", "saved"):
             table.add_column(column, justify="left" if column == "state" else "right")
         if job is not None:
@@ -117,7 +122,7 @@ class _Frames(Live):
     def __init__(self, view: LiveView) -> None:
         self._view = view
         super().__init__(
-            console=view.console, get_renderable=view.table, refresh_per_second=4, transient=True
+            console=view.console, get_renderable=view.frame, refresh_per_second=4, transient=True
         )
 
     def refresh(self) -> None:

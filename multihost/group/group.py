@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -26,6 +26,7 @@ class SaveStage(enum.IntEnum):
     SETTLED = 3  # committed or failed
 
 
+@runtime_checkable
 class Group(Protocol):
     """All that the rooms above need of the other processes.
 
@@ -193,3 +194,15 @@ def default_group() -> Group:
     if jax.process_count() == 1:
         return Solo()
     return ClusterGroup(current_client(), jax.process_index(), jax.process_count())
+
+
+def given_or_default(group: Group | None) -> Group:
+    """Returns the group, or the default where none is given. Raises TypeError for what is none."""
+    if group is None:
+        return default_group()
+    if isinstance(group, type) or not isinstance(group, Group):
+        raise TypeError(
+            f"group: expected a holdfast.multihost.Group such as default_group(), found {group!r};"
+            " leave it out for all processes of the job"
+        )
+    return group

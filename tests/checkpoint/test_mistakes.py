@@ -24,6 +24,8 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
     load,
+    save,
+    save_async,
 )
 
 
@@ -181,6 +183,19 @@ SETTINGS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         " this host",
     ),
 }
+
+for name, call in {
+    "a manager": lambda: CheckpointManager("/x", group=3),  # type: ignore[arg-type]
+    "save": lambda: save("/x", _params(), group=3),  # type: ignore[arg-type]
+    "save_async": lambda: save_async("/x", _params(), group=3),
+    "load": lambda: load("/x", group=3),  # type: ignore[arg-type]
+}.items():
+    SETTINGS[f"a number as the group of {name}"] = (
+        call,
+        TypeError,
+        "group: expected a holdfast.multihost.Group such as default_group(), found 3; leave it out"
+        " for all processes of the job",
+    )
 
 
 @pytest.mark.parametrize("mistake", SETTINGS)

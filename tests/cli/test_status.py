@@ -310,11 +310,9 @@ def test_the_history_of_a_job_survives_its_coordinator(tmp_path: Path) -> None:
             check=True,
             text=True,
         )
-        assert [event["kind"] for event in json.loads(as_json.stdout)] == [
-            "joined",
-            "saved",
-            "coordinator",
-        ]
+        history = json.loads(as_json.stdout)
+        kinds = [event["kind"] for event in history["events"]]
+        assert history["version"] == 1 and kinds == ["joined", "saved", "coordinator"]
         late = subprocess.run(
             holdfast("status", service.address, "--since", "0s"),
             capture_output=True,

@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
 from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
 from holdfast.launch.view import change_printer
@@ -60,11 +63,28 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     for step in (50, 60, 70):
         progress = (ProcessProgress(0, step, 40, 0.0, ""),)
         view.follow(lambda progress=progress: progress)
-        table = view.table()
+        title, table = view.frame().renderables
         now[0] += 2
         shown.append([list(column.cells) for column in table.columns])
-    assert table.title == "j: running, attempt 3, step 40 saved 4 s ago"
+    assert str(title) == "j: running, attempt 3, step 40 saved 4 s ago"
     assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_frame_is_readable_at_any_width(columns: int) -> None:
+    """The job's line is one line, and no column is lost."""
+    view = LiveView(io.StringIO(), io.StringIO(), 2)
+    alive = frozenset({0, 1})
+    job = Job("local-4f2a81bc", 2, 2, state=State.RUNNING, attempt=3, alive=alive, saved_step=3456)
+    view.observe(job, Decision(job, (), ""))
+    view.follow(lambda: (ProcessProgress(0, 123460, 3456, 0.0, ""),))
+    console = Console(file=io.StringIO(), width=columns)
+    console.print(view.frame())
+    line, titles, first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.rstrip() == "local-4f2a81bc: running, attempt 3, step 3456 saved 0 s ago"
+    assert titles.split() == ["process", "state", "step", "steps/s", "saved"]
+    assert first.split() == ["0", "running", "123460", "-", "3456"]
+    assert second.split() == ["1", "running", "-", "-", "-"]
 
 
 def test_the_log_leaves_out_the_ordinary_course() -> None:

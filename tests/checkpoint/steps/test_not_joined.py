@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save, save_async
 from holdfast.multihost import ProcessSpec, Solo
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
@@ -64,6 +65,18 @@ def test_the_second_is_refused(holder: tuple[Path, int], unjoined: None) -> None
     assert sorted(root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("call", [save, save_async])
+def test_a_save_without_a_manager_is_refused(
+    call: Callable[..., object], holder: tuple[Path, int], unjoined: None
+) -> None:
+    """It would overwrite what the other saves; it leaves nothing in the folder."""
+    root, _ = holder
+    before = sorted(root.rglob("*"))
+    with pytest.raises(CheckpointError, match="process 1 has not joined it: call"):
+        call(root, {"w": np.ones(2)})
+    assert sorted(root.rglob("*")) == before
+
+
 def _open(root: Path, **settings: object) -> None:
     CheckpointManager(root, **settings).close()  # type: ignore[arg-type]
 
@@ -78,6 +91,7 @@ def _in_a_child(root: Path) -> None:
 
 UNTOUCHED: dict[str, Callable[[Path], None]] = {
     "a root of its own": lambda root: _open(root / "1" / "own"),
+    "a checkpoint of its own": lambda root: save(root / "1" / "best", {"w": np.ones(2)}),
     "an evaluator that only reads": lambda root: _open(root, options=Options(read_only=True)),
     "a group that is given": lambda root: _open(root, group=Solo()),
     "a child of a data loader": _in_a_child,
