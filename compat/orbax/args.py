@@ -91,7 +91,8 @@ class StandardRestore(CheckpointArgs):
 class PyTreeRestore(CheckpointArgs):
     """Restores a tree in the structure of `item`, each leaf as `restore_args` says.
 
-    `partial_restore` leaves out what `item` lacks.
+    `partial_restore` leaves out what `item` lacks. `transforms` says which saved leaves become
+    those of `item`.
     """
 
     item: Any = None
@@ -102,13 +103,10 @@ class PyTreeRestore(CheckpointArgs):
     partial_restore: bool = False
 
     def __post_init__(self) -> None:
-        if self.transforms or self.legacy_transform_fn is not None:
-            nearest = (
-                "restore without transforms, and rename with holdfast.checkpoint.load(path, like,"
-                " rename=...)"
-            )
+        if self.legacy_transform_fn is not None:
             raise not_covered(
-                "args.PyTreeRestore(transforms=..., legacy_transform_fn=...)", nearest
+                "args.PyTreeRestore(legacy_transform_fn=...)",
+                "give transforms, or rename with holdfast.checkpoint.load(path, like, rename=...)",
             )
 
 

@@ -31,7 +31,7 @@ from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .items import StepAlreadyExistsError as StepAlreadyExistsError
 from .metadata import RootMetadata, StepMetadata, step_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
-from .policies import AskToKeep, AskToSave, PolicyCheckpointInfo
+from .policies import AskToKeep, AskToSave, PolicyCheckpointInfo, asks_for_metrics
 from .refusals import not_covered, refuse
 
 CALL = "CheckpointManager"
@@ -214,9 +214,18 @@ class CheckpointManager(AbstractCheckpointManager):
             name: items_lib.to_save(f"{CALL}.save", each, self._handlers.get(name))
             for name, each in given.items()
         }
-        if self._options.best_fn is None or self._options.prevent_write_metrics:
-            metrics = None  # as with Orbax: they are kept where `best_fn` will ask for them
+        if not self._keeps_metrics():
+            metrics = None
         return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
+
+    def _keeps_metrics(self) -> bool:
+        """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
+        if self._options.prevent_write_metrics:
+            return False
+        policy = self._options.preservation_policy
+        if policy is None:
+            return self._options.best_fn is not None
+        return asks_for_metrics(policy)
 
     def save_items(
         self,

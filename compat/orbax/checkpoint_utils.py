@@ -19,7 +19,28 @@ from .checkpoint_manager import steps_in
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
 from .refusals import refuse
 
+TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"  # of Orbax's unfinished folders; holdfast has none
 NAMES = "leave it out: steps with prefixes and padding are found by their numbers"
+
+
+class _Durations:
+    """When the last checkpoint was begun: at first, when the program was."""
+
+    last_s = time.time()
+
+    def record(self, began_s: float) -> None:
+        jax.monitoring.record_event_duration_secs(
+            "/jax/checkpoint/write/duration_since_last_checkpoint_secs", began_s - self.last_s
+        )
+        self.last_s = began_s
+
+
+_durations = _Durations()
+
+
+def record_saved_duration(checkpoint_start_time: float) -> None:
+    """Tells jax's listeners how much of a program a checkpoint saves: since the one before it."""
+    _durations.record(checkpoint_start_time)
 
 
 def construct_restore_args(

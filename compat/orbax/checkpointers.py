@@ -11,11 +11,16 @@ import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handlers as handlers_lib
 import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import SaveHandle, load, save, save_async, structure
+from holdfast.checkpoint.storage.path import open_storage
+from holdfast.multihost import is_primary_host
 
 from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
+
+# The file by which programs, Flax among them, know a folder that a checkpointer wrote.
+MARKER = "checkpoint"
 
 
 class AbstractCheckpointer:
@@ -64,6 +69,7 @@ class Checkpointer(AbstractCheckpointer):
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
     ) -> None:
         save(directory, items=items, timeout_s=self._timeout_s, **options)
+        _mark(directory)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Restores. Raises FileNotFoundError, ValueError."""
@@ -134,6 +140,13 @@ class Checkpointer(AbstractCheckpointer):
         self.close()
 
 
+def _mark(directory: str | os.PathLike[str]) -> None:
+    """Marks a folder as a checkpointer's, once its checkpoint is there."""
+    if is_primary_host(0):
+        text = b"a checkpoint of holdfast's: its record is checkpoint.json\n"
+        open_storage(directory).write(MARKER, len(text), [(0, [memoryview(text)])])
+
+
 def _only_item(items: Mapping[str, Any]) -> str:
     return DEFAULT_ITEM if DEFAULT_ITEM in items or len(items) != 1 else next(iter(items))
 
@@ -144,13 +157,14 @@ class AsyncCheckpointer(Checkpointer):
     The next save, a restore and `close` wait for it. For one thread at a time.
     """
 
-    _in_flight: SaveHandle | None = None
+    _in_flight: tuple[str | os.PathLike[str], SaveHandle] | None = None
 
     def _save(
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
     ) -> None:
         self.wait_until_finished()
-        self._in_flight = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
+        handle = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
+        self._in_flight = (directory, handle)
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         self.wait_until_finished()
@@ -158,15 +172,17 @@ class AsyncCheckpointer(Checkpointer):
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is in flight; raises the error of one that failed, once."""
-        handle = self._in_flight
+        if self._in_flight is None:
+            return
+        directory, handle = self._in_flight
         self._in_flight = None
-        if handle is not None:
-            with orbax_errors():
-                handle.wait()
+        with orbax_errors():
+            handle.wait()
+        _mark(directory)
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed, once. Does not block."""
-        if self._in_flight is not None and self._in_flight.done():
+        if self._in_flight is not None and self._in_flight[1].done():
             self.wait_until_finished()
 
     def close(self) -> None:

@@ -23,13 +23,16 @@ from holdfast.checkpoint import (
     TreeMismatch,
 )
 from holdfast.checkpoint.format.tree import describe, flatten
-from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
+from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
 from .refusals import not_covered
+from .trees.flat import from_flat_dict, to_flat_dict
+from .trees.transforms import SEPARATOR, Rules
 
 DEFAULT_ITEM = "default"
 PLACEHOLDER = ...
+NUMBERS = (bool, int, float, complex)
 Reader: TypeAlias = Callable[..., Any]  # (item, like, partial=, cast=) -> the item
 
 
@@ -153,11 +156,47 @@ def restore_item(item: SavedItem, args: Any, handler: Any = None) -> Any:
         case args_lib.StandardRestore():
             return _restore_standard(item, args)
         case args_lib.PyTreeRestore():
-            partial = args.partial_restore or args.transforms is not None
+            if args.transforms is not None:
+                return _restore_transformed(item, args)
             return restore_tree(
-                item, args.item, restore_args=args.restore_args, partial=partial, as_saved=True
+                item,
+                args.item,
+                restore_args=args.restore_args,
+                partial=args.partial_restore,
+                as_saved=True,
             )
     raise _unknown(item.call, args)
+
+
+def _restore_transformed(item: SavedItem, args: args_lib.PyTreeRestore) -> Any:
+    """Restores the saved leaves that the transforms ask for, and transforms them."""
+    if args.item is None:
+        raise ValueError(
+            f"{item.call}: transforms expect an item, whose structure the result has; found None"
+        )
+    rules = Rules.of(args.transforms, args.transforms_default_to_original, args.restore_args or {})
+    wanted: dict[str, Any] = {}
+    for path in to_flat_dict(args.item, sep=SEPARATOR):
+        wanted |= rules.sources(path)
+    saved = to_flat_dict(item.structure.tree, sep=SEPARATOR)
+    chosen = {path: leaf if path in wanted else PLACEHOLDER for path, leaf in saved.items()}
+    how = {path: wanted.get(path) or args_lib.RestoreArgs() for path in saved}
+    restored = restore_tree(
+        item,
+        from_flat_dict(chosen, item.structure.tree, SEPARATOR),
+        restore_args=from_flat_dict(how, item.structure.tree, SEPARATOR),
+        as_saved=True,
+    )
+    original = {
+        path: leaf
+        for path, leaf in to_flat_dict(restored, sep=SEPARATOR).items()
+        if leaf is not PLACEHOLDER
+    }
+    new = {
+        path: rules.value(path, own, original, plain(restored))
+        for path, own in to_flat_dict(args.item, sep=SEPARATOR).items()
+    }
+    return from_flat_dict(new, args.item, SEPARATOR)
 
 
 def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
@@ -184,7 +223,7 @@ def _with_fallback(leaf: Any, sharding: Any) -> Any:
     on_devices = isinstance(leaf, jax.ShapeDtypeStruct)
     if not on_devices or isinstance(leaf, HostShapeDtypeStruct) or leaf.sharding is not None:
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return _on_devices(leaf.shape, leaf.dtype, sharding)
 
 
 def _shapes_differ(saved: Any, target: Any) -> bool:
@@ -212,27 +251,106 @@ def restore_tree(
     Leaves are like `restore_args`, then (not `as_saved`) like `target`.
     """
     target = _tree(target)
-    tree = item.structure.tree if target is None else target
+    saved = dict(_by_path(item.structure.tree))
+    tree = item.structure.tree if target is None else _mark_nones(target, saved)
     leaves = list(_by_path(tree))
-    likes = _likes(item, leaves, _tree(restore_args), as_saved or target is None)
-    left_out = {path for path, leaf in leaves if leaf is PLACEHOLDER}
+    likes = _likes(saved, leaves, _tree(restore_args), as_saved or target is None)
+    left_out = {path for path, leaf in leaves if leaf in _LEFT_OUT}
+    if left_out and not partial:
+        _check_all_are_asked_for(item, saved, leaves)
     chosen = (lambda path: path not in left_out) if left_out else partial
     value = item.read(jax.tree.unflatten(flatten(tree)[1], likes), partial=chosen, cast=True)
-    return plain(value) if target is None else value
+    if target is None:
+        return plain(value)
+    return _ended(item, leaves, value, as_saved=as_saved)
+
+
+def _ended(
+    item: SavedItem, leaves: Sequence[tuple[str, Any]], value: Any, *, as_saved: bool
+) -> Any:
+    """Returns a tree that was read, with the Nones and numbers of its target's `leaves`."""
+    found, treedef = flatten(value)
+    ended = [
+        _as_asked(item, path, asked, leaf, as_saved=as_saved)
+        for (path, asked), leaf in zip(leaves, found, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, ended)
+
+
+class _NoLeaf:
+    """Stands for a None in a target where a leaf was saved: it is not read."""
+
+
+_NO_LEAF = _NoLeaf()
+
+
+class _LeftOut:
+    """The leaves of a target that are not read: they are compared by identity."""
+
+    def __contains__(self, leaf: object) -> bool:
+        return leaf is PLACEHOLDER or leaf is _NO_LEAF
+
+
+_LEFT_OUT = _LeftOut()
+
+
+def _mark_nones(target: Any, saved: Mapping[str, Any]) -> Any:
+    """Returns a target whose Nones are leaves where leaves were saved."""
+    is_none = lambda leaf: leaf is None  # noqa: E731
+    marked = jax.tree.map(lambda leaf: _NO_LEAF if leaf is None else leaf, target, is_leaf=is_none)
+    leaves = [
+        None if leaf is _NO_LEAF and path not in saved else leaf for path, leaf in _by_path(marked)
+    ]
+    return jax.tree.unflatten(flatten(marked)[1], leaves)
+
+
+def _check_all_are_asked_for(
+    item: SavedItem, saved: Mapping[str, Any], leaves: Sequence[tuple[str, Any]]
+) -> None:
+    unasked = sorted(set(saved) - {path for path, _ in leaves})
+    if unasked:
+        raise ValueError(
+            f"{item.call}: the item {item.name!r} has leaves that the target lacks:"
+            f" {listed(unasked)}; expected an array, a number, None or PLACEHOLDER for each"
+        )
+
+
+def _as_asked(item: SavedItem, path: str, asked: Any, value: Any, *, as_saved: bool) -> Any:
+    """Returns a leaf that was read as the target has it: numbers in the target's type, exactly."""
+    if asked is _NO_LEAF:
+        return None
+    kind = asked if isinstance(asked, type) else type(asked)
+    if as_saved or kind not in NUMBERS:
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    if type(number) is kind:
+        return number
+    try:
+        exact = kind(number)
+    except (OverflowError, TypeError, ValueError):
+        exact = None
+    if exact is None or exact != number:
+        raise ValueError(
+            f"{item.call}: the leaf {path!r} was expected as {kind.__name__}, and the checkpoint"
+            f" has {number!r}, which is none; give {type(number).__name__} in the target"
+        )
+    return exact
 
 
 def _likes(
-    item: SavedItem, leaves: Sequence[tuple[str, Any]], restore_args: Any, as_saved: bool
+    saved: Mapping[str, Any],
+    leaves: Sequence[tuple[str, Any]],
+    restore_args: Any,
+    as_saved: bool,
 ) -> list[Any]:
     """Returns what each of `leaves` is to be like."""
-    saved = dict(_by_path(item.structure.tree))
     args = {} if restore_args is None else dict(_by_path(restore_args))
     return [_like(saved.get(path), leaf, args.get(path), as_saved) for path, leaf in leaves]
 
 
 def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
     """Returns what a leaf is to be like."""
-    if target is PLACEHOLDER or saved is None:
+    if target in _LEFT_OUT or saved is None:
         return target
     if args is not None and (args.restore_type is not None or args.dtype is not None):
         return _like_args(saved, args)
@@ -240,16 +358,54 @@ def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
         return ""
     if as_saved:
         return saved
+    if isinstance(target, type):
+        return _like_type(saved, target)
+    if type(target) in NUMBERS:
+        return _like_number(saved, target)
     if not hasattr(target, "shape"):
-        numbers = isinstance(target, bool | int | float) and isinstance(saved, bool | int | float)
-        return saved if numbers else target
+        return target
+    if isinstance(target, np.ndarray) and target.shape == (0,) and hasattr(saved, "shape"):
+        return _on_host(saved.shape, target.dtype)
     abstract = isinstance(target, jax.ShapeDtypeStruct | ArrayMetadata | ScalarMetadata)
     if not abstract or target.sharding is not None:
         return target
     if isinstance(saved, HostShapeDtypeStruct | bool | int | float):
-        return HostShapeDtypeStruct(target.shape, target.dtype)  # type: ignore[no-untyped-call]
+        return _on_host(target.shape, target.dtype)
     if isinstance(saved, jax.ShapeDtypeStruct) and saved.shape == target.shape:
-        return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=saved.sharding)  # type: ignore[no-untyped-call]
+        return _on_devices(target.shape, target.dtype, saved.sharding)
+    return target
+
+
+def _on_host(shape: Any, dtype: Any) -> HostShapeDtypeStruct:
+    return HostShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _on_devices(shape: Any, dtype: Any, sharding: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def _like_type(saved: Any, kind: type) -> Any:
+    """Returns what a leaf is to be like whose target is a type, as v1 has it."""
+    if kind in NUMBERS:
+        return _like_number(saved, kind())
+    if kind in (str, bytes):
+        return kind()
+    if not hasattr(saved, "shape"):
+        saved = np.asarray(saved)
+    if kind is np.ndarray:
+        return _on_host(saved.shape, saved.dtype)
+    if issubclass(kind, jax.Array | jax.ShapeDtypeStruct):
+        sharding = getattr(saved, "sharding", None)
+        return _on_devices(saved.shape, saved.dtype, sharding)
+    return kind
+
+
+def _like_number(saved: Any, target: Any) -> Any:
+    """Returns what a number is to be read like: it is turned into the target's type later."""
+    if isinstance(saved, NUMBERS):
+        return saved
+    if getattr(saved, "shape", None) == () and np.dtype(saved.dtype).kind in "biufc":
+        return _on_host((), saved.dtype)
     return target
 
 
@@ -266,9 +422,9 @@ def _like_args(saved: Any, args: Any) -> Any:
             "nothing is padded or cut; restore the saved shape and slice it",
         )
     if args.restore_type is np.ndarray:
-        return HostShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+        return _on_host(shape, dtype)
     sharding = getattr(args, "sharding", None) or getattr(saved, "sharding", None)
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return _on_devices(tuple(shape), dtype, sharding)
 
 
 def plain(tree: Any) -> Any:

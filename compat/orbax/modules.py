@@ -21,14 +21,12 @@ from . import (
     v1,
 )
 from .refusals import make_module, stand_in
+from .trees import flat as trees
+from .trees import transforms
 
 OWN_HANDLER = (
     "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
     " arguments: args.register_with_handler"
-)
-TRANSFORMS = (
-    "restore as saved and change the tree, or rename with holdfast.checkpoint.load(path, like,"
-    " rename=...)"
 )
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
 PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"
@@ -49,10 +47,6 @@ REFUSED: Mapping[str, str] = {
     "DefaultCheckpointHandlerRegistry": OWN_HANDLER,
     "Future": FUTURES,
     "ProtoCheckpointHandler": "save message.SerializeToString() as a leaf",
-    "RestoreTransform": TRANSFORMS,
-    "Transform": TRANSFORMS,
-    "apply_transformations": TRANSFORMS,
-    "merge_trees": TRANSFORMS,
 }
 # Modules of `orbax.checkpoint`: their refused names, and why.
 MODULES: Mapping[str, tuple[str, str]] = {
@@ -78,7 +72,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     ),
     "step": (
         (
-            "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN TMP_DIR_SUFFIX NameFormat Metadata"
+            "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN NameFormat Metadata"
             " MetadataT all_temporary_paths build_step_metadatas build_step_path"
             " composite_name_format find_step_path get_save_directory is_path_finalized"
             " is_path_temporary is_standard_name_format is_tmp_checkpoint latest_step_metadata"
@@ -90,17 +84,10 @@ MODULES: Mapping[str, tuple[str, str]] = {
         PATHS,
     ),
     "test_utils": ("", TESTING),
-    "transform_utils": (
-        (
-            "MultiValueFn RestoreTransform Transform ValueFn apply_transformations intersect_trees"
-            " merge_trees"
-        ),
-        TRANSFORMS,
-    ),
+    "transform_utils": ("MultiValueFn ValueFn", "it is a name for annotations"),
     "tree": (
         (
-            "JsonType PyTree PyTreeKey PyTreeOf PyTreePath deserialize_tree from_flat_dict"
-            " get_param_names is_flat_dict merge_trees serialize_tree str_keypath to_flat_dict"
+            "JsonType PyTree PyTreeKey PyTreeOf PyTreePath deserialize_tree serialize_tree"
             " tree_difference tree_trim"
         ),
         "jax.tree_util and flax.traverse_util do this",
@@ -119,14 +106,11 @@ MODULES: Mapping[str, tuple[str, str]] = {
     ),
     "utils": (
         (
-            "TMP_DIR_SUFFIX all_leaves_are_placeholders checkpoint_steps_paths deserialize_tree"
-            " from_flat_dict from_flattened_with_keypath"
-            " fully_replicated_host_local_array_to_global_array get_key_name get_save_directory"
-            " is_checkpoint_finalized is_dict_key is_empty_node is_empty_or_leaf is_gcs_path"
-            " is_scalar is_sequence_key is_tmp_checkpoint leaf_is_placeholder leaf_placeholder"
-            " name_from_leaf_placeholder pytree_structure record_saved_duration serialize_tree"
-            " step_from_checkpoint_name to_flat_dict tmp_checkpoints tuple_path_from_keypath"
-            " sync_global_devices"
+            "all_leaves_are_placeholders checkpoint_steps_paths deserialize_tree"
+            " from_flattened_with_keypath fully_replicated_host_local_array_to_global_array"
+            " get_save_directory is_checkpoint_finalized is_gcs_path is_scalar is_tmp_checkpoint"
+            " leaf_is_placeholder leaf_placeholder name_from_leaf_placeholder pytree_structure"
+            " serialize_tree step_from_checkpoint_name tmp_checkpoints"
         ),
         "use holdfast's manager for steps, and jax.tree_util for trees",
     ),
@@ -189,6 +173,8 @@ def add_modules(package: str) -> None:
     face.update(
         {name: stand_in("orbax.checkpoint", name, reason) for name, reason in REFUSED.items()}
     )
+    face.update(_transforms())
+    del face["intersect_trees"]  # Orbax has it in its module alone
     for name, (names, reason) in MODULES.items():
         face[name] = make_module(name, refused=names, reason=reason, **_covered(name))
     face["checkpoint_args"] = args
@@ -218,6 +204,7 @@ def _handler_args() -> dict[str, Any]:
 def _covered(module: str) -> dict[str, Any]:
     """Returns what a module without a file of its own has to offer."""
     struct = {"to_shape_dtype_struct": metadata.to_shape_dtype_struct}
+    flat = {name: getattr(trees, name) for name in trees.__all__}
     abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
     steps = {
         "checkpoint_steps": checkpoint_utils.checkpoint_steps,
@@ -243,6 +230,11 @@ def _covered(module: str) -> dict[str, Any]:
             "ArrayRestoreArgs": args.ArrayRestoreArgs,
         }
     if module == "utils":
+        durations = {
+            "TMP_DIR_SUFFIX": checkpoint_utils.TMP_DIR_SUFFIX,
+            "record_saved_duration": checkpoint_utils.record_saved_duration,
+            "sync_global_devices": multihost.sync_global_processes,
+        }
         processes = (
             "broadcast_one_to_all",
             "is_pathways_backend",
@@ -250,11 +242,29 @@ def _covered(module: str) -> dict[str, Any]:
             "reached_preemption",
             "sync_global_processes",
         )
-        return struct | steps | {name: getattr(multihost, name) for name in processes}
+        shared = {name: getattr(multihost, name) for name in processes}
+        return struct | steps | durations | flat | shared
+    if module == "tree":
+        return struct | flat
+    if module == "transform_utils":
+        return _transforms() | {"RestoreArgs": args.RestoreArgs}
     if module == "multihost":
         return {name: getattr(multihost, name) for name in multihost.__all__}
     if module == "abstract_checkpoint_manager":
         return abstract
-    if module in ("tree", "arrays"):
+    if module == "arrays":
         return struct
-    return steps if module == "step" else {}
+    if module == "step":
+        return steps | {"TMP_DIR_SUFFIX": checkpoint_utils.TMP_DIR_SUFFIX}
+    return {}
+
+
+def _transforms() -> dict[str, Any]:
+    """Returns what turns one tree into another."""
+    return {
+        "RestoreTransform": transforms.RestoreTransform,
+        "Transform": transforms.Transform,
+        "apply_transformations": transforms.apply_transformations,
+        "intersect_trees": trees.intersect_trees,
+        "merge_trees": trees.merge_trees,
+    }

@@ -307,6 +307,22 @@ class AnyPreservationPolicy:
         return [any(each) for each in zip(*answers, strict=True)]
 
 
+def asks_for_metrics(policy: Any) -> bool:
+    """Says whether a policy of keeping may look at metrics: all but those that are known not to."""
+    if isinstance(policy, AnyPreservationPolicy):
+        return any(map(asks_for_metrics, policy.policies))
+    by_step_and_time = (
+        CustomSteps,
+        EveryNSeconds,
+        EveryNSteps,
+        EveryNStepsClosest,
+        LatestDuration,
+        LatestN,
+        PreserveAll,
+    )
+    return not isinstance(policy, by_step_and_time)
+
+
 @dataclass
 class AskToSave:
     """A save policy of holdfast's that asks one of Orbax's.

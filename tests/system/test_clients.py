@@ -1,5 +1,5 @@
-"""Programs of libraries that save with Orbax, Keras, Brax and grain: on Orbax and on holdfast,
-unedited, with the same results.
+"""Programs of libraries that save with Orbax, such as Flax, Keras, Brax and grain: on Orbax and on
+holdfast, unedited, with the same results.
 
 Each program saves, loads what it has saved, and loads the checkpoints that it is given besides:
 those that the other one has saved.
@@ -28,6 +28,8 @@ ON_HOLDFAST = ("-m", "holdfast.compat.orbax")
 KERAS = program("clients_keras")
 
 BRAX = program("clients_brax")
+
+FLAX = program("clients_flax")
 
 
 GRAIN = program("clients_grain")
@@ -65,6 +67,22 @@ def test_keras(tmp_path: Path) -> None:
     ours = run(program, tmp_path / "ours again", tmp_path / "theirs", on=ON_HOLDFAST)
     assert ours == theirs and ours["steps"] == ["2", "3"]
     assert ours["checkpoints"] == [ours["saved"]] * 2 and ours["weights"] == [ours["saved"][0]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_flax(tmp_path: Path) -> None:
+    """What users of flax.training.checkpoints do, with Orbax as its backend and without, and what
+    those of nnx do: the same results, and the same kinds of errors.
+    """
+    need_installed("flax", "make slow-libraries")
+    program = tmp_path / "program.py"
+    program.write_text(FLAX.read_text())
+    theirs = run(program, tmp_path / "theirs")
+    ours = run(program, tmp_path / "ours", on=ON_HOLDFAST)
+    assert len(theirs) == 52
+    differ = {name: (ours[name], theirs[name]) for name in theirs if ours[name] != theirs[name]}
+    assert not differ
 
 
 @pytest.mark.slow

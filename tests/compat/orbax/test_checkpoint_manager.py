@@ -429,7 +429,7 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(
             tmp_path, metadata={"a": 1}
         ),
-        r"transforms=.*rename=": lambda: ours.args.PyTreeRestore(transforms={"a": 1}),
+        r"legacy_transform_fn=.*rename=": lambda: ours.args.PyTreeRestore(legacy_transform_fn=dict),
         r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: (
             ours.CheckpointHandlerRegistry()
         ),

@@ -6,6 +6,7 @@ import queue
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -184,3 +185,107 @@ def test_options_that_would_change_values_are_refused() -> None:
         context.array.loading.enable_padding_and_truncation = True
     with pytest.raises(NotImplementedError, match="registry="):
         context.checkpointables.registry = object()
+
+
+def test_the_best_are_kept_without_best_fn(tmp_path: Path) -> None:
+    """`BestN` as the policy, alone and among others, finds the metrics that were given to `save`,
+    and those of an earlier run.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        module = ocp.checkpoint_managers
+
+        def run(folder: str, policy: Any, losses: dict[int, float]) -> Any:
+            options = ocp.CheckpointManagerOptions(preservation_policy=policy)
+            with ocp.CheckpointManager(root / folder, options=options) as manager:
+                for step, loss in losses.items():
+                    save = ocp.args.StandardSave(TREE)
+                    manager.save(step, args=save, metrics={"loss": loss})
+                manager.wait_until_finished()
+                return list(manager.all_steps())
+
+        best = module.BestN(get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=2)
+        both = module.AnyPreservationPolicy([best, module.CustomSteps([2])])
+        losses = {0: 3.0, 1: 9.0, 2: 4.0, 3: 1.0}
+        return [
+            run("a", best, losses),
+            run("b", both, losses),
+            run("c", best, losses | {4: 0.5}),
+        ]
+
+    assert run_both(program, tmp_path) == [[0, 3], [0, 2, 3], [3, 4]]
+    policy = ours.checkpoint_managers.BestN(
+        get_metric_fn=lambda metrics: metrics["loss"], reverse=True, n=2
+    )
+    options = ours.CheckpointManagerOptions(preservation_policy=policy)
+    with ours.CheckpointManager(tmp_path / "holdfast/a", options=options) as manager:
+        manager.save(4, args=ours.args.StandardSave(TREE), metrics={"loss": 2.0})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3, 4]
+
+
+NUMBERS = {"n": 3, "f": 2.5, "b": True, "w": jnp.arange(4.0), "x": np.arange(6.0).reshape(2, 3)}
+LIKE_V0 = [
+    {"n": 0.0},
+    {"b": 0},
+    {"b": 1.0},
+    {"n": None},
+    {"w": None},
+    {"w": np.array([])},
+    {"x": np.array([], np.float32)},
+]
+LIKE_V1 = [
+    *LIKE_V0,
+    {"n": int},
+    {"f": float},
+    {"b": bool},
+    {"n": np.ndarray},
+    {"w": np.ndarray},
+    {"x": np.ndarray},
+    {"w": jax.Array},
+    {"w": jax.ShapeDtypeStruct},
+]
+
+
+def test_targets_of_types_and_nothing(tmp_path: Path) -> None:
+    """A target may have types for leaves, None for what is not wanted, an empty array for any
+    shape; Python numbers come back in the target's type.
+    """
+
+    def program_v0(ocp: Any, root: Path) -> Any:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(root / "a", NUMBERS)
+            checkpointer.wait_until_finished()
+            return [
+                outcome(lambda like=like: checkpointer.restore(root / "a", NUMBERS | like))
+                for like in LIKE_V0
+            ]
+
+    def program_v1(ocp: Any, root: Path) -> Any:
+        ocp.save(root / "b", NUMBERS | {"text": "hello"})
+        return [
+            outcome(lambda like=like: ocp.load(root / "b", NUMBERS | {"text": str} | like))
+            for like in LIKE_V1
+        ]
+
+    (tmp_path / "v0").mkdir()
+    (tmp_path / "v1").mkdir()
+    run_both(program_v0, tmp_path / "v0")
+    run_both(program_v1, tmp_path / "v1", v1=True)
+
+
+@pytest.mark.parametrize(("leaf", "like"), [("f", 0), ("n", True), ("f", int)])
+def test_inexact_numbers_are_refused(tmp_path: Path, leaf: str, like: Any) -> None:
+    """Where Orbax cuts a number the error names the leaf, the number and what to ask for."""
+    ours_v1.save(tmp_path / "a", NUMBERS)
+    value = NUMBERS[leaf]
+    expected = rf"leaf '{leaf}' .* {value}, which is none; give {type(value).__name__} in"
+    with pytest.raises(ValueError, match=expected):
+        ours_v1.load(tmp_path / "a", NUMBERS | {leaf: like})
+
+
+def test_a_none_in_a_target_leaves_out_one_leaf(tmp_path: Path) -> None:
+    """The others are still compared with the checkpoint."""
+    ours_v1.save(tmp_path / "a", NUMBERS)
+    with pytest.raises(ValueError, match="leaves that the target lacks: 'b', 'f', 'x'"):
+        ours_v1.load(tmp_path / "a", {"n": None, "w": TREE["w"]})

@@ -1,0 +1,1 @@
+"""Trees as flat dicts, and their leaves taken from elsewhere: `orbax.checkpoint.tree`."""
