@@ -31,6 +31,10 @@ from typing import Any
 from holdfast.coordination import CoordinationService, Credentials, Endpoint, ServiceTimeouts
 
 MOST_PROCESSES = 32
+MANY_CLIENTS = 8
+"""From here on clients that share an interpreter do not demand it: each thread that waits for it
+would wake 200 times a second, and that would be most of the CPU. A process of a job has one client.
+"""
 ENV = os.environ | {
     "TF_CPP_MIN_LOG_LEVEL": "1"
 }  # as jax sets it: one log line a barrier would slow jaxlib down
@@ -144,6 +148,8 @@ def task(what: str, client: Any, process_id: int, rounds: int, mark: str) -> Cal
         return lambda: barriers(client, rounds)
     if what == "others":  # a barrier of all but client 0, in whose process the busy loop runs
         return lambda: barriers(client, rounds, list(range(1, int(mark)))) if process_id else None
+    if what == "leave":
+        return client.shutdown
     if what == "report":
         return lambda: reports(client, rounds, float(mark))
     if what == "busy":
@@ -163,11 +169,18 @@ def busy_loop() -> None:
 
 
 def work(kind: str, address: str, first: int, count: int, secrets: Path | None) -> None:
-    """Serves "barrier R", "others R N", "set R MARK", "get R MARK", "report S INTERVAL", "busy 0 or
-    1", each answered by what it took, and "cpu", by the CPU that the clients took so far.
+    """Joins at the first line. Then serves "barrier R", "others R N", "set R MARK", "get R MARK",
+    "report S INTERVAL", "busy 0 or 1", "leave 0", each answered by what it took, and "cpu", by the
+    CPU that the clients took so far.
     """
-    imported_s = time.process_time()
     clients = [make_client(kind, address, first + index, secrets) for index in range(count)]
+    if count >= MANY_CLIENTS:
+        sys.setswitchinterval(1.0)
+    # All join at once: a client that waits for another's imports would take CPU, as gRPC wakes it
+    # five times a second.
+    print("imported", flush=True)
+    sys.stdin.readline()
+    imported_s = time.process_time()
     in_threads([client.connect for client in clients])
     if first == 0:
         threading.Thread(target=busy_loop, daemon=True).start()
@@ -275,8 +288,18 @@ class Cluster:
             undone.callback(end, worker)
             self.workers.append(worker)
             first += count
+        self._await("imported\n")
+        begun_s = time.perf_counter()
         for worker in self.workers:
-            assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+            assert worker.stdin is not None
+            worker.stdin.write("join\n")
+            worker.stdin.flush()
+        self._await("ready\n")
+        self.joined_s = time.perf_counter() - begun_s
+
+    def _await(self, line: str) -> None:
+        for worker in self.workers:
+            assert worker.stdout is not None and worker.stdout.readline() == line
 
     def run(self, command: str) -> float:
         """Sends a command to all workers and returns the seconds that the slowest took."""
@@ -416,20 +439,20 @@ def crowd(clients: int, tree: str | None) -> None:
     """Prints the barrier of many of our own clients, their CPU, and the service's CPU and
     memory.
     """
-    begun = time.perf_counter()
     peer = Peer("holdfast", "holdfast", tree=tree)
     with Cluster(peer, clients) as cluster:
-        joined_s = time.perf_counter() - begun
         theirs_s, its_s = cluster.cpu_s()
         print(f"{peer}: to join, CPU of all clients {theirs_s:.1f} s, of the service {its_s:.1f} s")
         cluster.run("barrier 2")
         times = [cluster.run("barrier 5") / 5 for _ in range(5)]
         print(
-            f"{clients} own clients: joined in {joined_s:.1f} s; barrier median"
+            f"{clients} own clients: joined in {cluster.joined_s:.1f} s; barrier median"
             f" {statistics.median(times):.3f} s, best {min(times):.3f} s; service"
             f" {cluster.memory_mb():.0f} MB resident"
         )
+        left_s = cluster.run("leave 0")
         theirs_s, its_s = cluster.cpu_s()
+        print(f"all left in {left_s:.1f} s")
         print(f"in all, CPU of the clients {theirs_s:.1f} s, of the service {its_s:.1f} s")
 
 

@@ -401,7 +401,7 @@ class Connection:
             tasks = spb.Tasks.FromString(zlib.decompress(delta.packed)).tasks
         self._watch.apply(tasks, full=delta.full)
         for task in tasks:
-            if task.info.state == pb.TaskState.ERROR:
+            if task.info.state == pb.ERROR:
                 self._notify_lost(task)
 
     def _notify_lost(self, task: spb.Task) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -113,16 +113,16 @@ class LivenessBarrier:
         self,
         call: Any,
         task_id: int,
-        task_ids: Collection[int],
+        members: frozenset[int],
         now: float,
         deadline: float = math.inf,
         *,
         sending: Sending | None = None,
     ) -> None:
-        """Answers with the tasks that are alive, once every connected one among `task_ids` has
+        """Answers with the tasks that are alive, once every connected one among `members` has
         asked for the same set. A call without a `sending` is never sent again.
         """
-        if task_id not in task_ids:
+        if task_id not in members:
             sentence = (
                 f"Requesting task {task_id} is not one of the tasks specified in a GetAliveTasks"
                 " request."
@@ -130,9 +130,8 @@ class LivenessBarrier:
             status = Status(Code.INVALID_ARGUMENT, sentence, from_service=False)
             self._completions.fail(call, status)
             return
-        members = frozenset(task_ids)  # which is the same object, where it is one
         if members not in self._gatherings and members not in self._answers:
-            members &= self._task_table.everyone
+            members = self._known(members)
         last = self._answers.get(members)
         if last is not None and sending is not None and last.answered.get(task_id) == sending:
             self._completions.succeed(call, last.living)
@@ -152,6 +151,12 @@ class LivenessBarrier:
         self._timers.add(deadline, wait)
         if not gathering.absent:
             self._answer(gathering)
+
+    def _known(self, members: frozenset[int]) -> frozenset[int]:
+        # The same object where it can be: a look-up by another one compares all members.
+        if members <= self._task_table.everyone:
+            return members
+        return members & self._task_table.everyone
 
     def resolve(self) -> None:
         """Answers each set whose connected members have all asked."""

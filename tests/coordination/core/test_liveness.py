@@ -24,7 +24,7 @@ def ask(
         lambda call: driver.machine.liveness.arrive(
             call,
             task_id,
-            members,
+            frozenset(members),
             driver.now,
             driver.now + timeout_s,
             sending=Sending(life, number) if number else None,
@@ -38,13 +38,14 @@ def test_alive_answers_when_every_living_member_has_asked() -> None:
     """
     driver = Driver(3, recoverable=True)
     calls = [driver.call(), driver.call()]
+    members = frozenset((0, 1, 2, 99))
     for task_id, call in enumerate(calls):
-        driver.machine.liveness.arrive(call, task_id, [0, 1, 2, 99], driver.now)
+        driver.machine.liveness.arrive(call, task_id, members, driver.now)
     assert not driver.settle().keys() & set(calls)
     driver.wait(12, beating=(0, 1))
     assert [alive(driver, call) for call in calls] == [[0, 1], [0, 1]]
     outside = driver.call()
-    driver.machine.liveness.arrive(outside, 0, [1, 2], driver.now)
+    driver.machine.liveness.arrive(outside, 0, frozenset((1, 2)), driver.now)
     assert driver.settle()[outside][1].code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
 
 

@@ -134,7 +134,9 @@ def test_calls_that_go_away_are_never_answered() -> None:
         driver.get("k", timeout_s=3),
         driver.make(lambda call: machine.watches.watch(call, machine.task_table.version)),
         driver.make(
-            lambda call: machine.liveness.arrive(call, 0, [0, 1], driver.now, driver.now + 3)
+            lambda call: machine.liveness.arrive(
+                call, 0, frozenset((0, 1)), driver.now, driver.now + 3
+            )
         ),
         driver.make(lambda call: machine.poll_for_error(call, 0)),
     ]
@@ -438,12 +440,12 @@ def test_an_arrival_looks_at_no_other_task() -> None:
     driver = Driver(count)
     machine = driver.machine
     machine.task_table.tasks = looked = CountedLooks(machine.task_table.tasks)
-    members = list(range(count))
-    for task_id in members:
+    members = frozenset(range(count))
+    for task_id in range(count):
         driver.barrier(task_id)
         driver.make(lambda call, t=task_id: machine.liveness.arrive(call, t, members, driver.now))  # type: ignore[misc]
     assert machine.barriers.passed == 1 and looked.looks == 0
-    for task_id in members:
+    for task_id in range(count):
         driver.make(lambda call, t=task_id: machine.shut_down(call, t, True, driver.now))  # type: ignore[misc]
     assert machine.all_shut_down() and looked.looks <= 2
     gathering = Driver(count + 1, sessions=False)

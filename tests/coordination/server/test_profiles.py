@@ -222,8 +222,9 @@ def test_the_living_never_have_incarnation_0() -> None:
     driver = Driver(3, sessions=False)
     for task_id in range(3):
         driver.register(task_id, 10 + task_id)
-    asked = driver.make(lambda call: driver.machine.liveness.arrive(call, 0, [0, 1], driver.now))
-    last = driver.make(lambda call: driver.machine.liveness.arrive(call, 1, [0, 1], driver.now))
+    both = frozenset((0, 1))
+    asked = driver.make(lambda call: driver.machine.liveness.arrive(call, 0, both, driver.now))
+    last = driver.make(lambda call: driver.machine.liveness.arrive(call, 1, both, driver.now))
     for task_id in range(3):
         driver.make(lambda call, t=task_id: driver.machine.shut_down(call, t, False, driver.now))  # type: ignore[misc]
     assert driver.machine.all_shut_down()
