@@ -40,6 +40,7 @@ from .restoring.restore import RestoreOptions
 from .saving.async_saver import SaveHandle, refuse_in_callback
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
+from .storage.base import CountsRequests
 from .storage.threads import register_at_exit
 
 _log = logging.getLogger(__name__)
@@ -381,9 +382,12 @@ class CheckpointManager:
 
     def statistics(self) -> dict[str, Any]:
         """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`,
-        `save_blocked_s`, `restores`, ...
+        `save_blocked_s`, `restores`, ... Of s3:// and az:// also `store_reads`, and how many of
+        these stood still and were asked a second time, `store_hedged_reads`.
         """
-        return self._state.statistics.to_dict() | self._catalog.tier.statistics()
+        storage = self._catalog.root.storage
+        counted = storage.statistics() if isinstance(storage, CountsRequests) else {}
+        return self._state.statistics.to_dict() | self._catalog.tier.statistics() | counted
 
     def close(self) -> None:
         """Waits for the save in flight and for deletions, gives the claim up, and raises the error

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Part: TypeAlias = tuple[int, Sequence[memoryview]]
 
@@ -102,6 +102,14 @@ class TensorStoreAccess(Protocol):
 
     def kvstore(self, folder: str) -> dict[str, Any]:
         """Returns tensorstore's JSON spec of a folder, to be opened in `context`."""
+
+
+@runtime_checkable
+class CountsRequests(Protocol):
+    """What a store can do besides, if it counts its requests."""
+
+    def statistics(self) -> dict[str, int]:
+        """Returns counters by name, each of which begins with `store_`."""
 
 
 class Storage(Protocol):

@@ -27,9 +27,11 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .base import Entry, Part, TensorStoreAccess
+from .hedged_reads import HedgedReads, Room
+from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, joined
-from .retries import Busy, Patience, fault_of, message_of
+from .retries import Busy, Patience, fault_of, is_throttled, message_of
 from .threads import register_at_exit, run_side_by_side, start_thread
 
 PART_BYTES = 8 << 20  # of a file that is streamed; a shorter one is one request
@@ -57,8 +59,8 @@ class BucketStorage(ObjectStorage):
     of obstore's S3Store or AzureStore, such as `endpoint=http://127.0.0.1:9000&region=us-east-1`;
     obstore takes the rest from the environment. All stores in memory of a process are one.
 
-    The bytes on their way are at most 2 x PARTS_AT_ONCE x PART_BYTES for writes, besides what reads
-    fill their buffers from.
+    The bytes on their way are at most 2 x PARTS_AT_ONCE x PART_BYTES for writes, and READ_BYTES for
+    reads, all their tries counted.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class BucketStorage(ObjectStorage):
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
         self._free_parts = threading.BoundedSemaphore(PARTS_AT_ONCE)
+        self._room = Room()
+        self._reads = HedgedReads(Hedges(), self._room)
 
     # --- Requests
 
@@ -94,6 +98,8 @@ class BucketStorage(ObjectStorage):
                 if _is_verdict(error):
                     raise
                 fault = fault_of(error, where)
+                if is_throttled(error):
+                    self._reads.hedges.note_throttled()
                 if fault.passes:
                     raise Busy(fault) from error
                 raise fault.error from error
@@ -157,12 +163,23 @@ class BucketStorage(ObjectStorage):
     def size(self, name: str) -> int:
         return int(self._ask("head", name, self._prefix + name)["size"])
 
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        # The bytes are taken until they are copied.
+        with self._room.taken(sum(buffer.nbytes for buffer in buffers)):
+            return super().read(name, offset, buffers)
+
     def _range(self, name: str, start: int, stop: int) -> Any:
         if stop <= start:
             return b""
         key = self._prefix + name
         try:
-            return self._ask("get_range", name, key, start=start, end=stop)
+            return self._tried(
+                name,
+                lambda: self._reads.read(
+                    lambda: _request("get_range", self._store, key, start=start, end=stop),
+                    stop - start,
+                ),
+            )
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -199,6 +216,11 @@ class BucketStorage(ObjectStorage):
             modified_s = meta["last_modified"].timestamp()
             entries.append(Entry(meta["path"][skip:], meta["size"], modified_s))
         return sorted(entries, key=lambda entry: entry.name)
+
+    def statistics(self) -> dict[str, int]:
+        """Returns how many reads there were, and how many of these were asked a second time."""
+        hedges = self._reads.hedges
+        return {"store_reads": hedges.reads, "store_hedged_reads": hedges.hedged_reads}
 
     # --- Writes on conditions
 

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _STATUS = re.compile(r"status code: (\d{3})|\b(429|503) (?:Too Many|Service Unav|Slow)")
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
+_THROTTLED = (429, 503)
 _BROKEN = (
     "error sending request",
     "error decoding response body",
@@ -75,6 +76,11 @@ def fault_of(error: BaseException, where: str) -> Fault:
         return Fault(OSError(errno.EBUSY, busy, where), passes=True)
     passes = status is None and any(sign in text for sign in _BROKEN)
     return Fault(OSError(errno.EIO, text, where), passes)
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Says of an error of obstore's whether the store asked for fewer requests."""
+    return _status(message_of(error)) in _THROTTLED
 
 
 def message_of(error: BaseException) -> str:

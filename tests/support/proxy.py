@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
@@ -119,3 +119,74 @@ class Proxy:
         self._listener.close()
         self.cut(refuse=True)
         self._moves.set()
+
+
+def _as_partial(answer: bytes) -> bytes:
+    """Returns the head of an answer with the status of a range: rclone sends ranges with 200."""
+    if b"\r\nContent-Range:" in answer:
+        return answer.replace(b" 200 OK", b" 206 Partial Content", 1)
+    return answer
+
+
+class SlowProxy(Proxy):
+    """A proxy whose answers begin `delay_s` after their request. A context manager.
+
+    `stalls` says of a connection's number, from 1 on, whether it stands still for `stall_s`, before
+    its answer number `stall_at`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        delay_s: float = 0.0,
+        stall_s: float = 30.0,
+        stall_at: int = 1,
+        stalls: Callable[[int], bool] = lambda number: False,
+    ) -> None:
+        self._delay_s = delay_s
+        self._stall_s = stall_s
+        self._stall_at = stall_at
+        self.stalls = stalls
+        self.connections = 0
+        self.stalled = 0
+        self._asked: set[socket.socket] = set()
+        self._ended = threading.Event()
+        super().__init__(target)
+
+    def _forward(self, what: str, source: socket.socket, sink: socket.socket) -> None:
+        if what == "answers":
+            self._answer(source, sink)
+            return
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                self._asked.add(sink)
+                sink.sendall(data)
+        self._close(source, sink)
+
+    def _answer(self, source: socket.socket, sink: socket.socket) -> None:
+        with self._lock:
+            self.connections += 1
+            is_stalling = self.stalls(self.connections)
+        answers = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if source in self._asked:
+                    self._asked.discard(source)
+                    answers += 1
+                    self._ended.wait(self._delay_s)
+                    if is_stalling and answers == self._stall_at:
+                        self.stalled += 1
+                        self._ended.wait(self._stall_s)
+                    data = _as_partial(data)
+                sink.sendall(data)
+        self._close(source, sink)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        super().__exit__(kind, error, trace)

@@ -1,0 +1,75 @@
+"""Which reads of a store are asked a second time, because their connection seems to stand still.
+
+A read is slow when it takes longer than SLOW_TIMES the 95th percentile of its peers, and at least
+SLOWEST_PEER_S. Its peers are the last reads that ended and had at least half as many bytes. Their
+time is that of the try that won, so that reads which stood still do not make slowness normal. With
+fewer than FEWEST_PEERS, nothing is known of a tail, and a read is slow after UNKNOWN_S.
+
+Second tries are at most SHARE of all reads, and one more. There are none while the store is
+throttling: a second request is the last thing that it needs. The idea is from "The Tail at Scale"
+(Dean and Barroso, 2013).
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from collections.abc import Callable
+
+SLOW_TIMES = 2.0
+SLOWEST_PEER_S = 1.0
+SHARE = 0.05
+QUANTILE = 0.95
+FEWEST_PEERS = 4
+UNKNOWN_S = 5.0
+PEERS = 128  # of which the durations are known
+CALM_S = 300.0  # after the store's last 503 or 429
+LOOK_S = 0.25  # how often a read is looked at: peers that end meanwhile change what is slow
+
+
+class Hedges:
+    """Decides which reads are asked again. For one thread; `note_throttled` is for any.
+
+    `clock` returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.reads = 0
+        self.hedged_reads = 0
+        self._throttled_s = -math.inf
+        self._peers: collections.deque[tuple[int, float]] = collections.deque(maxlen=PEERS)
+
+    def note_read(self) -> None:
+        """Counts a read that begins."""
+        self.reads += 1
+
+    def note_end(self, nbytes: int, took_s: float) -> None:
+        """Takes the duration of a try that brought its bytes."""
+        self._peers.append((nbytes, took_s))
+
+    def note_throttled(self) -> None:
+        """Takes notice of a 503 or 429."""
+        self._throttled_s = self.clock()
+
+    def is_slow(self, nbytes: int, asked_s: float) -> bool:
+        """Says whether a read is slow whose last try began at `asked_s`."""
+        return self.clock() - asked_s >= self._limit_s(nbytes)
+
+    def _limit_s(self, nbytes: int) -> float:
+        durations = sorted(took_s for size, took_s in self._peers if 2 * size >= nbytes)
+        if len(durations) < FEWEST_PEERS:
+            return UNKNOWN_S
+        tail_s = durations[math.ceil(QUANTILE * len(durations)) - 1]
+        return max(SLOWEST_PEER_S, SLOW_TIMES * tail_s)
+
+    def may_hedge(self) -> bool:
+        """Says whether one more second try is allowed now."""
+        if self.clock() - self._throttled_s < CALM_S:
+            return False
+        return self.hedged_reads + 1 <= SHARE * self.reads + 1
+
+    def note_hedge(self) -> None:
+        """Counts a second try that begins."""
+        self.hedged_reads += 1

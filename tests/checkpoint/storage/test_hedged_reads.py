@@ -1,0 +1,196 @@
+"""Reads whose connection stands still are asked again, and the first answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import CheckpointManager, Options
+from holdfast.checkpoint.storage.bucket import BucketStorage
+from holdfast.checkpoint.storage.hedged_reads import HedgedReads, Room
+from holdfast.checkpoint.storage.hedges import SHARE, Hedges
+from tests.checkpoint.storage.test_retries import Clock
+from tests.support.object_servers import BUCKET, rclone_server, s3_server
+from tests.support.proxy import SlowProxy
+
+BUSY = RuntimeError("Server returned non-2xx status code: 503 Slow Down")
+
+
+class _Tries:
+    """The tries of one read, in order: each ends with bytes or an error, or never."""
+
+    def __init__(self, clock: Clock, *ends: bytes | Exception | None) -> None:
+        self._clock = clock
+        self._ends = iter(ends)
+        self.cancelled = 0
+        self.begun = 0
+
+    def make(self) -> Awaitable[bytes]:
+        return self._try(next(self._ends))
+
+    async def _try(self, end: bytes | Exception | None) -> bytes:
+        self.begun += 1
+        if isinstance(end, Exception):
+            raise end
+        if end is not None:
+            return end
+        self._clock.now += 100.0  # so long does everybody see nothing of it
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def _read(tries: _Tries, hedges: Hedges, room: Room) -> bytes:
+    async def read() -> bytes:
+        data: bytes = await HedgedReads(hedges, room).read(tries.make, 10)
+        await asyncio.sleep(0)  # so that cancelled tries notice it
+        return data
+
+    return asyncio.run(read())
+
+
+def test_the_second_try_wins_and_the_first_is_cancelled() -> None:
+    """Nobody waits for the loser, and its bytes are given back."""
+    clock = Clock()
+    hedges = Hedges(clock.read)
+    room = Room(20, 10)
+    tries = _Tries(clock, None, b"second")
+    with room.taken(10):
+        assert _read(tries, hedges, room) == b"second"
+        assert room.try_take(10)
+    assert (tries.begun, tries.cancelled) == (2, 1)
+    assert (hedges.reads, hedges.hedged_reads) == (1, 1)
+
+
+def test_a_try_that_fails_is_out_while_another_is_on_its_way() -> None:
+    """The error of the last one counts; one that says "busy" lets none be asked again."""
+    clock = Clock()
+    hedges = Hedges(clock.read)
+    with pytest.raises(RuntimeError, match="503"):
+        _read(_Tries(clock, BUSY), hedges, Room())
+    assert not hedges.may_hedge()
+
+    hedges = Hedges(clock.read)
+    tries = _Tries(clock, None, BUSY, b"not asked for")
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(HedgedReads(hedges, Room()).read(tries.make, 10), 1.0))
+    assert (tries.begun, tries.cancelled) == (2, 1)
+
+
+def test_without_room_there_is_no_second_try() -> None:
+    """Its buffer would go beyond the bound."""
+    clock = Clock()
+    tries = _Tries(clock, None)
+    room = Room(15, 5)
+    with room.taken(10), pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(HedgedReads(Hedges(clock.read), room).read(tries.make, 10), 1))
+    assert (tries.begun, tries.cancelled) == (1, 1)
+
+
+def test_first_tries_wait_for_room_and_leave_some() -> None:
+    """One that is larger than all there is has it for itself."""
+    room = Room(30, 10)
+    order: list[str] = []
+
+    def large() -> None:
+        with room.taken(1000):
+            order.append("large")
+
+    thread = threading.Thread(target=large)
+    with room.taken(20):
+        thread.start()
+        assert room.try_take(10)
+        assert not room.try_take(1)
+        room.give(10)
+        order.append("small")
+    thread.join(10)
+    assert order == ["small", "large"]
+
+
+def _through(proxy: SlowProxy, query: str) -> str:
+    return re.sub(r"127\.0\.0\.1:\d+", proxy.address, query)
+
+
+def _address(query: str) -> str:
+    found = re.search(r"127\.0\.0\.1:\d+", query)
+    assert found is not None
+    return found[0]
+
+
+def test_a_connection_that_stands_still_costs_little() -> None:
+    """A read whose connection stalls for longer than the test may last has its bytes by another."""
+    with s3_server() as query, SlowProxy(_address(query), stall_s=1000.0) as proxy:
+        storage = BucketStorage(f"s3://{BUCKET}/hedged{_through(proxy, query)}")
+        storage.put("a", b"some bytes")
+        for _ in range(4):
+            assert storage._range("a", 0, 4) == b"some"
+        stalling = proxy.connections + 1
+        proxy.stalls = stalling.__eq__
+        proxy.cut()
+        assert storage._range("a", 5, 10) == b"bytes"
+        assert proxy.stalled == 1
+        assert storage.statistics() == {"store_reads": 5, "store_hedged_reads": 1}
+
+
+LEAVES = 640
+DELAY_S = 0.5
+STALL_S = 30.0
+
+
+def _restore_s(root: str) -> tuple[float, dict[str, int]]:
+    """Returns how long a restore took, each of whose reads is one leaf, and what it counted."""
+    like = {
+        f"{number:04}": jax.ShapeDtypeStruct((25_000,), np.float32)
+        for number in range(0, LEAVES, 2)
+    }
+    with CheckpointManager(root, options=Options(read_only=True)) as manager:
+        began = time.monotonic()
+        tree = manager.restore(like=like, partial=lambda path: True)
+        took_s = time.monotonic() - began
+        for name, array in tree.items():
+            assert array[0] == int(name)
+        return took_s, manager.statistics()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_restore_over_connections_that_stall(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One connection in twenty stands still for 30 s: a restore of 10 s takes at most 1.3 of it,
+    and without second tries 30 s more.
+    """
+    with (
+        rclone_server(tmp_path) as query,
+        SlowProxy(_address(query), delay_s=DELAY_S, stall_s=STALL_S, stall_at=12) as proxy,
+    ):
+        root = f"s3://{BUCKET}/stalls"
+        with CheckpointManager(f"{root}{query}", options=Options(single_writer=True)) as manager:
+            tree = {f"{number:04}": np.full(25_000, number, np.float32) for number in range(LEAVES)}
+            manager.save(1, tree).wait()
+        root += _through(proxy, query)
+        calm_s, _ = _restore_s(root)
+        assert calm_s >= 10
+        first = proxy.connections
+        proxy.stalls = lambda number: (number - first) % 20 == 10
+        proxy.cut()
+        stalled_s, counted = _restore_s(root)
+        print(f"calm {calm_s:.1f} s, {proxy.stalled} stalled {stalled_s:.1f} s, {counted}")
+        assert stalled_s <= 1.3 * calm_s
+        assert 1 <= counted["store_hedged_reads"] <= SHARE * counted["store_reads"] + 1
+        monkeypatch.setattr(Hedges, "may_hedge", lambda self: False)
+        first = proxy.connections
+        proxy.cut()
+        unhedged_s, _ = _restore_s(root)
+        print(f"unhedged {unhedged_s:.1f} s")
+        assert unhedged_s >= calm_s + 0.8 * STALL_S
