@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ _NUMBERS = ("min", "max", "mean")
 BINS = 12
 _MOST_OF_A_VALUE = 60  # characters of a leaf's
 _MOST_OF_JSON = 2000  # characters of an item's
+_LEAST_SHARE = 0.001
+_OF_PROCESS = re.compile(r"^process \d+: ")  # before the path of what each process keeps
 
 
 @click.command(
@@ -46,7 +49,7 @@ Examples:
   holdfast show /ckpt/run7 --step 1000 --path params.dense
   holdfast show /ckpt/run7 --unfold                each layer on lines of its own
   holdfast show /orbax/run7/1000 --stats           Orbax's checkpoints too, and safetensors
-  holdfast show /ckpt/run7 --stats --html run7.html
+  holdfast show /ckpt/run7 --since 1000 --html run7.html
 
 Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 )
@@ -62,10 +65,16 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 )
 @click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
 @click.option(
+    "--since",
+    type=int,
+    default=None,
+    help="Read this step too, and say which share of each leaf has changed since.",
+)
+@click.option(
     "--html",
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page there: a treemap of the sizes, and the leaves.",
+    help="Write a page there: a treemap of the sizes by dtype or change, and the leaves.",
 )
 @json_option
 def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None:
@@ -75,16 +84,19 @@ def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None
     chosen = _Chosen(**options)
     with sentences(), progress_bar("reading") as meter:
         checkpoint = open_measured(path, chosen.step, meter)
-        meter.expect(total_bytes(checkpoint) * (chosen.stats + chosen.check))
+        readings = chosen.stats + chosen.check + 2 * (chosen.since is not None)
+        meter.expect(total_bytes(checkpoint) * readings)
         rows = list(_rows(checkpoint, chosen))
+        if chosen.since is not None:
+            rows = _with_changes(rows, open_measured(path, chosen.since, meter), checkpoint)
         if chosen.check:
             checkpoint.verify()
     if chosen.under and not rows:
         raise Failure(f"{checkpoint.info.path} has no leaf below '{chosen.under}'", EXIT_NOTHING)
     if page is not None:
-        _write_page(page, _as_json(checkpoint, rows, chosen.check))
+        _write_page(page, _as_json(checkpoint, rows, chosen))
     if as_json:
-        print_json(_as_json(checkpoint, rows, chosen.check))
+        print_json(_as_json(checkpoint, rows, chosen))
     else:
         _print(checkpoint, rows, chosen)
 
@@ -99,6 +111,7 @@ class _Chosen:
     stats: bool
     unfold: bool
     check: bool
+    since: int | None
 
     @property
     def folds(self) -> bool:
@@ -150,6 +163,26 @@ def _shards(description: Any) -> list[int] | None:
         return None
     sizes = dict(zip(description["axes"], description["sizes"], strict=True))
     return [math.prod(sizes[axis] for axis in axes) for axes in description["spec"]]
+
+
+def _with_changes(
+    rows: list[dict[str, Any]], before: CheckpointReader, now: CheckpointReader
+) -> list[dict[str, Any]]:
+    """Returns the rows with the share of their elements that differ from those of `before`."""
+    from holdfast.checkpoint.tools.diff import compare
+
+    shares: dict[tuple[str, str], float] = {}
+    for found in compare(before, now):
+        leaf = (found.item, _OF_PROCESS.sub("", found.path))
+        share = found.count / found.size if found.size else 1.0
+        shares[leaf] = max(share, shares.get(leaf, 0.0))
+    return [row | {"changed": _share_of(row, shares)} for row in rows]
+
+
+def _share_of(row: dict[str, Any], shares: dict[tuple[str, str], float]) -> float:
+    """Returns the share of a leaf; an item that is new as a whole has one for all of it."""
+    of_leaf = shares.get((row["item"], row["path"]), 0.0)
+    return max(of_leaf, shares.get((row["item"], ""), 0.0))
 
 
 def _write_page(file: Path, shown: dict[str, Any]) -> None:
@@ -265,7 +298,7 @@ def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _common(row: dict[str, Any]) -> tuple[str, ...]:
     """Returns what the leaves of repeated layers have in common."""
-    facts = ("dtype", "shape", "value", "sharding")
+    facts = ("dtype", "shape", "value", "sharding", "changed")
     return tuple(repr(row.get(fact)) for fact in facts)
 
 
@@ -278,8 +311,8 @@ def _table(rows: list[dict[str, Any]], stats: bool, *, with_sharding: bool) -> T
     table = Table(
         titles,
         folds=["sharding", "value", "NaN", "histogram", "mean", "max", "min", "dtype", "size"]
-        + ["shape"],
-        numbers=["size", *_NUMBERS, "NaN"],
+        + ["shape", "changed"],
+        numbers=["size", "changed", *_NUMBERS, "NaN"],
     )
     for each in cells:
         table.add(*(each[title] for title in titles))
@@ -295,10 +328,18 @@ def _cells(row: dict[str, Any], stats: bool) -> dict[str, str]:
         "dtype": row["dtype"],
         "size": decimal(row["bytes"]) if is_array else "",
         "value": "" if is_array else repr(row["value"])[:_MOST_OF_A_VALUE],
+        "changed": _percent(row["changed"]) if "changed" in row else "",
     }
     if stats:
         return cells | _stat_cells(row.get("stats"))
     return cells | {"sharding": row.get("sharding", "")}
+
+
+def _percent(share: float) -> str:
+    """Returns a share for people: a small one is not nothing, and a large one is not all."""
+    if 0 < share < _LEAST_SHARE:
+        return "<0.1%"
+    return f"{math.floor(1000 * share) / 10:g}%"
 
 
 def _stat_cells(stats: dict[str, Any] | None) -> dict[str, str]:
@@ -309,7 +350,7 @@ def _stat_cells(stats: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _as_json(
-    checkpoint: CheckpointReader, rows: list[dict[str, Any]], check: bool
+    checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Chosen
 ) -> dict[str, Any]:
     info = checkpoint.info
     leaves = [{key: value for key, value in row.items() if value is not None} for row in rows]
@@ -322,5 +363,6 @@ def _as_json(
         "metrics": dict(info.metrics),
         "metadata": info.metadata,
         "leaves": leaves,
-        "verified": check,
+        "verified": chosen.check,
+        "since": chosen.since,
     }

@@ -194,6 +194,31 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
     assert json.loads(run("ls", root / "3", "--json").output)["steps"][0]["step"] == 3
 
 
+def test_show_tells_what_has_changed_since_a_step(root: Path) -> None:
+    """The share of each leaf's elements, in the table, in JSON and on the page; what is not as it
+    was in one element alone has not changed as a whole.
+    """
+    tree = state(3)
+    tree["params"]["dense"]["kernel"] = tree["params"]["dense"]["kernel"].at[0, 0].set(9)
+    tree["added"] = jnp.ones(3)
+    with CheckpointManager(root) as manager:
+        manager.save(4, items={"state": tree, "config": Json({"lr": 3})})
+    since = ("show", root, "--since")
+    found = json.loads(run(*since, 3, "--json").output)
+    assert found["since"] == 3
+    shares = {leaf["path"]: leaf["changed"] for leaf in found["leaves"]}
+    assert shares["params.dense.kernel"] == 1 / 32
+    assert shares["params.dense.bias"] == shares[""] == shares["n"] == 0
+    assert shares["added"] == 1
+    assert "3.1%" in run(*since, 3).output
+    since_2 = json.loads(run(*since, 2, "--item", "config", "--json").output)
+    assert since_2["leaves"][0]["changed"] == 1
+    page = root.parent / "since.html"
+    run(*since, 3, "--html", page)
+    assert "share that has changed since step 3" in page.read_text()
+    assert "has no step 7; it has 1, 2, 3, 4" in run(*since, 7, code=3).output
+
+
 def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
     """`show` lists leaves of any layout; `--stats` reads them; `--path` and `--item` narrow it
     down.
@@ -221,7 +246,7 @@ def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> 
     page = root.parent / "page.html"
     run("show", root, "--stats", "--html", page)
     assert (
-        "<title>state/params.dense.kernel: " in page.read_text()
+        'title="state.params.dense.kernel: ' in page.read_text()
         and 'aria-label="Sizes of the leaves' in page.read_text()
     )
     assert (

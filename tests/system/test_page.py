@@ -14,6 +14,8 @@ import pytest
 from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
 from holdfast.web import write_report
 from holdfast.web.report import standing_still
+from holdfast.web.tree_page import checkpoint_page
+from tests.support.checkpoint_leaves import transformer
 from tests.support.page_states import STATES, finished, large
 from tests.support.pages import page, processes, serious_faults
 
@@ -85,6 +87,7 @@ def test_a_restarted_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path
             tab.locator("#events").get_by_text("the coordinator was started again").wait_for()
 
 
+COLOUR = "(cell) => getComputedStyle(cell).backgroundColor"
 DRAW = """(shown) => {
   const began = performance.now();
   draw(shown);
@@ -140,6 +143,28 @@ def test_the_state_comes_first(tab: Any, name: str, tmp_path: Path) -> None:
         assert tab.locator("#findings .good").count() == 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     if name in ("hung", "failed", "starting"):
+        assert serious_faults(tab) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_checkpoint_is_read_on_a_phone(tab: Any, scheme: str, tmp_path: Path) -> None:
+    """Nothing is wider than the screen, one map is shown, the buttons change its colours, and axe
+    finds no serious fault with either.
+    """
+    page = tmp_path / "tree.html"
+    page.write_text(checkpoint_page(transformer(layers=4)), encoding="utf-8")
+    tab.emulate_media(color_scheme=scheme)
+    for width in (390, 1400):
+        tab.set_viewport_size({"width": width, "height": 844})
+        tab.goto(f"file://{page}")
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.locator(".map:visible").count() == 1
+        assert tab.locator(".map:visible .branch").first.inner_text() == "state 1.2 GB"
+        cell = tab.locator(".map:visible .c1").first
+        by_dtype = cell.evaluate(COLOUR)
+        assert serious_faults(tab) == []
+        tab.get_by_label("share that has changed since step 2000").check()
+        assert cell.evaluate(COLOUR) != by_dtype
         assert serious_faults(tab) == []
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-from holdfast.web.tree_page import MOST_CELLS, checkpoint_page
+import pytest
+
+from holdfast.web.tree_page import MOST_CELLS, PLACES, checkpoint_page
 
 
 def shown(leaves: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,17 +63,25 @@ def test_leaves_are_drawn_with_shards_and_values() -> None:
             ]
         )
     )
-    assert (
-        "<title>state/a.b: 4.0 kB</title>" in page
-        and 'aria-label="4 by 2 shards"' in page
-        and 'aria-label="histogram: 1, 4, 2"' in page
-    )
+    assert 'title="state.a.b: 4.0 kB, float32 [1000]"' in page
+    assert 'aria-label="4 by 2 shards"' in page
+    assert 'aria-label="histogram: 1, 4, 2"' in page
     parsed = Tags(page)
-    assert (
-        "step 7 of /ckpt/<b> (holdfast)" in parsed.text
-        and "2 leaves, 4.0 kB" in parsed.text
-        and "script" not in parsed.tags
-    )
+    assert "step 7 of /ckpt/<b> (holdfast)" in parsed.text
+    assert "2 leaves, 4.0 kB" in parsed.text
+    assert "loss 1.5" in parsed.text
+    assert "script" not in parsed.tags
+    assert "radio" not in page
+
+
+def test_what_has_changed_can_be_the_colour() -> None:
+    """Where the page knows an earlier step: each share is a class, a branch's that of its bytes."""
+    leaves = [leaf("a", 4000, changed=1.0), leaf("b", 4000, changed=0.0001), leaf("c", 8)]
+    page = checkpoint_page(shown(leaves) | {"since": 3})
+    assert "changed since step 3" in page
+    assert page.count('class="cell d0 c4"') == page.count('class="cell d0 c1"') == len(PLACES)
+    assert 'title="state.b: 4.0 kB, float32 [1000], under 1 % changed"' in page
+    assert '<td class="number">100 %</td>' in page
 
 
 def test_names_of_a_checkpoint_are_text() -> None:
@@ -86,12 +96,13 @@ def test_names_of_a_checkpoint_are_text() -> None:
     )
 
 
-def test_ten_thousand_leaves_are_a_bounded_map() -> None:
-    """The smallest are one cell; all are in the table."""
-    tags = Tags(
-        checkpoint_page(shown([leaf(f"a.{number}", 4 * (number + 1)) for number in range(10_000)]))
-    ).tags
-    assert tags.count("rect") == MOST_CELLS + 1 and tags.count("tr") == 10_001
+@pytest.mark.parametrize("branches", [1, 100, 5000])
+def test_ten_thousand_leaves_are_a_bounded_map(branches: int) -> None:
+    """The smallest of a branch are one cell, small branches are closed; all are in the table."""
+    leaves = [leaf(f"b{n % branches}.a{n}", 4 * (n + 1)) for n in range(10_000)]
+    page = checkpoint_page(shown(leaves))
+    assert page.count('<div class="cell') + page.count('<div class="branch') < 6 * MOST_CELLS
+    assert Tags(page).tags.count("tr") == 10_001
 
 
 def test_a_checkpoint_without_arrays_has_a_page() -> None:
