@@ -1,0 +1,500 @@
+"""Saves and restores through a slow way to an object store, in turns; prints a table.
+
+    python benchmarks/object_store.py [--gb 4] [--large-gb 6] [--turns 1] [--only NAME ...]
+        [--memory /dev/shm] [--delay-ms 20] [--connection-mb 60] [--link-mb 400]
+
+The store is `s3_server.py`, and the way is `shaped_proxy.py`, each a process whose CPU is counted
+apart. Each save and each restore is a process of its own, which has opened its store, made its
+arrays and sent one small request before the clock starts. What was restored is compared with what
+was saved, off the clock.
+
+"obstore" is the floor: bare puts of 64 MiB and bare gets of 16 MiB, 16 at a time, whose bytes are
+copied into the arrays. "tensorstore" writes and reads zarr3 arrays, a chunk an array, as Orbax lays
+them out; Orbax itself cannot write to s3://. "boto3" is its transfer manager, 16 threads. All but
+holdfast do without checksums, and nobody signs or hashes a payload. "beside" is the peak of memory
+beside the arrays; of a save by holdfast also beside its snapshot, which is as large as they are.
+`--large-gb` has holdfast alone save and restore once more, to see that peak. Run it on a quiet
+machine: the load is printed with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+ARRAY_BYTES = 64 << 20
+RANGE_BYTES = 16 << 20
+AT_ONCE = 16
+BUCKET = "bucket"
+REGION = "us-east-1"
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+class Holdfast:
+    """holdfast's manager, which is open when the clock starts."""
+
+    def __init__(self, endpoint: str) -> None:
+        from holdfast.checkpoint import CheckpointManager
+
+        url = f"s3://{BUCKET}/holdfast?endpoint={endpoint}&region={REGION}"
+        self._manager = CheckpointManager(url)
+
+    def save(self, state: Any) -> None:
+        self._manager.save(1, state)
+        self._manager.wait_until_finished()
+
+    def restore(self, like: Any) -> Any:
+        return self._manager.restore(1, like)
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+class Obstore:
+    """Bare puts and gets."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._store = bare_store(endpoint)
+
+    def save(self, state: Any) -> None:
+        import obstore
+
+        def put(name: str) -> None:
+            data = memoryview(np.asarray(state[name]).reshape(-1).view(np.uint8))
+            obstore.put(self._store, f"obstore/{name}", data, use_multipart=False)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(put, state))
+
+    def restore(self, like: Any) -> Any:
+        import obstore
+
+        memory = {name: aligned(leaf) for name, leaf in like.items()}
+
+        def get(place: tuple[str, int]) -> None:
+            name, start = place
+            found = obstore.get_range(
+                self._store, f"obstore/{name}", start=start, end=start + RANGE_BYTES
+            )
+            part = memory[name].reshape(-1).view(np.uint8)[start : start + RANGE_BYTES]
+            np.copyto(part, np.frombuffer(found, np.uint8))
+
+        places = [(name, at) for name in like for at in range(0, ARRAY_BYTES, RANGE_BYTES)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(get, places))
+        return on_device(memory)
+
+    def close(self) -> None:
+        pass
+
+
+class TensorStore:
+    """zarr3 arrays, all opened, written and read at once, as Orbax does."""
+
+    def __init__(self, endpoint: str) -> None:
+        import tensorstore
+
+        self._tensorstore = tensorstore
+        self._context = tensorstore.Context({"s3_request_concurrency": {"limit": AT_ONCE}})
+        self._kvstore = {
+            "driver": "s3",
+            "bucket": BUCKET,
+            "endpoint": endpoint,
+            "aws_region": REGION,
+            "aws_credentials": {"type": "anonymous"},
+        }
+
+    def _open(self, name: str, **options: Any) -> Any:
+        kvstore = self._kvstore | {"path": f"tensorstore/{name}/"}
+        spec = {"driver": "zarr3", "kvstore": kvstore}
+        return self._tensorstore.open(spec, open=True, context=self._context, **options)
+
+    def save(self, state: Any) -> None:
+        chunks = self._tensorstore.ChunkLayout(chunk_shape=next(iter(state.values())).shape)
+        opened = [
+            self._open(
+                name,
+                create=True,
+                dtype=leaf.dtype.name,
+                shape=leaf.shape,
+                chunk_layout=chunks,
+                codec=self._tensorstore.CodecSpec({"driver": "zarr3", "codecs": [RAW_BYTES]}),
+            )
+            for name, leaf in state.items()
+        ]
+        written = [
+            array.result().write(np.asarray(leaf), can_reference_source_data_indefinitely=True)
+            for array, leaf in zip(opened, state.values(), strict=True)
+        ]
+        for each in written:
+            each.result()
+
+    def restore(self, like: Any) -> Any:
+        opened = {name: self._open(name) for name in like}
+        memory = {name: aligned(leaf) for name, leaf in like.items()}
+        read = [
+            self._tensorstore.array(memory[name]).write(array.result())
+            for name, array in opened.items()
+        ]
+        for each in read:
+            each.result()
+        return on_device(memory)
+
+    def close(self) -> None:
+        pass
+
+
+RAW_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+class Boto3:
+    """The transfer manager, with its own size of parts."""
+
+    def __init__(self, endpoint: str) -> None:
+        import boto3
+        from boto3.s3.transfer import TransferConfig, create_transfer_manager
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        config = Config(
+            signature_version=UNSIGNED,
+            max_pool_connections=AT_ONCE,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        client = boto3.client("s3", endpoint_url=endpoint, region_name=REGION, config=config)
+        self._manager = create_transfer_manager(client, TransferConfig(max_concurrency=AT_ONCE))
+
+    def save(self, state: Any) -> None:
+        sent = [
+            self._manager.upload(MemoryFile(np.asarray(leaf)), BUCKET, f"boto3/{name}")
+            for name, leaf in state.items()
+        ]
+        for each in sent:
+            each.result()
+
+    def restore(self, like: Any) -> Any:
+        memory = {name: aligned(leaf) for name, leaf in like.items()}
+        asked = [
+            self._manager.download(BUCKET, f"boto3/{name}", MemoryFile(array))
+            for name, array in memory.items()
+        ]
+        for each in asked:
+            each.result()
+        return on_device(memory)
+
+    def close(self) -> None:
+        self._manager.shutdown()
+
+
+class MemoryFile(io.RawIOBase):
+    """An array's memory as a file."""
+
+    def __init__(self, array: Any) -> None:
+        self._data = memoryview(array.reshape(-1).view(np.uint8))
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def write(self, data: Any) -> int:
+        self._data[self._at : self._at + len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begins = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._data)}
+        self._at = begins[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+CONTENDERS: dict[str, Callable[[str], Any]] = {
+    "holdfast": Holdfast,
+    "obstore": Obstore,
+    "tensorstore": TensorStore,
+    "boto3": Boto3,
+}
+
+
+def bare_store(endpoint: str) -> Any:
+    """Returns obstore's store of the bucket, without retries and without limits of time."""
+    from obstore.store import S3Store
+
+    return S3Store(
+        BUCKET,
+        endpoint=endpoint,
+        region=REGION,
+        unsigned_payload=True,
+        client_options={"allow_http": True, "timeout": timedelta(days=1)},
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},
+    )
+
+
+def aligned(leaf: Any) -> Any:
+    """Returns memory for an array, which jax takes without a copy."""
+    nbytes = leaf.size * leaf.dtype.itemsize
+    memory = np.empty(nbytes + 64, np.uint8)
+    lead = -memory.ctypes.data % 64
+    return memory[lead : lead + nbytes].view(leaf.dtype).reshape(leaf.shape)
+
+
+def on_device(memory: dict[str, Any]) -> Any:
+    """Returns the arrays of jax that lie in this memory."""
+    import jax
+
+    return jax.device_put(memory)
+
+
+def shapes(count: int) -> dict[str, Any]:
+    """Returns the tree that is saved, as shapes."""
+    import jax
+
+    return {
+        f"layer{number:03d}": jax.ShapeDtypeStruct((4096, 4096), np.float32)
+        for number in range(count)
+    }
+
+
+def bytes_of(number: int) -> Any:
+    """Returns the numbers of one array; the same in every process."""
+    random = np.random.default_rng(number)
+    return random.integers(0, 1 << 32, (4096, 4096), np.uint32).view(np.float32)
+
+
+# --- One save or restore, in a process of its own
+
+
+def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]) -> None:
+    """Saves or restores once, and prints a JSON object of figures."""
+    import jax
+    import obstore
+
+    like = shapes(count)
+    state: Any = None
+    if verb == "save":
+        state = jax.device_put({key: bytes_of(at) for at, key in enumerate(like)})
+        jax.block_until_ready(state)
+    opened = CONTENDERS[name](endpoint)
+    with contextlib.suppress(FileNotFoundError):
+        obstore.head(bare_store(endpoint), "nothing")
+    gc.collect()
+    asked = requests(endpoint)
+    cpu = [cpu_of(process) for process in servers]
+    resident = reset_peak()
+    own = time.process_time()
+    began = time.perf_counter()
+    if verb == "save":
+        opened.save(state)
+    else:
+        state = opened.restore(like)
+        jax.block_until_ready(state)
+    figures: dict[str, Any] = {"wall": time.perf_counter() - began}
+    figures["cpu"] = time.process_time() - own
+    figures["beside"] = status("VmHWM") - resident
+    figures["servers"] = sum(map(cpu_of, servers)) - sum(cpu)
+    figures["requests"] = {
+        kind: times - asked.get(kind, 0)
+        for kind, times in requests(endpoint).items()
+        if times > asked.get(kind, 0)
+    }
+    if verb == "restore" or name == "holdfast":  # its snapshot
+        figures["beside"] -= count * ARRAY_BYTES
+    if verb == "restore":
+        for at, key in enumerate(like):
+            expected = bytes_of(at).view(np.uint8)
+            assert np.array_equal(np.asarray(state[key]).view(np.uint8), expected), key
+    opened.close()
+    print("RESULT " + json.dumps(figures), flush=True)
+
+
+def requests(endpoint: str) -> dict[str, int]:
+    """Returns how many requests of each kind the proxy has seen."""
+    with urllib.request.urlopen(f"{endpoint}/-/requests", timeout=30) as answer:
+        counts: dict[str, int] = json.load(answer)
+    return counts
+
+
+def cpu_of(process: int) -> float:
+    """Returns the CPU seconds of another process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def reset_peak() -> int:
+    """Begins the peak of memory anew; returns what is resident."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(key: str) -> int:
+    """Returns a size of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
+
+
+# --- All of them, in turns
+
+
+@contextlib.contextmanager
+def server(*command: object) -> Iterator[tuple[str, int]]:
+    """Runs one of the servers; gives its address and its process."""
+    words = [sys.executable, *map(str, command)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield process.stdout.readline().strip(), process.pid
+        process.stdin.close()
+
+
+def run(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]) -> dict[str, Any]:
+    """Runs one process; returns its figures, with times a GB."""
+    words = [name, verb, count, endpoint, *servers]
+    done = subprocess.run(
+        [sys.executable, __file__, "--worker", *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{verb} by {name} failed:\n{done.stdout}")
+    found = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    figures: dict[str, Any] = json.loads(found.removeprefix("RESULT "))
+    print(f"{name} {verb}: {figures}", file=sys.stderr, flush=True)
+    return figures
+
+
+def empty(endpoint: str) -> None:
+    """Deletes all that is stored."""
+    import obstore
+
+    store = bare_store(endpoint)
+    for page in obstore.list(store, chunk_size=1000):
+        obstore.delete(store, [meta["path"] for meta in page])
+
+
+def checksum_s_a_gb() -> float:
+    """Returns the CPU seconds that the checksum of a GB takes, on one thread."""
+    from crc32c import crc32c
+
+    data = memoryview(bytes_of(0)).cast("B")
+    seconds = []
+    for _ in range(5):
+        began = time.process_time()
+        crc32c(data)
+        seconds.append(time.process_time() - began)
+    return statistics.median(seconds) / ARRAY_BYTES * 1e9
+
+
+def table(results: dict[tuple[str, str, int], list[dict[str, Any]]]) -> str:
+    """Returns the figures as a table; wall time beside the floor's."""
+    lines = [
+        "| what | GB | wall, s | of obstore's speed | CPU, s a GB | beside the arrays, MiB"
+        " | CPU of servers, s a GB | requests |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, verb, count), turns in results.items():
+        gigabytes = count * ARRAY_BYTES / 1e9
+        wall = statistics.median(turn["wall"] for turn in turns)
+        floors = results.get(("obstore", verb, count), turns)
+        floor = statistics.median(turn["wall"] for turn in floors)
+        speed = f"{floor / wall:.2f}" if ("obstore", verb, count) in results else ""
+        cpu = statistics.median(turn["cpu"] for turn in turns) / gigabytes
+        servers = statistics.median(turn["servers"] for turn in turns) / gigabytes
+        beside = max(turn["beside"] for turn in turns) >> 20
+        asked = ", ".join(f"{kind} {times}" for kind, times in turns[-1]["requests"].items())
+        lines.append(
+            f"| {verb}, {name} | {gigabytes:.2f} | {wall:.2f} | {speed} | {cpu:.2f} | {beside}"
+            f" | {servers:.2f} | {asked} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gb", type=float, default=4)
+    parser.add_argument("--large-gb", type=float, default=6)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--delay-ms", default="20")
+    parser.add_argument("--connection-mb", default="60")
+    parser.add_argument("--link-mb", default="400")
+    chosen = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    shape = [
+        word
+        for name in ("delay_ms", "connection_mb", "link_mb")
+        for word in (f"--{name.replace('_', '-')}", getattr(chosen, name))
+    ]
+    folder = Path(tempfile.mkdtemp(prefix="object-store-", dir=chosen.memory))
+    results: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    load = os.getloadavg()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        direct, store_pid = stack.enter_context(server(HERE / "s3_server.py", folder))
+        port = direct.rpartition(":")[2]
+        shaped, proxy_pid = stack.enter_context(server(HERE / "shaped_proxy.py", port, *shape))
+
+        def compare(name: str, gigabytes: float) -> None:
+            count = max(1, round(gigabytes * 1e9 / ARRAY_BYTES))
+            for verb in ("save", "restore"):
+                figures = run(name, verb, count, shaped, (store_pid, proxy_pid))
+                results.setdefault((name, verb, count), []).append(figures)
+            empty(direct)
+
+        for _ in range(chosen.turns):
+            for name in chosen.only:
+                compare(name, chosen.gb)
+        if chosen.large_gb and "holdfast" in chosen.only:
+            compare("holdfast", chosen.large_gb)
+    print(table(results))
+    print(f"checksum: {checksum_s_a_gb():.3f} CPU s a GB on one thread")
+    print(f"load: {load[0]:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        name, verb, count, endpoint, *servers = sys.argv[2:]
+        work(name, verb, int(count), endpoint, [int(process) for process in servers])
+    else:
+        main()
