@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
@@ -68,7 +69,7 @@ from ..format.record import parse_record, read_record
 from ..steps.background import BackgroundWorker
 from ..steps.claims import writer_of
 from ..steps.step_files import delete_files
-from ..storage.base import NameTaken, NotCommitted, Storage
+from ..storage.base import EndsRequests, NameTaken, NotCommitted, Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
 from .plan import Plan
@@ -76,6 +77,7 @@ from .plan_mismatch import PlansDiffer, explain, receive_result
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
+DELETE_S = 5.0  # for what a failed save has written; what stays is deleted in the background
 NAMED_LEAVES = 5  # of those that were lost
 
 
@@ -134,6 +136,11 @@ class SaveTarget:
     worker: BackgroundWorker | None = None
     began: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
+
+    @cached_property
+    def timed_storage(self) -> Storage:
+        """The store for what is written: its requests end with the save's time, where they can."""
+        return _until(self.storage, self.began + self.timeout_s)
 
     @property
     def where(self) -> str:
@@ -393,7 +400,7 @@ class EffectPerformer:
         name = join(target.folder, RECORD_NAME)
         try:
             target.cancellation.close(target.key.step, target.group.index)
-            target.storage.commit(name, record, target.claim, replace=target.overwrite)
+            target.timed_storage.commit(name, record, target.claim, replace=target.overwrite)
         except NameTaken:
             message = (
                 f"{target.where} holds a checkpoint already, saved by another writer meanwhile;"
@@ -437,7 +444,8 @@ class EffectPerformer:
             delete_files(target.storage, target.folder, names)
 
         try:
-            delete()
+            storage = _until(target.storage, time.monotonic() + DELETE_S)
+            delete_files(storage, target.folder, names)
         except OSError as error:
             _log.warning(
                 "the files of the failed save of %s could not be deleted yet: %s",
@@ -448,6 +456,11 @@ class EffectPerformer:
                 target.worker.put(
                     f"deleting what is left of the failed save of {target.where}", delete
                 )
+
+
+def _until(storage: Storage, end_s: float) -> Storage:
+    """Returns the store whose requests end then, by the monotonic clock, where it can do that."""
+    return storage.until(end_s) if isinstance(storage, EndsRequests) else storage
 
 
 def _named_files(target: SaveTarget) -> list[str]:

@@ -101,7 +101,7 @@ class SnapshotWork:
 
     def _place(self, item: str) -> ItemTarget:
         target = self._target
-        return ItemTarget(target.storage, target.folder, item, self._request.save_id)
+        return ItemTarget(target.timed_storage, target.folder, item, self._request.save_id)
 
     def _writes(self, value: JsonValue) -> bool:
         return value.per_process or self._process == 0

@@ -112,6 +112,14 @@ class CountsRequests(Protocol):
         """Returns counters by name, each of which begins with `store_`."""
 
 
+@runtime_checkable
+class EndsRequests(Protocol):
+    """What a store can do besides, if its requests may take long and can be broken off."""
+
+    def until(self, end_s: float) -> Storage:
+        """Returns the same store whose requests fail at a time of the monotonic clock."""
+
+
 class Storage(Protocol):
     """The whole of what a checkpoint asks of a store. Provisional, see the module.
 

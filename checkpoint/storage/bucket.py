@@ -1,22 +1,26 @@
 """Buckets as stores, s3://, az:// and memory://, through obstore.
 
 A request is one try of obstore's: `Patience` asks again. A file that is longer than one part is
-streamed instead, in parts that obstore tries again itself, since its bytes pass only once.
+streamed instead, in parts that obstore tries again itself, since its bytes pass only once. A save
+waits for them until its deadline, and not beyond.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import errno
 import importlib.util
 import itertools
+import math
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from types import FrameType
@@ -32,7 +36,7 @@ from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, joined
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
-from .threads import register_at_exit, run_side_by_side, start_thread
+from .threads import Latch, register_at_exit, run_side_by_side, start_thread
 
 PART_BYTES = 8 << 20  # of a file that is streamed; a shorter one is one request
 PARTS_AT_ONCE = 12  # on their way from one store; each of its files holds one more
@@ -81,6 +85,18 @@ class BucketStorage(ObjectStorage):
         self._free_parts = threading.BoundedSemaphore(PARTS_AT_ONCE)
         self._room = Room()
         self._reads = HedgedReads(Hedges(), self._room)
+
+    def until(self, end_s: float) -> BucketStorage:
+        """Returns the same store whose requests fail at a time of the monotonic clock.
+
+        It is the same in all else: connections, bounds and counters are shared.
+        """
+        timed = copy.copy(self)
+        timed._end_at(end_s)
+        return timed
+
+    def _end_at(self, end_s: float) -> None:
+        self._patience = replace(self._patience, end_s=end_s)
 
     # --- Requests
 
@@ -135,6 +151,34 @@ class BucketStorage(ObjectStorage):
             self._free_parts.release()
 
     def _stream(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        upload = _Upload(name, size, parts)
+        if self._patience.end_s == math.inf:
+            self._send(upload)
+            return
+        # obstore tries a part again in its own time. At the deadline nobody waits for it: the
+        # upload ends with its next part, and no record will name the file.
+        ended = Latch()
+        start_thread(self._send_and_tell, upload, ended)
+        try:
+            in_time = ended.wait(self._patience.end_s - self._patience.clock())
+        except BaseException as error:  # Ctrl-C
+            upload.failures.append(error)
+            raise
+        if not in_time:
+            late = fault_of(TimeoutError(), f"{self._url}/{name}").error
+            upload.failures.append(late)
+        if upload.failures:
+            raise upload.failures[0]
+
+    def _send_and_tell(self, upload: _Upload, ended: Latch) -> None:
+        try:
+            self._send(upload)
+        except BaseException as error:
+            upload.failures.append(error)
+        finally:
+            ended.set()
+
+    def _send(self, upload: _Upload) -> None:
         import obstore
 
         with contextlib.ExitStack() as stack:
@@ -142,23 +186,21 @@ class BucketStorage(ObjectStorage):
             while at_once < PARTS_OF_ONE_FILE and self._free_parts.acquire(blocking=False):
                 stack.callback(self._free_parts.release)
                 at_once += 1
-            failures: list[BaseException] = []
-            lent = _Lent()
             try:
                 obstore.put(
                     self._streams,
-                    self._prefix + name,
-                    _in_order(name, size, parts, failures, lent),
+                    self._prefix + upload.name,
+                    upload.buffers(),
                     use_multipart=True,
                     chunk_size=PART_BYTES,
                     max_concurrency=at_once,
                 )
             except Exception as error:
-                if failures:
-                    raise failures[0] from None
-                raise fault_of(error, f"{self._url}/{name}").error from error
+                if upload.failures:
+                    raise upload.failures[0] from None
+                raise fault_of(error, f"{self._url}/{upload.name}").error from error
             finally:
-                lent.wait()
+                upload.lent.wait()
 
     def size(self, name: str) -> int:
         return int(self._ask("head", name, self._prefix + name)["size"])
@@ -304,24 +346,34 @@ class _Lent:
             time.sleep(0.0005)
 
 
-def _in_order(
-    name: str, size: int, parts: Iterable[Part], failures: list[BaseException], lent: _Lent
-) -> Iterator[memoryview]:
-    """Yields the buffers of parts that come in order. Notes what they raise in `failures`."""
-    at = 0
-    try:
-        for offset, buffers in parts:
-            assert offset == at, f"{name}: a part for {offset} came where {at} was next"
-            for buffer in buffers:
-                if buffer.nbytes:
-                    at += buffer.nbytes
-                    yield lent.lend(buffer.cast("B"))
-        assert at == size, f"{name}: the parts made {at} bytes of {size}"
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        failures.append(error)
-        raise
+class _Upload:
+    """A file that is streamed. `failures` are why it ends, the first of them counts."""
+
+    def __init__(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        self.name = name
+        self.failures: list[BaseException] = []
+        self.lent = _Lent()
+        self._size = size
+        self._parts = parts
+
+    def buffers(self) -> Iterator[memoryview]:
+        """Yields the buffers of parts that come in order. Notes what they raise."""
+        at = 0
+        try:
+            for offset, buffers in self._parts:
+                assert offset == at, f"{self.name}: a part for {offset} came where {at} was next"
+                for buffer in buffers:
+                    if self.failures:
+                        raise self.failures[0]
+                    if buffer.nbytes:
+                        at += buffer.nbytes
+                        yield self.lent.lend(buffer.cast("B"))
+            assert at == self._size, f"{self.name}: the parts made {at} bytes of {self._size}"
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.failures.append(error)
+            raise
 
 
 def _is_verdict(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import random
 import re
 import time
@@ -144,9 +145,13 @@ def _refusal(text: str) -> tuple[int, str] | None:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request is asked again. Tests bring a clock of their own."""
+    """How long a request is asked again. Tests bring a clock of their own.
+
+    After `end_s`, by the clock, nothing is asked any more.
+    """
 
     limit_s: float = LIMIT_S
+    end_s: float = math.inf
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = random.random
@@ -158,7 +163,7 @@ class Patience:
         as long as the last bound. Raises the error of the last try when the time is over.
         """
         began = self.clock()
-        end = began + self.limit_s
+        end = min(began + self.limit_s, self.end_s)
         bound_s = FIRST_PAUSE_S
         tries = 0
         while True:

@@ -24,11 +24,16 @@ BUCKET = "bucket"
 
 
 @contextlib.contextmanager
-def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None) -> Iterator[str]:
+def s3_server(
+    *,
+    ignored: Sequence[str] = (),
+    requests: list[str] | None = None,
+    around: Callable[[Any], Any] = lambda application: application,
+) -> Iterator[str]:
     """Runs moto's S3, which honours conditions; gives the query that a URL needs to reach it.
 
     `ignored` are headers that it never sees, such as If-None-Match; `requests` takes method and
-    path of each request.
+    path of each request. `around` puts another WSGI application before it.
     """
     from moto.server import ThreadedMotoServer
 
@@ -36,7 +41,7 @@ def s3_server(*, ignored: Sequence[str] = (), requests: list[str] | None = None)
     server.start()
     assert server._server is not None
     server._server.app = _past(
-        server._server.app, ignored, requests if requests is not None else []
+        around(server._server.app), ignored, requests if requests is not None else []
     )
     try:
         _, port = server.get_host_and_port()

@@ -5,6 +5,7 @@ says so.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Collection
@@ -190,3 +191,18 @@ class SlowProxy(Proxy):
     ) -> None:
         self._ended.set()
         super().__exit__(kind, error, trace)
+
+
+_ADDRESS = r"127\.0\.0\.1:\d+"
+
+
+def address_of(query: str) -> str:
+    """Returns the address in what a URL needs to reach a server."""
+    found = re.search(_ADDRESS, query)
+    assert found is not None
+    return found[0]
+
+
+def through(proxy: Proxy, query: str) -> str:
+    """Returns what a URL needs to reach a server through a proxy."""
+    return re.sub(_ADDRESS, proxy.address, query)

@@ -11,7 +11,7 @@ import itertools
 import subprocess
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     KeepLast,
+    Options,
+    SaveFailed,
     register_storage,
 )
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
@@ -35,6 +37,7 @@ from holdfast.checkpoint.storage.bucket import (
 from holdfast.checkpoint.storage.path import StorePath
 from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
+from tests.support.proxy import Proxy, address_of, through
 
 _numbers = itertools.count()
 
@@ -264,6 +267,70 @@ def test_a_week_of_throttling() -> None:
         assert manager.all_steps() == [hours - 2, hours - 1]
     assert _Throttled.refused > hours
     assert _Throttled.clock.now > 0
+
+
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        pytest.param(1000, id="one request", marks=pytest.mark.slow),
+        pytest.param(3 * PART_BYTES, id="streamed"),
+    ],
+)
+def test_a_save_ends_at_its_deadline(s3: str, nbytes: int) -> None:
+    """Requests without an answer are broken off then, long before their own patience is over; the
+    next save goes through.
+    """
+    with Proxy(address_of(s3)) as proxy:
+        url = f"s3://{BUCKET}/deadline/{nbytes}{through(proxy, s3)}"
+        with CheckpointManager(url, options=Options(save_timeout_s=2)) as manager:
+            proxy.drop("requests")
+            # With `overwrite` the call itself asks the store nothing.
+            saving = manager.save(1, {"w": np.zeros(nbytes, np.uint8)}, overwrite=True)
+            with pytest.raises(SaveFailed, match="did not answer in time"):
+                saving.wait()
+            proxy.deliver()
+            proxy.cut()
+            manager.save(2, {"w": np.ones(nbytes, np.uint8)}).wait()
+            assert manager.all_steps() == [2]
+            assert manager.restore()["w"].sum() == nbytes
+
+
+def _one_in_ten(application: Any) -> Any:
+    """Returns a WSGI application that answers every tenth request with 503."""
+    numbers = itertools.count(1)
+
+    def throttled(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if next(numbers) % 10:
+            answer: Iterable[bytes] = application(environ, start_response)
+            return answer
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response("503 Slow Down", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>SlowDown</Code></Error>"]
+
+    return throttled
+
+
+@pytest.mark.parametrize(
+    "hours",
+    [
+        pytest.param(3, id="3 hours"),
+        pytest.param(7 * 24, id="a week", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+def test_streamed_packs_under_throttling(hours: int) -> None:
+    """A save an hour whose pack goes in three parts, of which the store refuses every tenth
+    request: no save fails, and each that was acknowledged is there, whole.
+    """
+    requests: list[str] = []
+    with s3_server(requests=requests, around=_one_in_ten) as query:
+        url = f"s3://{BUCKET}/throttled{query}"
+        with CheckpointManager(url, keep_policy=KeepLast(1)) as manager:
+            for step in range(hours):
+                manager.save(step, {"w": np.full(2 * PART_BYTES + 9, step, np.uint8)}).wait()
+                assert manager.restore(step)["w"][-1] == step % 256
+                assert manager.all_steps() == [step]
+    assert len(requests) > 15 * hours
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Awaitable
@@ -19,7 +18,7 @@ from holdfast.checkpoint.storage.hedged_reads import HedgedReads, Room
 from holdfast.checkpoint.storage.hedges import SHARE, Hedges
 from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
-from tests.support.proxy import SlowProxy
+from tests.support.proxy import SlowProxy, address_of, through
 
 BUSY = RuntimeError("Server returned non-2xx status code: 503 Slow Down")
 
@@ -117,20 +116,10 @@ def test_first_tries_wait_for_room_and_leave_some() -> None:
     assert order == ["small", "large"]
 
 
-def _through(proxy: SlowProxy, query: str) -> str:
-    return re.sub(r"127\.0\.0\.1:\d+", proxy.address, query)
-
-
-def _address(query: str) -> str:
-    found = re.search(r"127\.0\.0\.1:\d+", query)
-    assert found is not None
-    return found[0]
-
-
 def test_a_connection_that_stands_still_costs_little() -> None:
     """A read whose connection stalls for longer than the test may last has its bytes by another."""
-    with s3_server() as query, SlowProxy(_address(query), stall_s=1000.0) as proxy:
-        storage = BucketStorage(f"s3://{BUCKET}/hedged{_through(proxy, query)}")
+    with s3_server() as query, SlowProxy(address_of(query), stall_s=1000.0) as proxy:
+        storage = BucketStorage(f"s3://{BUCKET}/hedged{through(proxy, query)}")
         storage.put("a", b"some bytes")
         for _ in range(4):
             assert storage._range("a", 0, 4) == b"some"
@@ -172,13 +161,13 @@ def test_a_restore_over_connections_that_stall(
     """
     with (
         rclone_server(tmp_path) as query,
-        SlowProxy(_address(query), delay_s=DELAY_S, stall_s=STALL_S, stall_at=12) as proxy,
+        SlowProxy(address_of(query), delay_s=DELAY_S, stall_s=STALL_S, stall_at=12) as proxy,
     ):
         root = f"s3://{BUCKET}/stalls"
         with CheckpointManager(f"{root}{query}", options=Options(single_writer=True)) as manager:
             tree = {f"{number:04}": np.full(25_000, number, np.float32) for number in range(LEAVES)}
             manager.save(1, tree).wait()
-        root += _through(proxy, query)
+        root += through(proxy, query)
         calm_s, _ = _restore_s(root)
         assert calm_s >= 10
         first = proxy.connections
