@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.handling.standard as standard
 import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import CheckpointManager as NativeManager
 from holdfast.checkpoint import (
@@ -211,7 +212,7 @@ class CheckpointManager(AbstractCheckpointManager):
         if self._options.read_only:
             return False
         to_save = {
-            name: items_lib.to_save(f"{CALL}.save", each, self._handlers.get(name))
+            name: standard.to_save(f"{CALL}.save", each, self._handlers.get(name))
             for name, each in given.items()
         }
         if not self._keeps_metrics():
@@ -351,13 +352,12 @@ class CheckpointManager(AbstractCheckpointManager):
                     return load(saved.path, like, item=name, **options)
                 return self.native.restore(chosen, like, item=name, **options)
 
-            call = f"{CALL}.restore"
-            restored = {
-                name: items_lib.restore_item(
-                    SavedItem.find(call, saved, name, read), each, self._handlers.get(name)
-                )
-                for name, each in self._wanted(args, saved).items()
-            }
+            restored = {}
+            for name, each in self._wanted(args, saved).items():
+                item = SavedItem.find(f"{CALL}.restore", saved, name, read)
+                folder = to_path(saved.path) / name
+                handler = self._handlers.get(name)
+                restored[name] = standard.restore_item(item, each, handler, folder)
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
 
     def _chosen(self, step: int | None, directory: Any) -> int:

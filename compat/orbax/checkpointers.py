@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import holdfast.compat.orbax.args as args_lib
-import holdfast.compat.orbax.handlers as handlers_lib
-import holdfast.compat.orbax.items as items_lib
-from holdfast.checkpoint import SaveHandle, load, save, save_async, structure
+import holdfast.compat.orbax.handling.standard as standard
+from holdfast.checkpoint import SaveHandle, save, save_async, structure
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.multihost import is_primary_host
 
-from .handlers import is_own, make_args, to_path
-from .items import DEFAULT_ITEM, SavedItem, orbax_errors
+from .handlers import is_own, make_args
+from .handling.standard import CompositeCheckpointHandler
+from .items import orbax_errors
 from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
 
@@ -33,7 +33,7 @@ class Checkpointer(AbstractCheckpointer):
     def __init__(
         self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any
     ) -> None:
-        handlers_lib.check_handler(type(self).__name__, handler)
+        standard.check_handler(type(self).__name__, handler)
         self._handler = handler
         self._timeout_s = float((async_options or AsyncOptions()).timeout_secs)
 
@@ -57,12 +57,8 @@ class Checkpointer(AbstractCheckpointer):
         """
         given = self._given(args, kwargs, "save")
         call = f"{type(self).__name__}.save"
-        several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
         with orbax_errors():
-            items = {
-                name: items_lib.to_save(call, each, self._handler_of(name))
-                for name, each in several.items()
-            }
+            items = standard.items_to_save(call, self._handler, given)
             self._save(directory, items, overwrite=force, metadata=custom_metadata)
 
     def _save(
@@ -82,44 +78,22 @@ class Checkpointer(AbstractCheckpointer):
             return kwargs["args"]
         if args and isinstance(args[0], args_lib.CheckpointArgs):
             return args[0]
-        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
+        if isinstance(self._handler, CompositeCheckpointHandler):
             return None
         if is_own(self._handler):
             return make_args(self._handler, verb, *args, **kwargs)
-        return getattr(self._handler, f"{verb}_args")(*args, **kwargs)
-
-    def _handler_of(self, item: str) -> Any:
-        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-            return self._handler.handlers.get(item)
-        return self._handler
+        given: args_lib.CheckpointArgs = self._handler.arguments(verb, args, kwargs)
+        return given
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
-        with orbax_errors():
-            saved = structure(directory)
-
-            def restored(name: str, args: Any) -> Any:
-                item = SavedItem.find(f"{type(self).__name__}.restore", saved, name, read)
-                return items_lib.restore_item(item, args, self._handler_of(name))
-
-            def read(name: str, like: Any, **options: Any) -> Any:
-                return load(saved.path, like, item=name, **options)
-
-            if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-                wanted = given if isinstance(given, Mapping) else dict.fromkeys(saved.items)
-                values = {name: restored(name, args) for name, args in wanted.items()}
-                return args_lib.Composite(**values)
-            return restored(_only_item(saved.items), given)
+        call = f"{type(self).__name__}.restore"
+        return standard.restore_folder(call, directory, self._handler, given)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Returns what is known of the checkpoint without reading it."""
         with orbax_errors():
             saved = structure(directory)
-        if isinstance(self._handler, handlers_lib.CompositeCheckpointHandler):
-            described: Any = args_lib.Composite(**items_lib.trees_metadata(saved))
-        else:
-            item = items_lib.item_of(saved, _only_item(saved.items))
-            described = items_lib.tree_metadata(item, to_path(saved.path))
-        return step_metadata(saved, described)
+        return step_metadata(saved, standard.folder_metadata(saved, self._handler))
 
     def structure(self, directory: str | os.PathLike[str]) -> Any:
         """Returns the tree of an item with what is known of its leaves."""
@@ -145,10 +119,6 @@ def _mark(directory: str | os.PathLike[str]) -> None:
     if is_primary_host(0):
         text = b"a checkpoint of holdfast's: its record is checkpoint.json\n"
         open_storage(directory).write(MARKER, len(text), [(0, [memoryview(text)])])
-
-
-def _only_item(items: Mapping[str, Any]) -> str:
-    return DEFAULT_ITEM if DEFAULT_ITEM in items or len(items) != 1 else next(iter(items))
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -194,7 +164,7 @@ class StandardCheckpointer(AsyncCheckpointer):
     """Saves and restores trees."""
 
     def __init__(self, *, async_options: AsyncOptions | None = None, **options: Any) -> None:
-        super().__init__(handlers_lib.StandardCheckpointHandler(), async_options=async_options)
+        super().__init__(standard.StandardCheckpointHandler(), async_options=async_options)
 
     def restore(
         self,
@@ -221,4 +191,4 @@ class PyTreeCheckpointer(Checkpointer):
         use_zarr3: bool = False,
         use_compression: bool = True,
     ) -> None:
-        super().__init__(handlers_lib.PyTreeCheckpointHandler())
+        super().__init__(standard.PyTreeCheckpointHandler())

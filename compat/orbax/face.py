@@ -20,10 +20,9 @@ from .checkpointers import (
     PyTreeCheckpointer,
     StandardCheckpointer,
 )
-from .handlers import (
+from .handlers import AsyncCheckpointHandler, CheckpointHandler
+from .handling.standard import (
     ArrayCheckpointHandler,
-    AsyncCheckpointHandler,
-    CheckpointHandler,
     CompositeCheckpointHandler,
     JaxRandomKeyCheckpointHandler,
     JsonCheckpointHandler,

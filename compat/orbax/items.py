@@ -58,8 +58,8 @@ def orbax_errors() -> Iterator[None]:
 
 def to_save(call: str, args: Any, handler: Any = None) -> Any:
     """Returns an item for `save(items=...)`; `handler` is the one that was given for it."""
-    own = handlers_lib.own_handler(handler, args)
-    if own is not None:
+    own = handlers_lib.handler_for(handler, args)
+    if handlers_lib.is_own(own):
         return handlers_lib.files_to_save(own, args)
     if isinstance(args, args_lib.JsonSave):
         return Json(args.item)
@@ -132,8 +132,8 @@ class SavedItem:
 def restore_item(item: SavedItem, args: Any, handler: Any = None) -> Any:
     """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
     if item.kind == "files":
-        own = handlers_lib.own_handler(handler, args)
-        if own is None:
+        own = handlers_lib.handler_for(handler, args)
+        if not handlers_lib.is_own(own):
             raise not_covered(
                 f"{item.call}: the item {item.name!r}, of a handler that only its writer knows",
                 f"give it: CheckpointManager(item_handlers={{{item.name!r}: handler}}), or restore"

@@ -20,6 +20,7 @@ from . import (
     policies,
     v1,
 )
+from .handling import standard
 from .refusals import make_module, stand_in
 from .trees import flat as trees
 from .trees import transforms
@@ -155,12 +156,14 @@ def add_modules(package: str) -> None:
         of = f"orbax.checkpoint.{module.__name__.rpartition('.')[2]}"
         vars(module).update({name: stand_in(of, name, reason) for name in names.split()})
     vars(handlers).update(_handler_args())
+    of_orbax = {name for name in vars(standard) if name.endswith("CheckpointHandler")}
+    vars(handlers).update({name: vars(standard)[name] for name in of_orbax})
     vars(checkpoint_utils)["PLACEHOLDER"] = items.PLACEHOLDER
     offered: tuple[type, ...] = (
         options.FileOptions,
         options.MultiprocessingOptions,
-        handlers.CompositeCheckpointHandler,
-        handlers.JsonCheckpointHandler,
+        standard.CompositeCheckpointHandler,
+        standard.JsonCheckpointHandler,
         handlers.CheckpointHandler,
         checkpointers.AbstractCheckpointer,
         checkpointers.AsyncCheckpointer,

@@ -2,8 +2,8 @@
 
 from holdfast import multihost
 
-from ..handlers import CheckpointableHandler, StatefulCheckpointable
 from . import options, training
+from .checkpointables import CheckpointableHandler, StatefulCheckpointable
 from .checkpoints import (
     PLACEHOLDER,
     checkpointables_metadata,

@@ -17,9 +17,9 @@ from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import is_primary_host, sync_global_processes
 
-from ..handlers import checkpointable_to_load, checkpointable_to_save
 from ..items import SavedItem, orbax_errors
 from ..refusals import PAGE, not_covered
+from .checkpointables import checkpointable_to_load, checkpointable_to_save
 from .options import Context, current
 from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import holdfast.compat.orbax.policies as policies
 
-from ..handlers import (
+from ..metadata import to_shape_dtype_struct
+from ..refusals import make_module
+from . import training
+from .checkpointables import (
     CheckpointableHandler,
     PathAwaitingCreation,
     StatefulCheckpointable,
     register_handler,
 )
-from ..metadata import to_shape_dtype_struct
-from ..refusals import make_module
-from . import training
 from .checkpoints import InvalidLayoutError
 from .results import CheckpointMetadata, RootMetadata
 

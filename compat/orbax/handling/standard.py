@@ -1,0 +1,297 @@
+"""Orbax's own handlers: each says of what kind an item is.
+
+A subclass may override how one saves or restores. Its method then runs around the base's: what it
+gives to `super().save` is saved as the item, and `super().restore` gives it what was saved.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.handlers as handlers_lib
+import holdfast.compat.orbax.items as items_lib
+from holdfast.checkpoint import SaveHandle, Structure, load, save_async, structure
+
+from ..args import CheckpointArgs
+from ..handlers import CheckpointHandler, handler_for, is_own, run_to_end, to_path
+from ..items import DEFAULT_ITEM, SavedItem, orbax_errors
+from ..refusals import not_covered
+
+# What a handler is called for: to say what to save, or to restore. None: it is called by itself.
+_saving: contextvars.ContextVar[list[CheckpointArgs] | None]
+_saving = contextvars.ContextVar("saving", default=None)
+_restoring: contextvars.ContextVar[SavedItem | None]
+_restoring = contextvars.ContextVar("restoring", default=None)
+
+
+@dataclass(frozen=True)
+class SaveFuture:
+    """The end of a save in the background."""
+
+    handle: SaveHandle
+
+    def result(self, timeout: float | None = None) -> None:
+        """Blocks until the checkpoint is durable; raises the error of a save that failed."""
+        with orbax_errors():
+            self.handle.wait(timeout)
+
+
+class Handler(CheckpointHandler):
+    """Names the arguments by which an item is saved and restored.
+
+    Options on how bytes lie in files have no effect. Called by itself it saves a checkpoint of
+    holdfast's into a folder.
+    """
+
+    has_item = True
+    save_args: ClassVar[type] = args_lib.StandardSave
+    restore_args: ClassVar[type] = args_lib.StandardRestore
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves an item; blocks until it is durable."""
+        for future in run_to_end(self.async_save(directory, *args, **kwargs)):
+            future.result()
+
+    async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begins to save an item; returns futures that end when it is durable."""
+        given = self.arguments("save", args, kwargs)
+        asked = _saving.get()
+        if asked is not None:
+            asked.append(given)
+            return []
+        call = f"{type(self).__name__}.save"
+        with orbax_errors():
+            return [SaveFuture(save_async(directory, items=items_to_save(call, self, given)))]
+
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Restores an item."""
+        given = self.arguments("restore", args, kwargs)
+        asked = _restoring.get()
+        if asked is not None:
+            return items_lib.restore_item(asked, given)
+        return restore_folder(f"{type(self).__name__}.restore", directory, self, given)
+
+    def metadata(self, directory: Any) -> Any:
+        """Returns what is known of an item without reading it."""
+        with orbax_errors():
+            return folder_metadata(structure(directory), self)
+
+    def handler_of(self, item: str) -> Any:
+        """Returns the handler of an item in a folder of its own: this one."""
+        return self
+
+    def arguments(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckpointArgs:
+        """Returns the arguments of a call: `args=...`, one of them by position, or what makes
+        them.
+        """
+        usual = self.save_args if verb == "save" else self.restore_args
+        given = kwargs.get("args")
+        if given is None and args and isinstance(args[0], CheckpointArgs):
+            given = args[0]
+        if given is None:
+            rest = {name: value for name, value in kwargs.items() if name != "args"}
+            made: CheckpointArgs = usual(*args, **rest)
+            return made
+        if type(given) in handlers_lib.registered_args():
+            return _like_usual(usual, given)
+        checked: CheckpointArgs = given
+        return checked
+
+
+def _like_usual(usual: type, given: CheckpointArgs) -> CheckpointArgs:
+    """Returns arguments of the usual class with what those of a subclass's own have of it."""
+    names = [each.name for each in dataclasses.fields(usual)]
+    made: CheckpointArgs = usual(
+        **{name: getattr(given, name) for name in names if hasattr(given, name)}
+    )
+    return made
+
+
+class StandardCheckpointHandler(Handler):
+    """Trees."""
+
+
+class PyTreeCheckpointHandler(Handler):
+    """Trees, with arguments for each leaf."""
+
+    save_args = args_lib.PyTreeSave
+    restore_args = args_lib.PyTreeRestore
+
+
+class JsonCheckpointHandler(Handler):
+    """JSON values."""
+
+    save_args = args_lib.JsonSave
+    restore_args = args_lib.JsonRestore
+
+
+class ArrayCheckpointHandler(Handler):
+    """Single arrays."""
+
+    save_args = args_lib.ArraySave
+    restore_args = args_lib.ArrayRestore
+
+
+class JaxRandomKeyCheckpointHandler(Handler):
+    """Random keys of jax's."""
+
+    save_args = args_lib.JaxRandomKeySave
+    restore_args = args_lib.JaxRandomKeyRestore
+
+
+class NumpyRandomKeyCheckpointHandler(Handler):
+    """Random states of numpy's."""
+
+    save_args = args_lib.NumpyRandomKeySave
+    restore_args = args_lib.NumpyRandomKeyRestore
+
+
+class CompositeCheckpointHandler(Handler):
+    """Several items by name, of the handlers above or of one's own."""
+
+    save_args = args_lib.Composite
+    restore_args = args_lib.Composite
+
+    def __init__(
+        self,
+        *item_names: str,
+        composite_options: Any = None,
+        handler_registry: Any = None,
+        **items: Any,
+    ) -> None:
+        if handler_registry is not None:
+            raise not_covered(
+                "CompositeCheckpointHandler(handler_registry=...)",
+                "name items and their arguments in args.Composite",
+            )
+        for name, handler in items.items():
+            check_handler("CompositeCheckpointHandler", handler, name)
+        self.handlers = items
+
+    def handler_of(self, item: str) -> Any:
+        """Returns the handler that was given for an item, None where there was none."""
+        return self.handlers.get(item)
+
+
+def check_handler(call: str, handler: Any, name: str = "") -> None:
+    """Raises for what is no handler: neither of those above nor one that saves by itself."""
+    item = f" for the item {name!r}" if name else ""
+    if isinstance(handler, CompositeCheckpointHandler) and _overridden(handler):
+        raise not_covered(
+            f"{call} with {type(handler).__name__}, which overrides a composite's methods{item}",
+            "override those of the items' handlers",
+        )
+    if handler is not None and not isinstance(handler, Handler) and not is_own(handler):
+        nearest = "give it the methods save(directory, args=...) and restore(directory, args=...)"
+        raise not_covered(f"{call} with the handler {type(handler).__name__}{item}", nearest)
+
+
+def _overridden(handler: Any) -> list[str]:
+    """Returns the methods of `Handler` that a handler's class overrides."""
+    methods = ("async_save", "save", "restore")
+    cls = type(handler)
+    return [name for name in methods if getattr(cls, name) is not getattr(Handler, name)]
+
+
+# --- items by their handlers
+
+
+def items_to_save(call: str, handler: Any, given: Any) -> dict[str, Any]:
+    """Returns what `save(items=...)` takes for a folder; its handler is of those above, or one's
+    own.
+    """
+    several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
+    of_item = handler.handler_of if isinstance(handler, Handler) else lambda name: handler
+    return {name: to_save(call, each, of_item(name)) for name, each in several.items()}
+
+
+def to_save(call: str, args: Any, handler: Any = None) -> Any:
+    """Returns an item for `save(items=...)`; `handler` is the one that was given for it."""
+    chosen = handler_for(handler, args)
+    if not isinstance(chosen, Handler):
+        return items_lib.to_save(call, args, chosen)
+    if "async_save" not in _overridden(chosen) and "save" not in _overridden(chosen):
+        return items_lib.to_save(call, chosen.arguments("save", (args,), {}))
+    return items_lib.to_save(call, _asked_to_save(chosen, args))
+
+
+def _asked_to_save(handler: Handler, args: Any) -> CheckpointArgs:
+    """Returns the arguments that a handler's override gives to the base's method."""
+    asked: list[CheckpointArgs] = []
+    token = _saving.set(asked)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch, DEFAULT_ITEM)
+            folder.mkdir()
+            background = "async_save" in _overridden(handler)
+            handlers_lib.call_save(handler, folder, args, background=background)
+            beside = sorted(os.listdir(folder))
+    finally:
+        _saving.reset(token)
+    if len(asked) == 1 and not beside:
+        return asked[0]
+    did = f"writes {beside[0]}" if beside else f"calls the base's {len(asked)} times"
+    raise not_covered(
+        f"{type(handler).__name__}.save, which {did}",
+        "call super().save once and write nothing else, or subclass CheckpointHandler",
+    )
+
+
+def restore_item(item: SavedItem, args: Any, handler: Any, directory: Any) -> Any:
+    """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
+    chosen = handler_for(handler, args)
+    if not isinstance(chosen, Handler) or item.kind == "files":
+        return items_lib.restore_item(item, args, chosen)
+    if "restore" not in _overridden(chosen):
+        given = args if args is None else chosen.arguments("restore", (args,), {})
+        return items_lib.restore_item(item, given)
+    token = _restoring.set(item)
+    try:
+        return handlers_lib.call_restore(chosen, directory, args)
+    finally:
+        _restoring.reset(token)
+
+
+def restore_folder(call: str, directory: Any, handler: Any, given: Any) -> Any:
+    """Restores the checkpoint in a folder: its only item, or a Composite of several."""
+    with orbax_errors():
+        saved = structure(directory)
+        of_item = handler.handler_of if isinstance(handler, Handler) else lambda name: handler
+
+        def read(name: str, like: Any, **options: Any) -> Any:
+            return load(saved.path, like, item=name, **options)
+
+        def restored(name: str, args: Any) -> Any:
+            item = SavedItem.find(call, saved, name, read)
+            return restore_item(item, args, of_item(name), to_path(saved.path) / name)
+
+        if isinstance(handler, CompositeCheckpointHandler):
+            wanted = given if isinstance(given, Mapping) and given else dict.fromkeys(saved.items)
+            return args_lib.Composite(
+                **{name: restored(name, args) for name, args in wanted.items()}
+            )
+        return restored(only_item(saved.items), given)
+
+
+def only_item(items: Mapping[str, Any]) -> str:
+    """Returns the name of a folder's only item, or the usual one."""
+    return DEFAULT_ITEM if DEFAULT_ITEM in items or len(items) != 1 else next(iter(items))
+
+
+def folder_metadata(saved: Structure, handler: Any) -> Any:
+    """Returns what is known of a folder's only item, or a Composite of several."""
+    if isinstance(handler, CompositeCheckpointHandler):
+        return args_lib.Composite(**items_lib.trees_metadata(saved))
+    item = items_lib.item_of(saved, only_item(saved.items))
+    return items_lib.tree_metadata(item, to_path(saved.path))
