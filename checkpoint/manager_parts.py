@@ -17,7 +17,7 @@ from .local_tier.no_tier import NoTier
 from .local_tier.tier import LocalTier
 from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
-from .saving.incremental import SaveHistory, load_digest
+from .saving.incremental import SaveHistory, can_link, load_digest
 from .saving.save import RootState
 from .saving.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
@@ -226,15 +226,16 @@ def _watchdog_of(options: Options) -> Watchdog | NoWatchdog:
 def _history_of(storage: Storage, options: Options) -> SaveHistory | None:
     """Returns the history of incremental saves, where they are wanted.
 
-    Raises CheckpointError where the store has no hard links.
+    Raises CheckpointError where the store has neither hard links nor copies.
     """
     if not options.incremental:
         return None
     load_digest()
-    if storage.posix is None or not storage.posix.can_link:
+    if not can_link(storage):
         raise CheckpointError(
-            f"{storage.root} cannot be saved to incrementally: it has no hard links; expected a"
-            " POSIX folder, without single_writer. Leave out Options(incremental=True)",
+            f"{storage.root} cannot be saved to incrementally: it has neither hard links nor copies"
+            " that are done when the store says so; expected a POSIX folder without single_writer,"
+            " or s3://. Leave out Options(incremental=True)",
             path=storage.root,
         )
     return SaveHistory(options.full_every)

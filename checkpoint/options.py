@@ -176,7 +176,8 @@ class Options:
         on all processes. It comes back on as many processes, or by `restore(process=...)`.
     incremental: writes what has changed since this manager's last save, and links the files that
         have the rest. Every step stays whole by itself, and takes at most twice its size. On POSIX
-        folders; needs the extra `incremental`.
+        folders, and on s3://, where the store copies these files by itself. Needs the extra
+        `incremental`.
     full_every: with `incremental`, how many saves share a file at most: every n-th save writes
         everything (None: no bound).
     step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}". It is written

@@ -2,6 +2,7 @@
 
 Every step stays whole by itself. A chunk that has not changed since the last committed step is in a
 file of that step, which gets a second name (a hard link) in the new one; what changed is written.
+In a bucket, which has no second names, the store copies the file by itself.
 Nothing refers to another step, so deletions, sweeps and crashes need not know of incremental saves.
 An old file is linked only while at least half of its bytes live, so that a step takes at most twice
 its size.
@@ -23,6 +24,7 @@ import jax
 from holdfast.coordination.distribution import install_command
 
 from ..format.item_report import FileReport, pack_name
+from ..storage.base import CopiesFiles, Storage
 from .item_files import PIECE_BYTES, ItemTarget
 from .plan import Plan
 
@@ -135,17 +137,28 @@ def choose_links(old: WrittenPack, unchanged: Sequence[bool], sizes: Sequence[in
     return sorted(largest[:MAX_LINKS])
 
 
+def can_link(storage: Storage) -> bool:
+    """Says whether a store can do what `link_file` asks of it."""
+    if storage.posix is not None:
+        return storage.posix.can_link
+    return isinstance(storage, CopiesFiles) and storage.can_copy
+
+
 def link_file(target: ItemTarget, known: WrittenFile, name: str) -> bool:
-    """Gives a file of the last save a second name; says whether it could."""
-    assert target.storage.posix is not None
+    """Gives a file of the last save a second name, in a bucket a copy; says whether it could."""
+    storage = target.storage
     try:
-        target.storage.posix.link(known.name, target.path(name), known.report.size)
+        if storage.posix is not None:
+            storage.posix.link(known.name, target.path(name), known.report.size)
+        else:
+            assert isinstance(storage, CopiesFiles)
+            storage.copy(known.name, target.path(name))
     except OSError as error:
         # Deleted meanwhile, too many links, or a quota's border: the chunks are written instead.
         _log.debug("%s is not linked as %s: %s", known.name, target.path(name), error)
         # It may have been linked all the same. No record would name it, and no sweep looks for it.
         with contextlib.suppress(OSError):
-            target.storage.delete([target.path(name)])
+            storage.delete([target.path(name)])
         return False
     return True
 
@@ -190,8 +203,11 @@ def link_unmoved(
 ) -> Unmoved:
     """Links, in the caller's thread, the files that leaves of the last save keep alive.
 
-    A file that cannot be linked is left out.
+    A file that cannot be linked is left out. In a bucket none is linked here: it is copied while
+    its bytes are held.
     """
+    if target.storage.posix is None:
+        return Unmoved({}, set(), {})
     files: dict[int, set[int]] = {}
     chunks: set[tuple[int, int]] = set()
     unmoved = history.unmoved(target.item, leaves)

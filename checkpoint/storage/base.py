@@ -113,6 +113,20 @@ class CountsRequests(Protocol):
 
 
 @runtime_checkable
+class CopiesFiles(Protocol):
+    """What a store can do besides, if it copies a file by itself, with no bytes over the network.
+
+    `can_copy` says whether a copy is there, whole and durable, once `copy` has returned.
+    """
+
+    @property
+    def can_copy(self) -> bool: ...
+
+    def copy(self, source: str, name: str) -> None:
+        """Copies a file within the store."""
+
+
+@runtime_checkable
 class EndsRequests(Protocol):
     """What a store can do besides, if its requests may take long and can be broken off."""
 

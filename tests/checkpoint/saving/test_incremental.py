@@ -5,10 +5,11 @@ of changes and deletions breaks one.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.format.item_report import FileReport
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.manager_parts import _history_of
 from holdfast.checkpoint.saving import incremental
 from holdfast.checkpoint.saving.incremental import (
     HEAD_BYTES,
@@ -47,13 +49,16 @@ from holdfast.checkpoint.saving.incremental import (
     choose_links,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import open_storage
 from holdfast.cli.entry import main
 from holdfast.multihost import ClusterGroup
 from tests.checkpoint.golden.read import read_chunks
 from tests.support.checkpointing import at_once, groups, run_together
 from tests.support.libraries import need
+from tests.support.object_servers import s3_server
 from tests.support.paths import program
 
+_numbers = itertools.count()
 FAST = Options(incremental=True, check_free_space=False)
 
 
@@ -296,13 +301,119 @@ def test_a_damaged_file_is_not_called_whole(tmp_path: Path) -> None:
 
 
 def test_a_store_without_links_is_refused(tmp_path: Path) -> None:
-    """Object stores, and folders with the promise of a single writer: said at the opening."""
-    with pytest.raises(CheckpointError, match="it has no hard links"):
-        CheckpointManager("memory://incremental", options=FAST)
-    with pytest.raises(CheckpointError, match="it has no hard links"):
+    """Buckets that do not say when a copy is done, and folders with the promise of a single writer:
+    said at the opening.
+    """
+    for url in ("gs://bucket/run", "az://bucket/run?use_emulator=true"):
+        with pytest.raises(CheckpointError, match="it has neither hard links nor copies"):
+            _history_of(open_storage(url), FAST)
+    with pytest.raises(CheckpointError, match="it has neither hard links nor copies"):
         CheckpointManager(tmp_path, options=Options(incremental=True, single_writer=True))
     with pytest.raises(ValueError, match="full_every"):
         Options(full_every=3)
+
+
+class _Network:
+    """What goes over the network to a server: a WSGI application before it."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.copies = 0
+        self.refuses_copies = False
+
+    def around(self, application: Any) -> Any:
+        def counted(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            self.sent_bytes += int(environ.get("CONTENT_LENGTH") or 0)
+            if "HTTP_X_AMZ_COPY_SOURCE" in environ:
+                self.copies += 1
+                if self.refuses_copies:
+                    start_response("403 Forbidden", [("Content-Type", "application/xml")])
+                    return [b"<Error><Code>AccessDenied</Code></Error>"]
+            answer: Iterable[bytes] = application(environ, start_response)
+            return answer
+
+        return counted
+
+
+def test_on_a_bucket_what_has_not_changed_is_copied_there() -> None:
+    """Over the network go the 64 KiB that changed, and at most 1 MiB more; each step is whole by
+    itself, also when those before it are gone.
+    """
+    network = _Network()
+    with s3_server(around=network.around) as query:
+        url = f"s3://bucket/incremental{query}"
+        with CheckpointManager(url, keep_policy=KeepLast(1), options=FAST) as manager:
+            for step in range(4):
+                network.sent_bytes = 0
+                manager.save(step, state(moving=step)).wait()
+                assert (network.sent_bytes > 4 << 20) == (step == 0)
+                if step:
+                    assert network.sent_bytes < (64 << 10) + (1 << 20)
+                    assert network.copies >= step
+                assert_is(manager.restore(step), state(moving=step))
+            manager.wait_until_finished()
+            assert manager.all_steps() == [3]
+            counted = manager.statistics()
+            assert counted["save_linked_bytes"] >= 3 * (4 << 20)
+        verify(f"s3://bucket/incremental/3{query}")
+
+
+@pytest.mark.parametrize("why", ["gone", "refused"])
+def test_what_cannot_be_copied_is_written(why: str) -> None:
+    """A pack that somebody has deleted, and a key that may not copy: the step is whole all the
+    same.
+    """
+    network = _Network()
+    with s3_server(around=network.around) as query:
+        url = f"s3://bucket/not-copied/{why}{query}"
+        with CheckpointManager(url, keep_policy=KeepAll(), options=FAST) as manager:
+            manager.save(0, state()).wait()
+            if why == "gone":
+                storage = open_storage(url)
+                storage.delete([entry.name for entry in storage.list("0", recursive=True)])
+            else:
+                network.refuses_copies = True
+            manager.save(1, state(moving=1)).wait()
+            assert network.copies
+            assert manager.statistics()["save_linked_bytes"] == 0
+            assert_is(manager.restore(1), state(moving=1))
+        verify(f"s3://bucket/not-copied/{why}/1{query}")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 5)), st.sampled_from(["", "older", "all"])),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_any_pattern_of_changes_and_deletions_in_a_bucket(
+    saves: list[tuple[set[int], str]],
+) -> None:
+    """Leaves change, steps are deleted behind the manager's back: every step that is there
+    restores bit-exact.
+    """
+    url = f"memory://incremental/{next(_numbers)}"
+    storage = open_storage(url)
+    values = [0] * 6
+    expected: dict[int, list[int]] = {}
+    with CheckpointManager(url, keep_policy=KeepAll(), options=FAST) as manager:
+        for step, (changed, deleted) in enumerate(saves):
+            for leaf in changed:
+                values[leaf] += 1
+            tree = {str(leaf): np.full(300_000, values[leaf], np.float32) for leaf in range(6)}
+            manager.save(step, tree).wait()
+            expected[step] = list(values)
+            for gone in [known for known in expected if deleted == "all" or known < step]:
+                if deleted:
+                    files = storage.list(str(gone), recursive=True)
+                    storage.delete([entry.name for entry in files])
+                    del expected[gone]
+        assert manager.all_steps() == sorted(expected)
+        for step, numbers in expected.items():
+            got = manager.restore(step)
+            assert [set(got[str(leaf)]) for leaf in range(6)] == [{number} for number in numbers]
 
 
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
