@@ -30,7 +30,7 @@ STAYS_S = 6.0  # how long the last picture stays before it begins anew
 def program() -> str:
     """Returns the tutorial's program; each process prints its number first."""
     page = (ROOT / "docs" / "tutorial-machines.md").read_text()
-    (found,) = re.findall(r"^```python notest\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return f"import os\nprint('pid', os.getpid(), flush=True)\n{found}"
 
 

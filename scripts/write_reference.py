@@ -7,14 +7,17 @@ Run as `python scripts/write_reference.py` after a change of a command or of a p
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import types
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast.cli.entry import main as commands
+from holdfast.compat.orbax.refusals import refusal_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100  # columns of a command's help
@@ -105,6 +108,8 @@ COMPAT = {
     "compat-orbax": ("holdfast.compat.orbax", "holdfast.compat.orbax.face"),
     "compat-orbax-v1": ("holdfast.compat.orbax.v1", "holdfast.compat.orbax.v1"),
 }
+PAGES_OF_THEIR_OWN = frozenset({"holdfast.multihost", "holdfast.compat.orbax.v1"})
+WITH_FUNCTIONS = frozenset({"holdfast.compat.orbax.checkpoint_utils"})
 # The switch: True once the package index has holdfast-jax. README says then how to get it there.
 PUBLISHED = False
 FROM_THE_INDEX = """```
@@ -164,12 +169,62 @@ def compat_page(path: str, module_name: str) -> str:
     module = importlib.import_module(module_name)
     shown = importlib.import_module(path)
     texts = [NOTE, f"# {path}\n\n{first_line(shown)}\n\n[From Orbax](../from-orbax.md) says what"]
-    texts.append(" differs.\n\n| name | is |\n|---|---|\n")
-    for name in sorted(module.__all__):
-        value = getattr(module, name)
-        kind = "class" if isinstance(value, type) else type(value).__name__
-        texts.append(f"| `{name}` | {kind} |\n")
+    texts.append(" differs.\n")
+    values = {name: getattr(module, name) for name in sorted(module.__all__)}
+    modules = {name: value for name, value in values.items() if inspect.ismodule(value)}
+    texts.append("\n## Names\n")
+    names = [name for name in values if name not in modules]
+    texts += [compat_entry(name, values[name]) for name in names]
+    texts.append("\n## Modules\n")
+    for name, value in modules.items():
+        texts.append(f"\n### {name}\n\n{first_line(value)}\n")
+        members = module_members(value, without=set(values))
+        covered = [each for each, found in members.items() if refusal_of(found) is None]
+        texts += [compat_entry(each, members[each], level=4) for each in covered]
+        texts += refused_names(members)
     return "".join(texts)
+
+
+def compat_entry(name: str, value: Any, level: int = 3) -> str:
+    """Returns the entry of a name that stands for one of Orbax's."""
+    heading = f"\n{'#' * level} {name}\n\n"
+    if value is object:
+        return f"{heading}`{name}` is any object.\n"
+    if value is ...:
+        return f"{heading}`{name} = ...`\n"
+    if not hasattr(value, "__qualname__"):
+        return f"{heading}`{name} = {value!r}`\n"
+    if value.__qualname__ != name:
+        return f"{heading}`{name}` is another name of `{value.__qualname__}`.\n"
+    options = "" if level == 3 else f"    options:\n      heading_level: {level}\n"
+    return f"\n::: {value.__module__}.{name}\n{options}"
+
+
+def refused_names(members: Mapping[str, Any]) -> list[str]:
+    """Returns the names that are there for imports and annotations alone, by what to do instead."""
+    by_reason: dict[str, list[str]] = {}
+    for name, value in members.items():
+        reason = refusal_of(value)
+        if reason is not None:
+            by_reason.setdefault(reason, []).append(f"`{name}`")
+    return [
+        f"\nNot to be called, {', '.join(names)}: {reason}.\n"
+        for reason, names in by_reason.items()
+    ]
+
+
+def module_members(module: types.ModuleType, without: Set[str]) -> dict[str, Any]:
+    """Returns the classes that a module defines, and its functions where all stand for Orbax's."""
+    if module.__name__ in PAGES_OF_THEIR_OWN:
+        return {}
+    found = {}
+    for name, value in sorted(vars(module).items()):
+        has_file = hasattr(module, "__file__")
+        is_own = getattr(value, "__module__", "") == module.__name__ or not has_file
+        is_shown = isinstance(value, type) or module.__name__ in WITH_FUNCTIONS or not has_file
+        if is_own and is_shown and callable(value) and not name.startswith("_"):
+            found[name] = value
+    return {name: value for name, value in found.items() if name not in without}
 
 
 def commands_text() -> str:

@@ -65,6 +65,13 @@ def _has_code(page: Path) -> bool:
     return has_commands or _BLOCK.search(page.read_text()) is not None
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_is_code_on_the_site_too(page: Path) -> None:
+    """A fence has one word at most: the site takes one with more for text, and its block too."""
+    kinds = {kind for kind, _ in _ANY.findall(page.read_text())}
+    assert [kind for kind in kinds if kind and not kind.isalnum()] == []
+
+
 WITH_CODE: list[Any] = [
     pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [])
     for page in PAGES
@@ -74,8 +81,8 @@ WITH_CODE: list[Any] = [
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """All ```python blocks of a page run in order as one program (those marked ```python notest do
-    not), then its commands.
+    """All ```python blocks of a page run in order as one program (those marked ```py do not), then
+    its commands.
     """
     for library in _OTHERS.findall(page.read_text()):
         need_installed(library, "make slow-libraries")

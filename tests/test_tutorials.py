@@ -20,7 +20,7 @@ from tests.support.wheel import EmptyEnvironment, build_wheel
 
 _INSTALLING = 3  # commands: a virtual environment, its activation, pip install
 _LIBRARIES = {"tutorial-policies.md": (), "tutorial-trainer.md": ("flax", "optax", "grain")}
-_PROGRAM = re.compile(r"^```python notest\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PROGRAM = re.compile(r"^```py\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def _program(page: str) -> str:
@@ -29,7 +29,7 @@ def _program(page: str) -> str:
 
 
 _OWN_JOBS: dict[str, str] = {}
-_BLOCK = re.compile(r"^```(\w* ?\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 class Here:

@@ -23,7 +23,8 @@ from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
-from .snapshot import encode, snapshot
+from .process_ranges import kinds_of, ranges_of
+from .snapshot import encode, rows, snapshot
 
 _INTERVAL_S = 1.0
 _PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
@@ -32,7 +33,8 @@ _LEFT = "Left by its watchdog: "
 _MOST_LOG_BYTES = 65_536
 _MOST_LOG_LINES = 200
 _MOST_HISTORY = 65_536  # points of all processes together
-_LEAST_HISTORY = 30
+_LEAST_HISTORY = 4
+_MOST_HISTORY_EACH = 600
 _STACKS_PER_S = 64  # of a large job less often: a stack is tens of KB
 
 
@@ -102,6 +104,18 @@ class Feed:
         """
         return json.dumps([list(each) for each in self._histories.get(process_id, ())])
 
+    def range(self, number: int) -> str:
+        """Returns the processes of a range of the last snapshot, as JSON; none where it is gone."""
+        status = self._status
+        if status is None:
+            return "[]"
+        ranges = ranges_of(status)
+        if number >= len(ranges):
+            return "[]"
+        kinds = kinds_of(status, self._findings, judge(status, self._findings).state)
+        its = ranges[number]
+        return encode(rows(status, kinds, range(its.begin, its.end)))
+
     def log(self, process_id: int) -> str:
         """Returns the last lines of a process, or why there are none."""
         word = self._word()
@@ -166,7 +180,9 @@ class Feed:
         most = max(_LEAST_HISTORY, _MOST_HISTORY // max(1, len(status.tasks)))
         for task in status.tasks:
             values = task.progress.values
-            kept = self._histories.setdefault(task.task_id, deque(maxlen=min(600, most)))
+            kept = self._histories.setdefault(
+                task.task_id, deque(maxlen=min(_MOST_HISTORY_EACH, most))
+            )
             kept.append(
                 (
                     round(time.time(), 1),

@@ -132,22 +132,27 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], feed: Feed) -> Any:
             )
         return StreamingResponse(hub.stream(), media_type="text/event-stream", headers=_HEADERS)
 
-    questions = {"stacks": feed.stacks, "history": feed.history, "log": feed.log}
+    questions = {
+        "stacks": feed.stacks,
+        "history": feed.history,
+        "log": feed.log,
+        "range": feed.range,
+    }
 
     async def about_process(request: Request) -> Response:
         if refused := refusal(request):
             return refused
-        process = request.path_params["process"]
-        if not (process.isascii() and process.isdecimal() and len(process) <= _MOST_DIGITS):
+        number = request.path_params["number"]
+        if not (number.isascii() and number.isdecimal() and len(number) <= _MOST_DIGITS):
             return PlainTextResponse("there is no such process\n", 404, _HEADERS)
         question = questions.get(request.path_params["question"])
         if question is None:
             return PlainTextResponse("there is no such page\n", 404, _HEADERS)
-        return PlainTextResponse(await run_in_threadpool(question, int(process)), headers=_HEADERS)
+        return PlainTextResponse(await run_in_threadpool(question, int(number)), headers=_HEADERS)
 
     routes = [
         Route("/{token}/events", events),
-        Route("/{token}/{question}/{process}", about_process),
+        Route("/{token}/{question}/{number}", about_process),
         Route("/{token}/", file),
         Route("/{token}/{name}", file),
     ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
@@ -12,13 +13,23 @@ from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS, checkpoint_ro
 from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.proto import coordination_pb2, session_pb2
 
+from .process_ranges import (
+    MOST_ROWS,
+    kinds_of,
+    odd_ones,
+    range_facts,
+    ranges_of,
+    slice_of,
+    slices_of,
+)
+
 MOST_EVENTS = 300
 _STEP_FACTS = (
     *("step", "bytes", "incremental", "local", "damaged", "survives"),
     *("saved_unix_s", "took_s"),
 )
 _LAUNCHER_FACTS = ("command", "folder", "began_unix_s")
-_MOST_NAMED = 50  # processes of one barrier
+_MOST_NAMED = 50  # processes of one barrier, or of one finding
 
 
 def snapshot(
@@ -33,8 +44,11 @@ def snapshot(
     if status is None:
         status = session_pb2.StatusResponse()
     roots = checkpoint_roots(status)
-    at_barriers = {each.task_id for barrier in status.barriers for each in barrier.waiting}
     verdict = judge(status, findings, gone=gone)
+    kinds = kinds_of(status, findings, verdict.state)
+    everyone = range(len(kinds))
+    is_large = len(kinds) > MOST_ROWS
+    ranges = ranges_of(status) if is_large else []
     return {
         "verdict": verdict.as_json() | {"over": verdict.state in OVER},
         **{name: getattr(status.launcher, name) for name in _LAUNCHER_FACTS},
@@ -49,8 +63,14 @@ def snapshot(
         "barriers_failed": status.barriers_failed,
         "goodput_s": {part: round(seconds, 1) for part, seconds in status.goodput_s.items()},
         "goodput_parts": GOODPUT_PARTS,
-        "findings": [finding.as_json() for finding in findings],
-        "processes": [_row(status, task, at_barriers) for task in status.tasks],
+        "findings": [
+            finding.as_json() | {"processes": finding.processes[:_MOST_NAMED]}
+            for finding in findings
+        ],
+        "kinds": dict(Counter(kinds)),
+        "furthest": _furthest(status),
+        "processes": rows(status, kinds, odd_ones(kinds) if is_large else everyone),
+        "ranges": [range_facts(status, kinds, each) for each in ranges],
         "root": _root(roots[0]) if roots else None,
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [
@@ -61,20 +81,46 @@ def snapshot(
     }
 
 
-def encode(shown: dict[str, Any]) -> str:
+def encode(shown: Any) -> str:
     """Returns a snapshot as JSON that may stand inside a script: nothing in it ends the script."""
     text = json.dumps(shown, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _row(
-    status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, at_barriers: Set[int]
-) -> dict[str, Any]:
+def _furthest(status: session_pb2.StatusResponse) -> dict[str, float]:
+    """Returns the most that any process has reached; -1 where none has."""
+    steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
+    saved = [
+        task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")
+    ]
+    paces = [
+        task.steps_per_second for task in status.tasks if task.state == coordination_pb2.CONNECTED
+    ]
+    return {
+        "step": max(steps, default=-1),
+        "saved_step": max(saved, default=-1),
+        "steps_per_second": round(max(paces, default=0.0), 2),
+    }
+
+
+def rows(
+    status: session_pb2.StatusResponse, kinds: Sequence[str], numbers: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Returns what the page says of single processes, given by their index."""
+    count = len(status.tasks)
+    num_slices = slices_of(status)
+    return [
+        _row(status, status.tasks[number])
+        | {"is": kinds[number], "slice": slice_of(number, count, num_slices)}
+        for number in numbers
+    ]
+
+
+def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> dict[str, Any]:
     progress = task.progress
     values = progress.values
     return {
         "id": task.task_id,
-        "waits": task.task_id in at_barriers,
         "state": "SILENT" if silent(status, task) else coordination_pb2.TaskState.Name(task.state),
         "host": task.host,
         "pid": task.pid,

@@ -226,6 +226,8 @@ def _join(
     job.put(member)
     job.join(client, spec)
     start_vitals(client, spec.process_id, spec.num_processes)
+    if spec.num_slices > 1:
+        client.report(num_slices=spec.num_slices)
     group_client = group_client_of(client)
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks_now)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)

@@ -48,7 +48,7 @@ def fleet() -> Iterator[Fleet]:
 def example() -> Mapping[str, Any]:
     """What the page's code defines."""
     (code,) = re.findall(
-        r"^```python notest\n(import ray\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+        r"^```py\n(import ray\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
     names: dict[str, Any] = {}
     exec(compile(code, PAGE, "exec"), names)

@@ -14,6 +14,7 @@ import pytest
 from holdfast.coordination import CoordinationService, Endpoint, JobIdentity
 from holdfast.web import write_report
 from holdfast.web.report import standing_still
+from holdfast.web.snapshot import encode
 from holdfast.web.tree_page import checkpoint_page
 from tests.support.checkpoint_leaves import transformer
 from tests.support.page_states import STATES, finished, large
@@ -96,27 +97,57 @@ DRAW = """(shown) => {
 }"""
 
 
+@pytest.mark.parametrize("count", [1024, 4096, 16_384])
 def test_thousands_of_processes_fit_a_screen(
-    tab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tab: Any, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All 4,096 are in the grid, the one that is named stands out, and all are within two screens;
-    arrow keys and Enter open one.
+    """The page is bounded in bytes, elements and height, and the process that is named stands out:
+    as a cell among others, or by itself above ranges of processes.
     """
     tab.goto(opened(finished(), tmp_path))
-    shown = large()
-    for count in (1000, 4096):
-        part = shown | {"processes": shown["processes"][:count]}
-        took = tab.evaluate(DRAW, part)
-        with capsys.disabled():
-            print(f"\n{count} processes drawn in {took:.0f} ms")
+    shown = large(count)
+    took = tab.evaluate(DRAW, shown)
+    elements = tab.evaluate("document.querySelectorAll('*').length")
+    with capsys.disabled():
+        print(f"\n{count} processes: {len(encode(shown))} B, {elements} elements, {took:.0f} ms")
+    assert len(encode(shown)) < 400_000
+    assert elements < 2000
+    assert tab.locator("#legend").inner_text().startswith(f"waits ({count - 1})")
+    if count <= 1024:
+        place = tab.locator("#grid")
         culprit = tab.locator("#grid .culprit")
-        assert tab.locator(".cell").count() == count and culprit.count() == 1
+        assert tab.locator(".cell").count() == count
         assert culprit.get_attribute("aria-label").startswith("process 77, named in the diagnosis")
-        assert tab.locator("#grid").bounding_box()["height"] < 1600
-    tab.locator(".cell").first.focus()
-    for key in ("ArrowRight", "End", "Enter"):
-        tab.keyboard.press(key)
-    assert tab.locator("#process-title").inner_text() == "Process 4095"
+        tab.locator(".cell").first.focus()
+        for key in ("ArrowRight", "End", "Enter"):
+            tab.keyboard.press(key)
+        assert tab.locator("#process-title").inner_text() == f"Process {count - 1}"
+    else:
+        place = tab.locator("#ranges")
+        assert tab.locator(".tile.culprit").count() == 1
+        assert tab.locator("#ranges h3").count() == 4
+        tab.locator("#row-list button").click()
+        assert tab.locator("#process-title").inner_text() == "Process 77"
+        tab.locator(".tile.culprit").click()
+        assert "status.json" in tab.locator("#range-title").inner_text()
+    assert place.bounding_box()["height"] < 1600
+
+
+def test_a_range_of_a_live_job_opens_at_a_click(tab: Any) -> None:
+    """Its processes come then, as a grid by host; one opens as everywhere."""
+    with CoordinationService.spawn(1100) as service, page(service.address) as url:
+        tab.goto(url)
+        tab.locator(".tile").nth(1).click()
+        cells = tab.locator("#grid .cell")
+        cells.first.wait_for()
+        title = "processes 18 to 35, no host yet"
+        assert tab.locator("#range-title").inner_text() == title
+        assert cells.count() == 18
+        cells.nth(1).click()
+        assert tab.locator("#process-title").inner_text() == "Process 19"
+        assert tab.locator("#grid [aria-pressed=true]").count() == 1
+        tab.locator(".tile").nth(1).click()
+        assert cells.count() == 0
 
 
 def opened(shown: dict[str, Any], folder: Path) -> str:
@@ -142,7 +173,21 @@ def test_the_state_comes_first(tab: Any, name: str, tmp_path: Path) -> None:
     if expected in ("Failed", "Hung"):
         assert tab.locator("#findings .good").count() == 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    if name in ("hung", "failed", "starting"):
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", STATES)
+def test_axe_finds_nothing_in_any_state(tab: Any, name: str, scheme: str, tmp_path: Path) -> None:
+    """Neither on a screen nor on a phone, with a process open."""
+    _, made = STATES[name]
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto(opened(made(), tmp_path))
+    for width in (1400, 390):
+        tab.set_viewport_size({"width": width, "height": 844})
+        assert serious_faults(tab) == []
+    if tab.locator("#row-list button").count():
+        tab.locator("#row-list button").first.click()
         assert serious_faults(tab) == []
 
 

@@ -167,7 +167,7 @@ STALE = {
 @pytest.mark.parametrize("num_slices", [2, 1])
 def test_stale_slices_never_reach_jax(num_slices: int) -> None:
     """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each
-    replacement is logged once.
+    replacement is logged once. The coordinator hears how many slices there are.
     """
     with CoordinationService.spawn(
         2, job=JobIdentity(name="j"), recoverable=True, survivable=True
@@ -197,6 +197,7 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
             1,
         ], output
         assert f"slices {num_slices}" in output
+        assert f"reported {'2.0' if num_slices == 2 else 'None'}" in output
 
 
 @pytest.mark.parametrize("last", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -133,7 +133,7 @@ def test_an_end_with_viewers_is_quiet() -> None:
     printed.
     """
     with CoordinationService.spawn(
-        4096
+        1024
     ) as service:  # its snapshots are larger than what a socket holds
         command = [*HOLDFAST, "web", service.address, "--end-with-input"]
         with subprocess.Popen(
@@ -146,7 +146,7 @@ def test_an_end_with_viewers_is_quiet() -> None:
             assert server.stdin and server.stdout and server.stderr
             url = server.stdout.readline().removeprefix("page at ").strip()
             with snapshots(url) as seen, not_reading(url):
-                assert len(next(seen)["processes"]) == 4096
+                assert len(next(seen)["processes"]) == 1024
                 server.stdin.close()
                 assert all(each["processes"] for each in seen)
                 assert server.wait(30) == 0 and server.stderr.read() == ""

@@ -3,7 +3,8 @@
 const $ = (id) => document.getElementById(id);
 const live = !$("data");
 const MOST_ROWS = 16, MOST_GROUPS = 64;
-const state = { shown: null, open: null, cells: [], signature: "", layout: "", at: null };
+// `rows` are the processes that are known one by one, by their number: the snapshot's, and those of the opened range.
+const state = { shown: null, open: null, range: null, members: [], rows: new Map(), cells: [], signature: "", layout: "", at: null };
 
 const looks = {
   Healthy: "good", Finished: "over", Starting: "moving", "Waiting for machines": "moving", Restarting: "moving", Preempting: "moving",
@@ -69,14 +70,9 @@ const known = (value) => value !== null && value !== undefined;
 
 // --- First glance
 
-function furthest(shown) {
-  return shown.processes.reduce((most, each) => Math.max(most, each.step ?? -1), -1);
-}
-
 function draw(shown) {
   state.shown = shown;
-  state.stepped = furthest(shown) >= 0;
-  const verdict = shown.verdict, step = furthest(shown), look = looks[verdict.state] || "look";
+  const verdict = shown.verdict, step = shown.furthest.step, look = looks[verdict.state] || "look";
   document.title = `${verdict.state} · ${shown.job || "holdfast"}`;
   $("state").textContent = verdict.state;
   document.querySelector("header").className = look;
@@ -88,7 +84,8 @@ function draw(shown) {
   say(shown.gone && verdict.state === "Out of reach" ? shown.gone : "");
   drawFigures(shown, step);
   drawFindings(shown, look);
-  drawProcesses(shown, step);
+  drawProcesses(shown);
+  if (live && state.range !== null) askRange(state.range);
   drawTime(shown);
   drawGoodput(shown);
   drawRoot(shown);
@@ -110,8 +107,7 @@ function figure(name, value, more) {
 }
 
 function drawFigures(shown, step) {
-  const pace = Math.max(0, ...shown.processes.filter((each) => each.state === "CONNECTED").map((each) => each.steps_per_second));
-  const saved = shown.processes.reduce((most, each) => Math.max(most, each.saved_step ?? -1), -1);
+  const { steps_per_second: pace, saved_step: saved } = shown.furthest;
   const last = shown.root && shown.root.steps.filter((each) => each.saved_unix_s).at(-1);
   const seconds = Object.values(shown.goodput_s).reduce((sum, each) => sum + each, 0), share = (shown.goodput_s.stepping_s || 0) / seconds;
   const over = shown.verdict.over;
@@ -143,62 +139,127 @@ function drawFindings(shown, look) {
 
 // --- Processes
 
-function kindOf(process, most, named) {
-  if (["ERROR", "SILENT"].includes(process.state)) return "culprit";
-  if (process.state === "DISCONNECTED") return "left";
-  if (process.state !== "CONNECTED") return "absent";
-  if (named.has(process.id)) return "culprit";
-  if (state.shown.verdict.over) return "left";
-  const standing = state.shown.verdict.state === "Hung";
-  if (process.waits || standing) return "waiting";
-  return process.step !== null && most - process.step > 1 ? "behind" : "ok";
-}
-
 function word(kind) {
   if (kind === "left" && state.shown.verdict.over) return "has ended";
-  return kind === "ok" && !state.stepped ? "has joined" : words[kind];
+  return kind === "ok" && state.shown.furthest.step < 0 ? "has joined" : words[kind];
 }
 
-function drawProcesses(shown, most) {
-  const blamed = shown.findings.filter((finding) => finding.kind !== "together" && finding.kind !== "gathering");
-  const named = new Set(blamed.flatMap((finding) => finding.processes));
-  const kinds = shown.processes.map((process) => kindOf(process, most, named)), asRows = shown.processes.length <= MOST_ROWS;
-  const present = Object.keys(words).filter((kind) => kinds.includes(kind));
-  replaceAll("legend", shown.processes.length ? present.map((kind) => {
+function drawProcesses(shown) {
+  const present = Object.keys(words).filter((kind) => shown.kinds[kind]), ranged = shown.ranges.length > 0;
+  replaceAll("legend", present.length ? present.map((kind) => {
     const entry = element("span", undefined, "entry");
-    entry.append(element("span", "", `key ${kind}`), `${word(kind)} (${kinds.filter((each) => each === kind).length})`);
+    entry.append(element("span", "", `key ${kind}`), `${word(kind)} (${shown.kinds[kind]})`);
     return entry;
-  }) : [document.createTextNode("The processes stand here once the coordinator is there: step, rate, waiting, memory, host.")]);
-  const hosts = new Set(shown.processes.map((process) => process.host));
-  const grouped = hosts.size > 1 && hosts.size <= MOST_GROUPS && shown.processes.length > hosts.size;
-  const layout = `${asRows} ${shown.processes.length} ${grouped ? shown.processes.map((process) => process.host).join("\n") : ""}`;
-  if (layout !== state.layout) layOut(shown, asRows, grouped);
+  }).concat(ranged && shown.processes.length ? [element("span", "listed: the first that are not as most are")] : []) : [document.createTextNode("The processes stand here once the coordinator is there: step, rate, waiting, memory, host.")]);
+  drawRanges(shown.ranges);
+  if (!ranged) closeRange();
+  state.rows = new Map([...state.members, ...shown.processes].map((process) => [process.id, process]));
+  const asRows = ranged || shown.processes.length <= MOST_ROWS;
+  drawRows(asRows ? shown.processes : []);
+  drawGrid(ranged ? state.members : asRows ? [] : shown.processes);
+}
+
+function drawRows(processes) {
+  $("rows").hidden = !processes.length;
+  const list = $("row-list");
+  while (list.children.length > processes.length) list.lastChild.remove();
+  while (list.children.length < processes.length) list.append(element("tr"));
+  processes.forEach((process, number) => fillRow(list.children[number], process));
+}
+
+function groupOf(process) {
+  const host = process.host || "no host yet";
+  return known(process.slice) ? `slice ${process.slice}, ${host}` : host;
+}
+
+function drawGrid(processes) {
+  const byHost = processes.map(groupOf), many = new Set(byHost).size > MOST_GROUPS;
+  const names = many ? processes.map((process) => (known(process.slice) ? `slice ${process.slice}` : "")) : byHost;
+  const groups = new Set(names), grouped = groups.size > 1 && groups.size <= MOST_GROUPS && processes.length > groups.size;
+  const layout = JSON.stringify([processes.map((process) => process.id), grouped ? names : []]);
+  if (layout !== state.layout) layOut(processes, grouped ? names : null);
   state.layout = layout;
-  shown.processes.forEach((process, number) => (asRows ? fillRow : fillCell)(state.cells[number], process, kinds[number]));
+  processes.forEach((process, number) => fillCell(state.cells[number], process));
 }
 
-function layOut(shown, asRows, grouped) {
-  $("rows").hidden = !asRows || !shown.processes.length;
-  $("grid").hidden = asRows;
-  $("grid").className = shown.processes.length > 1500 ? "many" : "";
-  const cells = shown.processes.map((process, number) => {
-    const cell = element(asRows ? "tr" : "button");
-    cell.dataset.process = number;
-    if (!asRows) Object.assign(cell, { type: "button", tabIndex: number ? -1 : 0 });
-    return cell;
+function layOut(processes, names) {
+  $("grid").hidden = !processes.length;
+  state.cells = processes.map((process, number) => {
+    const cell = element("button");
+    cell.dataset.process = process.id;
+    cell.dataset.number = number;
+    return Object.assign(cell, { type: "button", tabIndex: number ? -1 : 0 });
   });
-  state.cells = cells;
-  let shownCells = cells;
-  if (!asRows && grouped) {
-    const groups = new Map();
-    shown.processes.forEach((process, number) => groups.set(process.host, [...(groups.get(process.host) || []), cells[number]]));
-    shownCells = [...groups].flatMap(([host, its]) => [element("h3", `${host || "no host yet"} (${its.length})`), ...its]);
+  if (!names) {
+    replaceAll("grid", state.cells);
+    return;
   }
-  replaceAll(asRows ? "row-list" : "grid", shownCells);
-  replaceAll(asRows ? "grid" : "row-list", []);
+  const groups = new Map(names.map((name) => [name, []]));
+  names.forEach((name, number) => groups.get(name).push(state.cells[number]));
+  replaceAll("grid", [...groups].flatMap(([name, its]) => [element("h3", `${name} (${its.length})`), ...its]));
 }
 
-function fillCell(cell, process, kind) {
+// --- Of a large job: ranges of processes, which open at a click
+
+function rangeName(range) {
+  return `processes ${range.first} to ${range.last}, ${range.hosts.filter(Boolean).join(" to ") || "no host yet"}`;
+}
+
+function drawRanges(ranges) {
+  const signature = JSON.stringify([ranges, state.range]);
+  if ($("ranges").dataset.signature === signature) return;
+  $("ranges").dataset.signature = signature;
+  const focused = $("ranges").contains(document.activeElement) ? document.activeElement.dataset.range : undefined;
+  $("ranges").hidden = !ranges.length;
+  const slices = new Map();
+  ranges.forEach((range, number) => {
+    const name = known(range.slice) ? `slice ${range.slice}` : "all processes";
+    if (!slices.has(name)) slices.set(name, element("div", undefined, "tiles"));
+    slices.get(name).append(tile(range, number));
+  });
+  replaceAll("ranges", [...slices].flatMap(([name, tiles]) => [element("h3", `${name}, in ranges: a click opens one`), tiles]));
+  if (focused !== undefined) $("ranges").querySelector(`[data-range="${focused}"]`)?.focus();
+}
+
+function tile(range, number) {
+  const made = element("button", `${range.first}–${range.last}`, `tile ${range.is}`);
+  const counts = Object.entries(range.kinds).map(([kind, count]) => `${count} ${word(kind)}`).join(", ");
+  const steps = range.steps.length ? `, steps ${range.steps.join(" to ")}` : "";
+  made.type = "button";
+  made.dataset.range = number;
+  made.title = `${rangeName(range)}: ${counts}${steps}`;
+  made.setAttribute("aria-label", made.title);
+  made.setAttribute("aria-expanded", String(state.range === number));
+  return made;
+}
+
+function closeRange() {
+  state.range = null;
+  state.members = [];
+  $("range-title").hidden = true;
+}
+
+async function askRange(number) {
+  const text = await askFor(`range/${number}`);
+  if (state.range !== number || !text.startsWith("[")) return;
+  state.members = JSON.parse(text);
+  drawProcesses(state.shown);
+}
+
+function toggleRange(number) {
+  const opens = state.range !== number, range = state.shown.ranges[number];
+  closeRange();
+  if (opens) {
+    state.range = number;
+    $("range-title").hidden = false;
+    $("range-title").textContent = live ? rangeName(range) : `${rangeName(range)}: status.json beside this report has each of them`;
+    if (live) askRange(number);
+  }
+  drawProcesses(state.shown);
+}
+
+function fillCell(cell, process) {
+  const kind = process.is;
   const label = `process ${process.id}, ${process.state === "SILENT" ? "silent" : word(kind)}, host ${process.host || "unknown"}` + (process.step === null ? "" : `, step ${process.step}`);
   if (cell.dataset.label === label) return;
   cell.dataset.label = label;
@@ -207,23 +268,24 @@ function fillCell(cell, process, kind) {
   cell.title = label;
 }
 
-function fillRow(row, process, kind) {
-  const reported = process.step !== null;
+function fillRow(row, process) {
+  const kind = process.is, reported = process.step !== null;
   const status = { SILENT: "silent", ERROR: "failed" }[process.state] || (kind === "culprit" ? "named above" : word(kind));
   const texts = [
     ["number", reported ? String(process.step) : "–"], ["number", reported ? few(process.steps_per_second) : "–"],
     ["number folds", known(process.waiting) ? `${Math.round(100 * process.waiting)} %` : "–"],
-    ["number folds", known(process.memory_bytes) ? `${(process.memory_bytes / 2 ** 30).toFixed(2)} GiB` : "–"], ["note", process.host || "–"],
+    ["number folds", known(process.memory_bytes) ? `${(process.memory_bytes / 2 ** 30).toFixed(2)} GiB` : "–"], ["note", groupOf(process)],
   ];
-  const label = [kind, status, ...texts.map(([, text]) => text)].join("|");
+  const label = [process.id, kind, status, ...texts.map(([, text]) => text)].join("|");
   if (row.dataset.label === label) return;
-  const number = row.dataset.process, had = row.contains(document.activeElement);
+  const had = row.contains(document.activeElement);
   row.dataset.label = label;
+  row.className = state.open === process.id ? "open" : "";
   const opener = element("button", String(process.id), "open-one");
   opener.type = "button";
   opener.setAttribute("aria-label", `process ${process.id}`);
-  opener.dataset.process = number;
-  opener.setAttribute("aria-pressed", String(state.open === Number(number)));
+  opener.dataset.process = process.id;
+  opener.setAttribute("aria-pressed", String(state.open === process.id));
   const first = element("td"), is = element("td");
   first.append(opener);
   is.append(element("span", "", `key ${kind}`), status);
@@ -231,10 +293,10 @@ function fillRow(row, process, kind) {
   if (had) opener.focus();
 }
 
-function openProcess(number) {
-  if (state.open !== null && state.cells[state.open]) mark(state.open, false);
-  state.open = number;
-  mark(number, true);
+function openProcess(id) {
+  mark(false);
+  state.open = id;
+  mark(true);
   $("process").hidden = false;
   $("stacks").hidden = true;
   $("log").hidden = true;
@@ -243,14 +305,15 @@ function openProcess(number) {
   drawProcess();
 }
 
-function mark(number, pressed) {
-  const cell = state.cells[number], button = cell.tagName === "TR" ? cell.querySelector("button") : cell;
-  button.setAttribute("aria-pressed", String(pressed));
-  if (cell.tagName === "TR") cell.className = pressed ? "open" : "";
+function mark(pressed) {
+  for (const button of document.querySelectorAll(`[data-process="${state.open}"]`)) {
+    button.setAttribute("aria-pressed", String(pressed));
+    button.closest("tr")?.classList.toggle("open", pressed);
+  }
 }
 
 function drawProcess() {
-  const process = state.shown.processes[state.open];
+  const process = state.rows.get(state.open);
   if (!process) return;
   $("process-title").textContent = `Process ${process.id}`;
   const tell = (value, text) => (known(value) ? text(value) : "not reported");
@@ -268,9 +331,11 @@ function drawProcess() {
   if (live) drawHistory(process);
 }
 
-async function ask(question) {
+const ask = (question) => askFor(`${question}/${state.open}`);
+
+async function askFor(path) {
   try {
-    return await (await fetch(`${question}/${state.shown.processes[state.open].id}`)).text();
+    return await (await fetch(path)).text();
   } catch (error) {
     return `no answer: ${error}`;
   }
@@ -527,15 +592,18 @@ function drawEvents(events) {
 // --- Hands
 
 function onOpen(event) {
-  const number = event.target.dataset.process;
-  if (number !== undefined && event.target.tagName === "BUTTON") openProcess(Number(number));
+  const id = event.target.dataset.process;
+  if (id !== undefined) openProcess(Number(id));
 }
 
 $("grid").addEventListener("click", onOpen);
 $("rows").addEventListener("click", onOpen);
+$("ranges").addEventListener("click", (event) => {
+  if (event.target.dataset.range !== undefined) toggleRange(Number(event.target.dataset.range));
+});
 
 $("grid").addEventListener("keydown", (event) => {
-  const number = Number(event.target.dataset.process);
+  const number = Number(event.target.dataset.number);
   const perRow = Math.max(1, state.cells.findIndex((cell) => cell.offsetTop > state.cells[0].offsetTop));
   const to = { ArrowRight: number + 1, ArrowLeft: number - 1, ArrowDown: number + perRow, ArrowUp: number - perRow, Home: 0, End: state.cells.length - 1 }[event.key];
   if (to === undefined || !state.cells[to]) return;

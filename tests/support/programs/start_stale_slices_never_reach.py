@@ -8,6 +8,7 @@ import starting  # noqa: F401
 from jax._src import xla_bridge
 
 import holdfast.multihost as multihost
+from holdfast.coordination import StatusClient
 
 backends = xla_bridge.backends
 
@@ -24,4 +25,8 @@ def watched():
 xla_bridge.backends = watched
 multihost.initialize(timeout_s=60)
 print("slices", multihost.slice_count())
+client = multihost.current_client()
+with StatusClient(client.address) as asking:
+    (own,) = [task for task in asking.status().tasks if task.task_id == client.process_id]
+print("reported", own.progress.values.get("num_slices"))
 multihost.shutdown()
