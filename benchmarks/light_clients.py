@@ -4,8 +4,9 @@ cost it in CPU and memory.
     python benchmarks/light_clients.py [--clients 4096] [--workers 4]
 
 All join, exchange their ids, pass 20 barriers, and wait at one that half of them miss. Then the
-coordinator is stopped for two heartbeat timeouts, and all meet at 20 barriers again. Each client
-is one stream over a connection of its own.
+coordinator is stopped for two heartbeat timeouts, and all meet at 20 barriers again. In the end all
+but one wait at a barrier while the coordinator is killed, and is started again with its journal.
+Each client is one stream over a connection of its own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +32,34 @@ import grpc
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.scale import ids_of
-from holdfast.coordination import CoordinationService, ServiceTimeouts, StatusClient
+from holdfast.coordination import (
+    CoordinationError,
+    CoordinationService,
+    Endpoint,
+    ServiceTimeouts,
+    StatusClient,
+)
 from holdfast.coordination.names import MISSING_TYPE, SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 
 BARRIERS = 20
 HEARTBEAT_TIMEOUT_S = 12.0
-OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+RECONNECT_S = 2.0  # all Sessions break at one moment, and come again within so long
 AT_ONCE = 64  # clients of a worker that connect at a time
+
+
+@dataclass(frozen=True, slots=True)
+class LightCall:
+    """A request without an answer so far."""
+
+    frame: bytes
+    answer: asyncio.Future[session_pb2.Reply]
 
 
 class LightClient:
@@ -46,7 +72,7 @@ class LightClient:
         self._stream: Any = None
         self._writing = asyncio.Lock()  # a stream takes one write at a time
         self._number = 0
-        self._replies: dict[int, asyncio.Future[session_pb2.Reply]] = {}
+        self._calls: dict[int, LightCall] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self) -> None:
@@ -59,35 +85,61 @@ class LightClient:
             process_id=self.process_id, incarnation=self.process_id + 1, host="light"
         )
         await self._stream.write(session_pb2.ClientFrame(open=opening).SerializeToString())
-        await self._stream.read()
+        opened = await self._stream.read()
+        assert opened is not grpc.aio.EOF, await self._stream.details()
+
+    async def _reopen(self) -> None:
+        """Opens the Session again where it has broken, and sends again what has no answer."""
+        await asyncio.sleep(random.uniform(0.0, RECONNECT_S))
+        async with self._writing:
+            while True:
+                with contextlib.suppress(*BROKEN):
+                    await self._open()
+                    for call in self._calls.values():
+                        await self._stream.write(call.frame)
+                    return
+                await asyncio.sleep(1.0)
+
+    async def _send(self, frame: bytes) -> None:
+        async with self._writing:
+            with contextlib.suppress(*BROKEN):  # `_reopen` sends it again
+                await self._stream.write(frame)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_TIMEOUT_S / 4)
             self._number += 1
             request = session_pb2.Request(id=self._number, method="Heartbeat")
-            frame = session_pb2.ClientFrame(request=request).SerializeToString()
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                async with self._writing:
-                    await self._stream.write(frame)
+            await self._send(session_pb2.ClientFrame(request=request).SerializeToString())
 
     async def _read(self) -> None:
-        while (data := await self._stream.read()) is not grpc.aio.EOF:
+        while True:
+            data = grpc.aio.EOF
+            with contextlib.suppress(*BROKEN):
+                data = await self._stream.read()
+            if data is grpc.aio.EOF:
+                await self._reopen()
+                continue
             self.received_bytes += len(data)
             frame = session_pb2.ServerFrame.FromString(data)
-            if frame.reply.id in self._replies:
-                self._replies.pop(frame.reply.id).set_result(frame.reply)
+            if frame.reply.id in self._calls:
+                self._calls.pop(frame.reply.id).answer.set_result(frame.reply)
 
     async def call(self, method: str, message: Any) -> session_pb2.Reply:
         self._number += 1
-        future = asyncio.get_running_loop().create_future()
-        self._replies[self._number] = future
         request = session_pb2.Request(
             id=self._number, method=method, body=message.SerializeToString()
         )
-        async with self._writing:
-            await self._stream.write(session_pb2.ClientFrame(request=request).SerializeToString())
-        return await future
+        frame = session_pb2.ClientFrame(request=request).SerializeToString()
+        call = LightCall(frame, asyncio.get_running_loop().create_future())
+        self._calls[self._number] = call
+        await self._send(frame)
+        return await call.answer
+
+
+def wait_for_file(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.1)
 
 
 async def work(address: str, first: int, count: int, total: int) -> None:
@@ -111,6 +163,11 @@ async def work(address: str, first: int, count: int, total: int) -> None:
             for _ in range(BARRIERS):
                 reply = await barrier(client, "step", 300_000)
                 assert reply.code == 0, reply.message
+        elif what.startswith("held "):
+            if client.process_id == 0:
+                await asyncio.to_thread(wait_for_file, Path(what[5:]))
+            reply = await barrier(client, "held", 300_000)
+            assert reply.code == 0, reply.message
         elif what == "half" and client.process_id % 2 == 0:
             reply = await barrier(client, "half", 20_000)
             missing = session_pb2.Missing.FromString(reply.payloads[MISSING_TYPE])
@@ -164,14 +221,46 @@ class Crowd:
     async def run(self, command: str, name: str = "") -> None:
         """Has all clients do something, and prints what it cost the coordinator."""
         begun_s = time.perf_counter()
-        received = 0
+        self._begin(command)
+        await self._end(name or command, begun_s)
+
+    async def kill(self, go_on: Path, arguments: Mapping[str, Any]) -> None:
+        """Kills the coordinator while all but one wait at a barrier, and starts it again."""
+        self._begin(f"held {go_on}")
+        await asyncio.to_thread(self._wait_for_arrivals, self.total - 1)
+        port = int(self.service.address.rpartition(":")[2])
+        begun_s = time.perf_counter()
+        os.kill(self.service.pid, signal.SIGKILL)
+        self.service.wait(10)
+        self._cpu_s = 0.0
+        self.service = CoordinationService.spawn(
+            self.total, endpoint=Endpoint(port=port), **arguments
+        )
+        await asyncio.to_thread(self._wait_for_arrivals, self.total - 1)
+        self._show("killed in a barrier, and its journal read", begun_s, 0)
+        go_on.touch()
+        await self._end("all come again, and pass that barrier", time.perf_counter())
+
+    def _wait_for_arrivals(self, count: int) -> None:
+        with StatusClient(self.service.address, timeout_s=30) as client:
+            while True:
+                with contextlib.suppress(CoordinationError):
+                    barriers = client.status().barriers
+                    if any(len(barrier.waiting) == count for barrier in barriers):
+                        return
+                time.sleep(0.5)
+
+    def _begin(self, command: str) -> None:
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{command}\n".encode())
+
+    async def _end(self, name: str, begun_s: float) -> None:
+        received = 0
         for worker in self._workers:
             assert worker.stdout is not None
             received += int(await worker.stdout.readline())
-        self._show(name or command, begun_s, received)
+        self._show(name, begun_s, received)
 
     def _show(self, name: str, begun_s: float, received: int) -> None:
         before_s = self._cpu_s
@@ -201,8 +290,13 @@ class Crowd:
 
 async def measure(total: int, workers: int) -> None:
     """Does all of it, and prints a Markdown table."""
-    timeouts = ServiceTimeouts(heartbeat_s=HEARTBEAT_TIMEOUT_S)
-    crowd = Crowd(CoordinationService.spawn(total, timeouts=timeouts, recoverable=True), total)
+    folder = Path(tempfile.mkdtemp(prefix="light-clients-"))
+    arguments: dict[str, Any] = {
+        "timeouts": ServiceTimeouts(heartbeat_s=HEARTBEAT_TIMEOUT_S),
+        "recoverable": True,
+        "journal": str(folder / "journal"),
+    }
+    crowd = Crowd(CoordinationService.spawn(total, **arguments), total)
     print("| load | coordinator, CPU s | wall s | MiB received | resident MiB, at most so far |")
     print("|---|---|---|---|---|")
     await crowd.start(workers)
@@ -212,7 +306,10 @@ async def measure(total: int, workers: int) -> None:
     await asyncio.sleep(2 * HEARTBEAT_TIMEOUT_S)
     os.kill(crowd.service.pid, signal.SIGCONT)
     await crowd.run("barrier", "stopped for two timeouts, then 20 barriers")
+    await crowd.kill(folder / "go-on", arguments)
+    await crowd.run("barrier", "then 20 barriers")
     print(f"\n{crowd.connected()} of {total} are connected")
+    shutil.rmtree(folder)
     await crowd.end()
 
 

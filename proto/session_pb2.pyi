@@ -377,12 +377,16 @@ class StacksResponse(_message.Message):
     def __init__(self, stacks: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("with_events", "events_after")
+    __slots__ = ("with_events", "events_after", "service_life", "since_up_s")
     WITH_EVENTS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_LIFE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UP_S_FIELD_NUMBER: _ClassVar[int]
     with_events: bool
     events_after: int
-    def __init__(self, with_events: bool = ..., events_after: _Optional[int] = ...) -> None: ...
+    service_life: int
+    since_up_s: float
+    def __init__(self, with_events: bool = ..., events_after: _Optional[int] = ..., service_life: _Optional[int] = ..., since_up_s: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("number", "unix_s", "kind", "text", "task_id")
@@ -461,7 +465,7 @@ class KeyPrefix(_message.Message):
     def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s", "launcher")
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s", "launcher", "service_life", "partial")
     class GoodputSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +493,8 @@ class StatusResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_S_FIELD_NUMBER: _ClassVar[int]
     LAUNCHER_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_LIFE_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     num_processes: int
@@ -509,4 +515,6 @@ class StatusResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[Event]
     goodput_s: _containers.ScalarMap[str, float]
     launcher: Launcher
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ..., launcher: _Optional[_Union[Launcher, _Mapping]] = ...) -> None: ...
+    service_life: int
+    partial: bool
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ..., launcher: _Optional[_Union[Launcher, _Mapping]] = ..., service_life: _Optional[int] = ..., partial: bool = ...) -> None: ...

@@ -82,15 +82,25 @@ class StatusClient:
             raise CoordinationError("the status client is closed", code="CANCELLED") from None
 
     def status(
-        self, *, with_events: bool = False, events_after: int = 0
+        self,
+        *,
+        with_events: bool = False,
+        events_after: int = 0,
+        after: session_pb2.StatusResponse | None = None,
     ) -> session_pb2.StatusResponse:
         """Returns the state of the whole job; with its history, the events of a higher number than
         `events_after`, where asked for.
+
+        After an earlier status, where the coordinator is the same, `partial` is true, and `tasks`
+        are only those that have changed or were heard of since.
         """
-        status = self._call(
-            self._status,
-            session_pb2.StatusRequest(with_events=with_events, events_after=events_after),
+        request = session_pb2.StatusRequest(
+            with_events=with_events,
+            events_after=events_after,
+            service_life=None if after is None else after.service_life,
+            since_up_s=None if after is None else after.up_s,
         )
+        status = self._call(self._status, request)
         assert isinstance(status, session_pb2.StatusResponse)
         return status
 

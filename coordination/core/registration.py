@@ -144,14 +144,19 @@ class Registration:
             return Status(Code.INVALID_ARGUMENT, "an incarnation of 0; expected a random number")
         if incarnation in task.former:
             return self._task_table.fenced(task)
-        if task.session != incarnation or task.state is not TaskState.CONNECTED:
+        is_same_life = task.session == incarnation and task.state is TaskState.CONNECTED
+        is_known = is_same_life and task.host == host and task.pid == pid
+        if not is_same_life:
             status = self._may_come_back(task, incarnation)
             if status is not None:
                 return status
             self._begin_life(task, now)
         self._task_table.set_session(task, incarnation)
         task.attach(host, pid, now)
-        self._task_table.touch(task)
+        # Thousands connect again where the coordinator was started again. A change of each, told
+        # to all, would keep it too busy to let them in.
+        if not is_known:
+            self._task_table.touch(task)
         self._gather(now)
         return None
 

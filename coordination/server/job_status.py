@@ -5,6 +5,7 @@ missing, keys. Pure.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict
 
@@ -21,17 +22,32 @@ _STACKS_PREFIX = "holdfast/stacks/"
 
 
 def status_of(
-    machine: Machine, calls: int, now: float, with_stream: set[int]
+    machine: Machine,
+    calls: int,
+    now: float,
+    with_stream: set[int],
+    *,
+    since: float = -math.inf,
+    service_life: int = 0,
+    journal: str = "",
 ) -> session_pb2.StatusResponse:
-    """Returns the state of the whole service at `now`."""
+    """Returns the state of the whole service at `now`; of its tasks those of which something has
+    come, or that have changed, since a time.
+    """
     config = machine.config
+    waiting_calls = machine.waiting_calls()
+    tasks = [
+        _task(task, now, task.task_id in with_stream, waiting_calls.get(task.task_id, 0))
+        for task in machine.task_table.tasks
+        if _changed_at(task) >= since
+    ]
     status = session_pb2.StatusResponse(
         job=config.job,
         attempt=config.attempt,
         num_processes=config.num_tasks,
         up_s=now - machine.started,
         phase=_phase(machine),
-        tasks=[_task(task, now, task.task_id in with_stream) for task in machine.task_table.tasks],
+        tasks=tasks,
         barriers=[_barrier(barrier, now) for barrier in machine.barriers.open.values()],
         keys=len(machine.keys.values),
         key_bytes=machine.keys.total_bytes,
@@ -42,6 +58,9 @@ def status_of(
         recoverable=config.recoverable,
         survivable=config.survivable,
         heartbeat_interval_s=config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
+        service_life=service_life,
+        partial=since > -math.inf,
+        journal=journal,
     )
     if shutting_down := machine.shutdown_barrier.waiting():
         missing = sorted(machine.task_table.everyone - set(shutting_down))
@@ -50,9 +69,14 @@ def status_of(
             for task_id, since in shutting_down.items()
         ]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
-    for task_id, count in machine.waiting_calls().items():
-        status.tasks[task_id].waiting_calls = count
     return status
+
+
+def _changed_at(task: Task) -> float:
+    never = -math.inf
+    heard = never if task.last_seen is None else task.last_seen
+    suspect = never if task.suspect_since is None else task.suspect_since
+    return max(heard, suspect, task.state_since)
 
 
 def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[session_pb2.Event]:
@@ -88,7 +112,7 @@ def _phase(machine: Machine) -> str:
     return "running"
 
 
-def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
+def _task(task: Task, now: float, has_session: bool, waiting_calls: int) -> session_pb2.TaskStatus:
     return session_pb2.TaskStatus(
         task_id=task.task_id,
         state=int(task.state),  # type: ignore[arg-type]
@@ -102,6 +126,7 @@ def _task(task: Task, now: float, has_session: bool) -> session_pb2.TaskStatus:
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
         steps_per_second=task.steps.per_second(now),
         usual_steps_per_second=task.steps.usual,
+        waiting_calls=waiting_calls,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -106,6 +107,7 @@ class Service:
     ) -> None:
         self.machine = machine
         self._clock = clock
+        self._life = secrets.randbits(62) + 1
         self._journal = journal
         self._owners = TaskOwners(machine) if secured else None
         self.sessions = SessionStreams(machine, self.status, self._owners)
@@ -220,7 +222,9 @@ class Service:
             writer.fail(status.code, status.message, b"")
 
     def _answer_status(self, request: session_pb2.StatusRequest, writer: ResponseWriter) -> None:
-        status = self.status()
+        partial = request.service_life == self._life
+        since = self.machine.started + request.since_up_s if partial else -math.inf
+        status = self.status(since)
         if request.with_events:
             wall_offset_s = time.time() - self._clock()
             status.events.extend(events_of(self.machine, request.events_after, wall_offset_s))
@@ -264,13 +268,20 @@ class Service:
         self.sessions.tell_over(why)
         writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
 
-    def status(self) -> session_pb2.StatusResponse:
-        """Returns what `holdfast status` shows."""
-        status = status_of(self.machine, self.calls, self._clock(), self.sessions.open_tasks())
+    def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
+        """Returns what `holdfast status` shows; the tasks that have changed since a time."""
+        status = status_of(
+            self.machine,
+            self.calls,
+            self._clock(),
+            self.sessions.open_tasks(),
+            since=since,
+            service_life=self._life,
+            journal="" if self._journal is None else self._journal.state,
+        )
         status.goodput_s.update(self._goodput_s)
         if self._launcher.state:
             status.launcher.CopyFrom(self._launcher)
-        status.journal = "" if self._journal is None else self._journal.state
         return status
 
     def published_status(self) -> session_pb2.StatusResponse:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.client.followed_status import FollowedStatus
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.stall import (
@@ -58,8 +59,31 @@ class ProcessProgress:
     process: int
     step: int
     saved_step: int
-    heartbeat_age_s: float
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """What the supervisor goes by, of one process."""
+
+    progress: ProcessProgress
+    connected: bool
+    leaving: bool
+    done: bool
+    restored_s: float
+    blocked_s: float
+
+    @classmethod
+    def of(cls, task: session_pb2.TaskStatus) -> _Reported:
+        values = task.progress.values
+        return cls(
+            _progress(task),
+            connected=task.state == coordination_pb2.CONNECTED,
+            leaving=bool(values.get("leaving")),
+            done=bool(values.get("done")),
+            restored_s=values.get("restore_s", 0.0),
+            blocked_s=values.get("save_blocked_s", 0.0),
+        )
 
 
 class ProgressWatch:
@@ -96,19 +120,20 @@ class ProgressWatch:
         self._said_nobody = False
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
+        self._followed = FollowedStatus(self._client)
         self._lock = threading.Lock()
         self._last = Progressed(attempt)
-        # Processes that have had a Session, as a poll saw or what they said of a save shows.
-        self._ours: set[int] = set()
+        # Of processes that have had a Session, as a poll saw or what they said of a save shows.
+        self._saves: dict[int, SavePosition] = {}
+        self._reported: dict[int, _Reported] = {}
+        self._heard: set[int] = set()
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
         self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self.curve = StepCurve()
-        self.processes: tuple[ProcessProgress, ...] = ()
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
-        self._connected = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
 
@@ -143,7 +168,7 @@ class ProgressWatch:
     @property
     def with_session(self) -> frozenset[int]:
         """The processes that have had a client of ours."""
-        return frozenset(self._ours)
+        return frozenset(self._saves)
 
     # --- Hangs
 
@@ -204,9 +229,9 @@ class ProgressWatch:
             account = self._account()
             self._client.report_launcher(account.launcher, vars(account.goodput))
             last = self.events[-1].number if self.events else 0
-            status = self._client.status(with_events=True, events_after=last)
-            self._take(status)
-            progress = self._progress(status)
+            status = self._followed.look(events_after=last)
+            self._take(status, self._followed.changed)
+            progress = self._progress()
             if progress != self._last:
                 self._last = progress
                 self._on_event(progress)
@@ -219,33 +244,39 @@ class ProgressWatch:
             self._client.report_event("launcher", text, unix_s)
             self._history.popleft()  # sent: a coordinator that did not answer gets it again
 
-    def _take(self, status: session_pb2.StatusResponse) -> None:
+    @property
+    def processes(self) -> tuple[ProcessProgress, ...]:
+        """What the processes last reported, in order."""
+        return tuple(reported.progress for reported in self._reported.copy().values())
+
+    def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
         self.events.extend(status.events)
         self.status = status
         self.curve.add(sample(status, time.time()))
-        self.processes = tuple(_progress(task) for task in status.tasks)
-        if status.phase != "gathering":
-            self.joined |= {task.task_id for task in status.tasks if task.heartbeat_age_s >= 0}
-        self._connected = sum(task.state == coordination_pb2.CONNECTED for task in status.tasks)
-        self._ours |= {
-            task.task_id
-            for task in status.tasks
-            if task.has_session or "save_stage" in task.progress.values
-        }
+        for process in changed:
+            self._take_process(status.tasks[process])
+        if status.phase != "gathering" and len(self.joined) < len(self._heard):
+            self.joined = frozenset(self._heard)
 
-    def _progress(self, status: session_pb2.StatusResponse) -> Progressed:
-        tasks = status.tasks
-        leaving = [task.task_id for task in tasks if task.progress.values.get("leaving")]
-        done = len(tasks) > 0 and all(task.progress.values.get("done", 0) for task in tasks)
+    def _take_process(self, task: session_pb2.TaskStatus) -> None:
+        process = task.task_id
+        self._reported[process] = _Reported.of(task)
+        if task.heartbeat_age_s >= 0:
+            self._heard.add(process)
+        if process in self._saves or task.has_session or "save_stage" in task.progress.values:
+            self._saves[process] = _save_position(task)
+
+    def _progress(self) -> Progressed:
+        reported = self._reported.values()
         return Progressed(
             self._attempt,
-            max((process.step for process in self.processes), default=-1),
-            max((process.saved_step for process in self.processes), default=-1),
-            done,
-            saves={process: _save_position(tasks[process]) for process in self._ours},
-            restored_s=_most(status, "restore_s"),
-            blocked_s=_most(status, "save_blocked_s"),
-            leaving=frozenset(leaving),
+            max((each.progress.step for each in reported), default=-1),
+            max((each.progress.saved_step for each in reported), default=-1),
+            len(reported) > 0 and all(each.done for each in reported),
+            saves=dict(self._saves),
+            restored_s=max((each.restored_s for each in reported), default=0.0),
+            blocked_s=max((each.blocked_s for each in reported), default=0.0),
+            leaving=frozenset(each.progress.process for each in reported if each.leaving),
         )
 
     def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
@@ -283,17 +314,14 @@ class ProgressWatch:
 
         One that ends well by itself is not needed for a start.
         """
-        return self._connected > 0 or (not ended_well and not self.joined)
+        connected = any(reported.connected for reported in self._reported.copy().values())
+        return connected or (not ended_well and not self.joined)
 
     def close(self) -> None:
         """Stops polling."""
         self._closed.set()
         self._thread.join()
         self._client.close()
-
-
-def _most(status: session_pb2.StatusResponse, name: str) -> float:
-    return max((task.progress.values.get(name, 0.0) for task in status.tasks), default=0.0)
 
 
 def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
@@ -307,4 +335,4 @@ def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
     progress = task.progress
     step = progress.step if progress.HasField("step") else -1
     saved = progress.saved_step if progress.HasField("saved_step") else -1
-    return ProcessProgress(task.task_id, step, saved, task.heartbeat_age_s, error=task.error)
+    return ProcessProgress(task.task_id, step, saved, error=task.error)

@@ -61,7 +61,7 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     view.observe(job, Decision(job, (), ""))
     shown = []
     for step in (50, 60, 70):
-        progress = (ProcessProgress(0, step, 40, 0.0, ""),)
+        progress = (ProcessProgress(0, step, 40, ""),)
         view.follow(lambda progress=progress: progress)
         title, table = view.frame().renderables
         now[0] += 2
@@ -77,7 +77,7 @@ def test_the_frame_is_readable_at_any_width(columns: int) -> None:
     alive = frozenset({0, 1})
     job = Job("local-4f2a81bc", 2, 2, state=State.RUNNING, attempt=3, alive=alive, saved_step=3456)
     view.observe(job, Decision(job, (), ""))
-    view.follow(lambda: (ProcessProgress(0, 123460, 3456, 0.0, ""),))
+    view.follow(lambda: (ProcessProgress(0, 123460, 3456, ""),))
     console = Console(file=io.StringIO(), width=columns)
     console.print(view.frame())
     line, titles, first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

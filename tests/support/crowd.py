@@ -129,11 +129,11 @@ class Crowd:
                 self.wire.deliver()
         self.wire.deliver()
 
-    def open(self, process_id: int, stream: CrowdStream) -> None:
+    def open(self, process_id: int, stream: CrowdStream, host: str = "") -> None:
         opening = session_pb2.Open(
             process_id=process_id,
             incarnation=(process_id * 0x9E3779B97F4A7C15 + 1) % 2**64,
-            host=f"host-{process_id // PROCESSES_PER_HOST:05d}",
+            host=host or f"host-{process_id // PROCESSES_PER_HOST:05d}",
             pid=10_000 + process_id,
         )
         frame = session_pb2.ClientFrame(open=opening).SerializeToString()

@@ -13,7 +13,7 @@ from holdfast.coordination.limits import Limits
 from holdfast.coordination.server.sessions import DELTA_INTERVAL_S
 from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
 from holdfast.proto import coordination_pb2, session_pb2
-from tests.support.crowd import Crowd
+from tests.support.crowd import Crowd, CrowdStream
 
 COUNT = 1_024
 MIB = 1 << 20
@@ -189,6 +189,26 @@ def test_live_processes_looks_at_the_set_once() -> None:
         taken = crowd.machine.completions.take()
         assert len(taken) == COUNT and len({id(each.value) for each in taken}) == 1
     assert ComparedTask.looks <= 12 * COUNT
+
+
+def test_processes_that_only_connect_again_are_no_news() -> None:
+    """As after a restart of the coordinator: each hears that it is open, and the table; the others,
+    who are sent a change ten times a second, hear nothing. One on another host is a change.
+    """
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    crowd.wire.take_counts()
+    version = crowd.machine.task_table.version
+    crowd.streams = [CrowdStream(crowd.wire, crowd.turns) for _ in range(COUNT)]
+    crowd.open_all()
+    crowd.settle()
+    assert crowd.machine.task_table.version == version
+    assert crowd.wire.take_counts()[1] == 2 * COUNT
+    crowd.streams[0] = CrowdStream(crowd.wire, crowd.turns)
+    crowd.open(0, crowd.streams[0], host="elsewhere")
+    crowd.settle()
+    assert crowd.machine.task_table.version > version
+    assert crowd.wire.take_counts()[1] == COUNT + 1
 
 
 def test_many_keys_are_set_in_one_call(crowd: Crowd) -> None:
