@@ -38,8 +38,8 @@ from .object import ObjectStorage, joined
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
 from .threads import Latch, register_at_exit, run_side_by_side, start_thread
 
-PART_BYTES = 8 << 20  # of a file that is streamed; a shorter one is one request
-PARTS_AT_ONCE = 12  # on their way from one store; each of its files holds one more
+PART_BYTES = 16 << 20  # of a file that is streamed; a shorter one is one request
+PARTS_AT_ONCE = 16  # on their way from one store; each of its files holds one more
 PARTS_OF_ONE_FILE = 4
 MISSING = b""  # the generation of what is not there
 LOOK_S = 60.0  # without a byte of an answer: the request is broken off

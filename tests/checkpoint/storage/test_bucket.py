@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
     register_storage,
 )
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
+from holdfast.checkpoint.storage import bucket
 from holdfast.checkpoint.storage.base import Part
 from holdfast.checkpoint.storage.bucket import (
     MISSING,
@@ -155,12 +156,12 @@ class _Pieces:
 def test_a_long_file_is_streamed(s3: str) -> None:
     """What comes in order is sent in parts while it is made: few of them are held at a time."""
     storage = BucketStorage(f"s3://{BUCKET}/streamed{s3}")
-    size = 16 * PART_BYTES + 17
+    size = 8 * PART_BYTES + 17
     pieces = _Pieces(size, PART_BYTES // 2)
     storage.write("1/state/a", size, pieces)
     assert pieces.most <= 2 * (PARTS_OF_ONE_FILE + 2)
     assert storage.size("1/state/a") == size
-    for offset, [buffer] in itertools.islice(_Pieces(size, PART_BYTES // 2), 30, None):
+    for offset, [buffer] in itertools.islice(_Pieces(size, PART_BYTES // 2), 14, None):
         assert storage._range("1/state/a", offset, offset + buffer.nbytes) == buffer
 
 
@@ -274,7 +275,7 @@ def test_a_week_of_throttling() -> None:
     "nbytes",
     [
         pytest.param(1000, id="one request", marks=pytest.mark.slow),
-        pytest.param(3 * PART_BYTES, id="streamed"),
+        pytest.param(PART_BYTES + 1, id="streamed"),
     ],
 )
 def test_a_save_ends_at_its_deadline(s3: str, nbytes: int) -> None:
@@ -318,16 +319,18 @@ def _one_in_ten(application: Any) -> Any:
         pytest.param(7 * 24, id="a week", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
-def test_streamed_packs_under_throttling(hours: int) -> None:
+def test_streamed_packs_under_throttling(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save an hour whose pack goes in three parts, of which the store refuses every tenth
     request: no save fails, and each that was acknowledged is there, whole.
     """
+    part_bytes = 5 << 20  # the least that S3 takes
+    monkeypatch.setattr(bucket, "PART_BYTES", part_bytes)
     requests: list[str] = []
     with s3_server(requests=requests, around=_one_in_ten) as query:
         url = f"s3://{BUCKET}/throttled{query}"
         with CheckpointManager(url, keep_policy=KeepLast(1)) as manager:
             for step in range(hours):
-                manager.save(step, {"w": np.full(2 * PART_BYTES + 9, step, np.uint8)}).wait()
+                manager.save(step, {"w": np.full(2 * part_bytes + 9, step, np.uint8)}).wait()
                 assert manager.restore(step)["w"][-1] == step % 256
                 assert manager.all_steps() == [step]
     assert len(requests) > 15 * hours
