@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -22,7 +22,7 @@ from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord, fetch_record
-from ..storage.base import Storage
+from ..storage.base import Storage, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
@@ -33,6 +33,8 @@ GAP_BYTES = 64 << 10  # read over rather than asking twice
 STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
 REQUEST_BYTES = 16 << 20  # the same where each step is a request over a network
 
+
+T = TypeVar("T")
 
 # Makes 64-aligned memory of so many bytes.
 Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
@@ -263,8 +265,16 @@ class ItemReader:
         Checks them, and that the file has its size.
         """
         data = bytearray(size)
-        self.read_range(file, 0, [memoryview(data)])
-        self._check_file(file, crc32c(data))
+        buffers = [memoryview(data)]
+        storage = self._storage
+        found: int | None = None
+        if isinstance(storage, TellsSizes):
+            name = join(self._step_dir, file.name)
+            got, found = self._surely(file, lambda: storage.read_sized(name, 0, buffers))
+            self._check_length(file, 0, got, size)
+        else:
+            self.read_range(file, 0, buffers)
+        self._check_file(file, crc32c(data), found)
         return bytes(data)
 
     def check_file(self, file: FileReport) -> None:
@@ -286,16 +296,20 @@ class ItemReader:
             yield step
         self._check_file(file, crc)
 
-    def _check_file(self, file: FileReport, crc: int) -> None:
-        """Raises Corrupt where the file has another checksum than the record says, or size."""
+    def _check_file(self, file: FileReport, crc: int, found: int | None = None) -> None:
+        """Raises Corrupt where the file has another checksum than the record says, or size.
+
+        `found` is the size, where the store has told it.
+        """
         if crc != file.crc:
             what = "header" if file.head else "file"
             raise self._corrupt(
                 file, f"the checksum of the {what} does not fit; its bytes are not what was written"
             )
-        # One read says both: of its last byte, and of one behind it.
-        last = max(file.size - 1, 0)
-        found = last + self._try_read(file, last, [memoryview(bytearray(2))])
+        if found is None:
+            # One read says both: of its last byte, and of one behind it.
+            last = max(file.size - 1, 0)
+            found = last + self._try_read(file, last, [memoryview(bytearray(2))])
         if found > file.size:
             text = f"the file is longer than the {file.size} bytes that were written"
             raise self._corrupt(file, text)
@@ -316,6 +330,11 @@ class ItemReader:
         """Fills the buffers from a file, or raises Corrupt where it ends before."""
         wanted = sum(buffer.nbytes for buffer in buffers)
         got = self._try_read(file, offset, buffers)
+        self._check_length(file, offset, got, wanted, leaf)
+
+    def _check_length(
+        self, file: FileReport, offset: int, got: int, wanted: int, leaf: str = ""
+    ) -> None:
         if got != wanted:
             where = f", within the leaf {leaf!r}" if leaf else ""
             text = f"the file ends at {offset + got} of {file.size} bytes{where}"
@@ -323,10 +342,11 @@ class ItemReader:
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         name = join(self._step_dir, file.name)
+        return self._surely(file, lambda: self._storage.read(name, offset, buffers))
+
+    def _surely(self, file: FileReport, read: Callable[[], T]) -> T:
         try:
-            return read_surely(
-                self._storage, name, lambda: self._storage.read(name, offset, buffers)
-            )
+            return read_surely(self._storage, join(self._step_dir, file.name), read)
         except FileNotFoundError as error:
             raise self._why_missing(file) from error
         except (IsADirectoryError, NotADirectoryError) as error:

@@ -28,6 +28,8 @@ from .local_claims import LocalClaims
 
 _log = logging.getLogger(__name__)
 
+# The buckets that have shown it to this process. The root remembers nothing: its store may change.
+_honour_conditions: set[str] = set()
 RACES = 3
 RACERS = 4  # of the probe: writes to one name that begin at the same time
 
@@ -46,14 +48,15 @@ class ObjectClaims:
     def take(self, writer: Writer) -> None:
         """Makes the claim, or renews it when a twentieth of the claim's age has passed.
 
-        The store shows first that it honours conditions.
+        The store shows first that it honours conditions, once a process and bucket.
         """
         if writer.id in self._taken:
             self._renew(writer)
             return
         try:
-            if not self._values.single_writer:
+            if not self._values.single_writer and self._values.bucket not in _honour_conditions:
                 self._check_conditions()
+                _honour_conditions.add(self._values.bucket)
             self._values.put(_name(writer.id), json.dumps(asdict(writer)).encode())
             self._taken.add(writer.id)
         except OSError as error:

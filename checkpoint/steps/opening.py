@@ -193,7 +193,9 @@ def _open(
 ) -> Opened:
     spec = ProcessSpec.from_env(os.environ)
     writer = this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
-    names = _step_names(storage, options)
+    # Who names no format reads it once, when others see the claim.
+    reads_later = options.step_format is None and not options.read_only
+    names = PLAIN_NAMES if reads_later else _step_names(storage, options)
     has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
     if has_claim:
         try:
@@ -201,6 +203,8 @@ def _open(
         except BaseException:
             claims.fence(writer.id)
             raise
+    elif reads_later:
+        names = read_step_names(storage)
     steps, foreign = _list(storage, find_foreign, names)
     return Opened(writer, tuple(steps), foreign, has_claim, names)
 

@@ -75,6 +75,10 @@ class ConditionalWrites(Protocol):
     """
 
     @property
+    def bucket(self) -> str:
+        """What tells this server and bucket from others, whose conditions may be worth less."""
+
+    @property
     def single_writer(self) -> bool: ...
 
     def keys(self, prefix: str) -> Sequence[str]:
@@ -110,6 +114,16 @@ class CountsRequests(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Returns counters by name, each of which begins with `store_`."""
+
+
+@runtime_checkable
+class TellsSizes(Protocol):
+    """What a store can do besides, if each read tells the size of its file."""
+
+    def read_sized(
+        self, name: str, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
+        """Does what `Storage.read` does; returns the file's size too, None where it is not told."""
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from types import FrameType
@@ -34,7 +34,7 @@ from .base import Entry, Part, TensorStoreAccess
 from .hedged_reads import HedgedReads, Room
 from .hedges import Hedges
 from .kvstore import tensorstore_context
-from .object import ObjectStorage, joined
+from .object import ObjectStorage, fill, joined
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
 from .threads import Latch, register_at_exit, run_side_by_side, start_thread
 
@@ -215,31 +215,44 @@ class BucketStorage(ObjectStorage):
         return int(self._ask("head", name, self._prefix + name)["size"])
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        return self.read_sized(name, offset, buffers)[0]
+
+    def read_sized(
+        self, name: str, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
+        """Fills the buffers as `read` does; returns the size of the file too: see TellsSizes."""
+        wanted = sum(buffer.nbytes for buffer in buffers)
         # The bytes are taken until they are copied.
-        with self._room.taken(sum(buffer.nbytes for buffer in buffers)):
-            return super().read(name, offset, buffers)
+        with self._room.taken(wanted):
+            found = self._sized_range(name, offset, offset + wanted)
+            return fill(buffers, found.data), found.size
 
     def _range(self, name: str, start: int, stop: int) -> Any:
+        return self._sized_range(name, start, stop).data
+
+    def _sized_range(self, name: str, start: int, stop: int) -> _SizedRange:
         if stop <= start:
-            return b""
+            return _SizedRange(b"", None)
         key = self._prefix + name
         try:
-            return self._tried(
+            found: _SizedRange = self._tried(
                 name,
                 lambda: self._reads.read(
-                    lambda: _request("get_range", self._store, key, start=start, end=stop),
-                    stop - start,
+                    lambda: _asked_range(self._store, key, start, stop), stop - start
                 ),
             )
         except FileNotFoundError:
             raise
         except OSError as error:
             if error.errno == errno.ENOTSUP:
-                return self._tried(name, lambda: _cut_out(self._store, key, start, stop))
+                cut = self._tried(name, lambda: _cut_out(self._store, key, start, stop))
+                return _SizedRange(cut, None)
             # An empty object has no range, nor has one that ends before `start`.
-            if self.size(name) <= start:
-                return b""
+            size = self.size(name)
+            if size <= start:
+                return _SizedRange(b"", size)
             raise
+        return found
 
     def delete(self, names: Sequence[str]) -> None:
         keys = [self._prefix + name for name in names if not name.endswith("/")]
@@ -401,6 +414,24 @@ def _request(verb: str, store: Any, *arguments: Any, **options: Any) -> Awaitabl
 
 async def _awaited(make: Callable[[], Awaitable[Any]]) -> Any:
     return await make()
+
+
+@dataclass(frozen=True, slots=True)
+class _SizedRange:
+    """Bytes of an object, and the size of the whole, where it was told."""
+
+    data: Any
+    size: int | None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+async def _asked_range(store: Any, key: str, start: int, stop: int) -> _SizedRange:
+    import obstore
+
+    answer = await obstore.get_async(store, key, options={"range": (start, stop)})
+    return _SizedRange(await answer.bytes_async(), answer.meta["size"])
 
 
 async def _listed(store: Any, prefix: str | None) -> Any:

@@ -20,6 +20,7 @@ import errno
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class ObjectStorage:
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         self._url = url.split("?", 1)[0].rstrip("/")
         self._single_writer = single_writer
+        parts = urlsplit(url)
+        self._bucket = f"{parts.scheme}://{parts.netloc}?{parts.query}"
 
     @property
     def root(self) -> str:
@@ -63,6 +66,10 @@ class ObjectStorage:
     @property
     def conditions(self) -> ConditionalWrites:
         return self
+
+    @property
+    def bucket(self) -> str:
+        return self._bucket
 
     @property
     def single_writer(self) -> bool:
@@ -112,15 +119,7 @@ class ObjectStorage:
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         wanted = sum(buffer.nbytes for buffer in buffers)
-        data = np.frombuffer(self._range(name, offset, offset + wanted), np.uint8)
-        at = 0
-        for buffer in buffers:
-            if buffer.nbytes and at < len(data):
-                part = data[at : at + buffer.nbytes]
-                # numpy copies without the interpreter's lock, which all other reads need.
-                np.copyto(np.frombuffer(buffer.cast("B"), np.uint8)[: len(part)], part)
-                at += len(part)
-        return at
+        return fill(buffers, self._range(name, offset, offset + wanted))
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         data = bytes(self._range(name, 0, limit_bytes + 1))
@@ -212,6 +211,19 @@ class ObjectStorage:
             f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open"
             " a new manager to write again"
         )
+
+
+def fill(buffers: Sequence[memoryview], data: Any) -> int:
+    """Copies bytes into the buffers in turn; returns how many there were room for."""
+    array = np.frombuffer(data, np.uint8)
+    at = 0
+    for buffer in buffers:
+        if buffer.nbytes and at < len(array):
+            part = array[at : at + buffer.nbytes]
+            # numpy copies without the interpreter's lock, which all other reads need.
+            np.copyto(np.frombuffer(buffer.cast("B"), np.uint8)[: len(part)], part)
+            at += len(part)
+    return at
 
 
 def joined(name: str, size: int, parts: Iterable[Part]) -> bytearray:

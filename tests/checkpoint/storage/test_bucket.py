@@ -292,6 +292,7 @@ def test_a_save_ends_at_its_deadline(s3: str, nbytes: int) -> None:
                 saving.wait()
             proxy.deliver()
             proxy.cut()
+        with CheckpointManager(url) as manager:
             manager.save(2, {"w": np.ones(nbytes, np.uint8)}).wait()
             assert manager.all_steps() == [2]
             assert manager.restore()["w"].sum() == nbytes
