@@ -67,8 +67,8 @@ def save(  # noqa: PLR0913
     Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a
-    root) and its v1 functions restore. It has no place for `step`, `overwrite` and `per_process`:
-    they are a ValueError.
+    root) and its v1 functions restore. One state is the item "default" there. The layout has no
+    place for `step`, `overwrite` and `per_process`: they are a ValueError.
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming
     the process that failed, CheckpointError for a folder that cannot be written; on every process
@@ -83,6 +83,8 @@ def save(  # noqa: PLR0913
         _refuse_for_orbax(step, overwrite, per_process)
         from .layouts.orbax.write import save_orbax
 
+        if items is None and item == "state":
+            chosen = {"default": state}  # as Orbax calls the only one
         trees = {
             name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
         }

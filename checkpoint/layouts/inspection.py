@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from ..errors import TreeMismatch
+from ..errors import CheckpointError, Corrupt, TreeMismatch
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import paused_gc, rebuild
 from ..notebook import html_table, shown_bytes
@@ -27,19 +27,23 @@ class ItemStructure:
     `tree`, of a tree item, is what `like` accepts; `nbytes` is the size of its arrays. The tree's
     leaves are `jax.ShapeDtypeStruct`s, with the saved shardings where they can be made on this
     job's devices, and Python values, which the record itself holds. What was saved as numpy comes
-    back as numpy, though its leaf is a ShapeDtypeStruct too.
+    back as numpy, though its leaf is a ShapeDtypeStruct too. `error` says what is damaged, where a
+    tree cannot be described: it has no `tree` then.
     """
 
     kind: str
     tree: Any = None
     nbytes: int = 0
+    error: CheckpointError | None = None
 
     def __repr__(self) -> str:
         return f"<ItemStructure: {self._what()}>"
 
     def _repr_html_(self) -> str:
         rows: dict[str, object] = {"kind": self.kind}
-        if self.kind == "tree":
+        if self.error is not None:
+            rows["damage"] = self.error
+        elif self.kind == "tree":
             leaves = jax.tree_util.tree_leaves_with_path(self.tree)
             rows["size"] = shown_bytes(self.nbytes)
             rows |= {
@@ -52,6 +56,8 @@ class ItemStructure:
 
     def _what(self) -> str:
         """Returns the kind, and of a tree how many leaves and bytes it has."""
+        if self.error is not None:
+            return f"damaged {self.kind}"
         if self.kind != "tree":
             return self.kind
         count = len(jax.tree_util.tree_leaves(self.tree))
@@ -91,14 +97,15 @@ class Structure:
 def structure_of(checkpoint: CheckpointReader) -> Structure:
     """Returns the structure of an opened checkpoint; reads metadata alone.
 
-    Raises Corrupt, which names a file of it that is damaged.
+    A damaged item is described as one. Raises Corrupt, which names a damaged file, where no item is
+    whole.
     """
     info = checkpoint.info
     with paused_gc():
-        items = {
-            name: _tree_item(checkpoint.item(name)) if kind == "tree" else ItemStructure(kind)
-            for name, kind in info.items.items()
-        }
+        items = {name: _item(checkpoint, name, kind) for name, kind in info.items.items()}
+    errors = [item.error for item in items.values() if item.error is not None]
+    if errors and len(errors) == len(items):
+        raise errors[0]
     return Structure(
         info.path,
         info.layout,
@@ -109,6 +116,15 @@ def structure_of(checkpoint: CheckpointReader) -> Structure:
         metrics=info.metrics,
         metadata=info.metadata,
     )
+
+
+def _item(checkpoint: CheckpointReader, name: str, kind: str) -> ItemStructure:
+    if kind != "tree":
+        return ItemStructure(kind)
+    try:
+        return _tree_item(checkpoint.item(name))
+    except Corrupt as error:
+        return ItemStructure(kind, error=error)
 
 
 def _tree_item(item: ItemRecord) -> ItemStructure:

@@ -302,8 +302,15 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _composite(self, args: Any) -> Mapping[str, Any]:
         """Returns the arguments by item; the first call decides whether it is one or several."""
+        if args is not None and not isinstance(args, args_lib.CheckpointArgs):
+            raise ValueError(f"Expected args of type `CheckpointArgs`; found {type(args)}.")
         if self._single is None:
             self._single = not isinstance(args, args_lib.Composite)
+        if self._single and isinstance(args, args_lib.Composite):
+            raise ValueError(
+                "this manager has one item without a name, found a Composite; expected"
+                " StandardSave(tree), ..., or a manager with item_names=(...)"
+            )
         if self._single:
             return {DEFAULT_ITEM: args}
         if not isinstance(args, args_lib.Composite):
@@ -370,7 +377,7 @@ class CheckpointManager(AbstractCheckpointManager):
         return step
 
     def _wanted(self, args: Any, saved: Structure) -> Mapping[str, Any]:
-        if args is None and not self._single:
+        if not args and not self._single:  # an empty Composite too
             # Files need a handler. Without it they are left out, unless they were asked for.
             return dict.fromkeys(
                 name

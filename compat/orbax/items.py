@@ -26,7 +26,7 @@ from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
-from .refusals import not_covered
+from .refusals import PAGE, not_covered
 from .trees.flat import from_flat_dict, to_flat_dict
 from .trees.transforms import SEPARATOR, Rules
 
@@ -68,6 +68,13 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
     if not isinstance(args, args_lib.TREE_SAVES):
         raise _unknown(call, args)
     item = args.item
+    if item is None:
+        raise ValueError(f"{call}: args.{type(args).__name__} has None for its item")
+    if isinstance(args, args_lib.ArraySave) and not jax.tree_util.all_leaves([item]):
+        raise ValueError(
+            f"{call}: args.ArraySave expects one array, found a {type(item).__name__}; use"
+            " StandardSave"
+        )
     save_args = getattr(args, "save_args", None)
     if getattr(args, "custom_metadata", None):
         raise not_covered(
@@ -87,12 +94,12 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
     return jax.tree.unflatten(treedef, cast)
 
 
-def _unknown(call: str, args: Any) -> NotImplementedError:
-    nearest = (
-        "use StandardSave/StandardRestore for trees, JsonSave/JsonRestore for values, or register"
-        " it: args.register_with_handler"
+def _unknown(call: str, args: Any) -> ValueError:
+    return ValueError(
+        f"{call}: found {type(args).__name__} for the args of an item; expected StandardSave or"
+        " StandardRestore for trees, JsonSave or JsonRestore for values, or a class that is"
+        f" registered: args.register_with_handler. See {PAGE}"
     )
-    return not_covered(f"{call} with args.{type(args).__name__}", nearest)
 
 
 def item_of(checkpoint: Structure, name: str) -> ItemStructure:
@@ -116,8 +123,13 @@ class SavedItem:
 
     @classmethod
     def find(cls, call: str, checkpoint: Structure, name: str, reader: Reader) -> SavedItem:
-        """Returns an item of a checkpoint; raises KeyError as `item_of` does."""
-        return cls(call, name, item_of(checkpoint, name), reader)
+        """Returns an item of a checkpoint; raises KeyError as `item_of` does, and the error of an
+        item that is damaged.
+        """
+        found = item_of(checkpoint, name)
+        if found.error is not None:
+            raise found.error
+        return cls(call, name, found, reader)
 
     @property
     def kind(self) -> str:
@@ -140,7 +152,13 @@ def restore_item(item: SavedItem, args: Any, handler: Any = None) -> Any:
                 " the files with holdfast.checkpoint.load",
             )
         return item.read(handlers_lib.files_to_restore(own, args))
-    if item.kind == "json" or isinstance(args, args_lib.JsonRestore):
+    for_json = isinstance(args, args_lib.JsonRestore)
+    if args is not None and for_json != (item.kind == "json"):
+        raise ValueError(
+            f"{item.call}: the item {item.name!r} is a {item.kind}, found"
+            f" {type(args).__name__} for its args"
+        )
+    if item.kind == "json":
         return item.read(None)
     match args:
         case (
@@ -454,8 +472,8 @@ def trees_metadata(saved: Structure) -> dict[str, Any]:
 
 
 def tree_metadata(item: ItemStructure, directory: Any) -> Any:
-    """Returns the metadata of an item: a TreeMetadata, None for JSON."""
-    if item.kind != "tree":
+    """Returns the metadata of an item: a TreeMetadata, None for JSON and what is damaged."""
+    if item.kind != "tree" or item.error is not None:
         return None
     described = [leaf_metadata(path, leaf, directory) for path, leaf in _by_path(item.tree)]
     return TreeMetadata(plain(jax.tree.unflatten(flatten(item.tree)[1], described)))

@@ -31,7 +31,7 @@ def test_steps_of_other_libraries_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path / "3", STATE, layout="orbax")
     with CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [3]
-        assert manager.structure(3).items["state"].tree["w"].shape == (4,)
+        assert manager.structure(3).items["default"].tree["w"].shape == (4,)
         for overwrite in (False, True):
             with pytest.raises(StepExists, match="written by another library; save another step"):
                 manager.save(3, STATE, overwrite=overwrite)

@@ -39,8 +39,9 @@ class OrbaxItem:
     read.
     """
 
-    def __init__(self, name: str, folder: StorePath, context: Any) -> None:
+    def __init__(self, name: str, folder: StorePath, context: Any, handler: str = "") -> None:
         self._folder = folder
+        self._handler = handler
         self._context = context
         self._files = folder.names()
         about = self._metadata()
@@ -103,7 +104,9 @@ class OrbaxItem:
             leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
             for leaf in about.leaves
         }
-        tree: Any = next(iter(values.values())) if _is_single(about) else orbax.build_tree(values)
+        tree: Any = (
+            next(iter(values.values())) if self._is_single(about) else orbax.build_tree(values)
+        )
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         return *describe(tree), flatten(tree)[0]
@@ -131,9 +134,15 @@ class OrbaxItem:
             else:
                 kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
                 records.append(self._array(name, kind, prng.get(name, ""), shardings.get(name)))
-        if _is_single(about) and records and self._folder.basename == "jax_random_key":
+        if self._is_single(about) and records and self._folder.basename == "jax_random_key":
             return [self._random_key(records[0])]
         return records
+
+    def _is_single(self, about: orbax.TreeMetadata) -> bool:
+        """Says whether an item is one array, which Orbax keeps under a name of its own."""
+        if self._handler.endswith(orbax.TREE_HANDLERS):
+            return False  # it is a dict with a key of that name
+        return [leaf.keys for leaf in about.leaves] == [(("checkpoint", False),)]
 
     def _placed(
         self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]
@@ -324,11 +333,6 @@ def context_of(folder: StorePath, **limits: Any) -> Any:
     access = folder.storage.tensorstore
     parent = None if access is None else access.context
     return ts.Context(_CONTEXT | limits, parent=parent)
-
-
-def _is_single(about: orbax.TreeMetadata) -> bool:
-    """Says whether an item is one array, which Orbax keeps under a name of its own."""
-    return [leaf.keys for leaf in about.leaves] == [(("checkpoint", False),)]
 
 
 def _has_data(leaf: orbax.StoredLeaf) -> bool:

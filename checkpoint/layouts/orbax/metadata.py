@@ -16,6 +16,8 @@ from ...errors import Corrupt, HostileCheckpoint
 from ...format.sharding import axes_of, parse_sharding
 
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
+# How the names of handlers of trees end: those of v0, and v1's.
+TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler", "PyTreeHandler")
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 STRINGS = "_strings.json"

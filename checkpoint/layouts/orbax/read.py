@@ -96,6 +96,8 @@ class OrbaxCheckpoint:
                 f"{self._folder}/{orbax.CHECKPOINT_METADATA}",
             )
         about = about if isinstance(about, dict) else {}
+        # By item, or of the only one.
+        self._handlers: Any = about.get("item_handlers") or {}
         metrics = about.get("metrics") or {}
         if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
             metrics = self.json("metrics")
@@ -164,7 +166,9 @@ class OrbaxCheckpoint:
             )
         with self._lock:
             if name not in self._items:
-                self._items[name] = OrbaxItem(name, folder, self._context)
+                handlers = self._handlers
+                handler = handlers.get(name, "") if isinstance(handlers, dict) else handlers
+                self._items[name] = OrbaxItem(name, folder, self._context, str(handler))
             return self._items[name]
 
     def verify(self) -> VerifyReport:

@@ -60,6 +60,7 @@ from .encode import (
 )
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+ARRAY_HANDLER = "orbax.checkpoint._src.handlers.array_checkpoint_handler.ArrayCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 _MARK = (  # in files that only have to be there: not every store keeps empty objects
     b"written by holdfast\n"
@@ -217,7 +218,10 @@ class OrbaxWriter:
         in Orbax's layout, in their order.
         """
         self._handlers[item.name] = TREE_HANDLER
-        entries = list(walk(item.tree, ())) if item.tree != 0 else [((("checkpoint", False),), 0)]
+        entries = list(walk(item.tree, ()))
+        if item.tree == 0:  # one array, which has no name in a tree
+            self._handlers[item.name] = ARRAY_HANDLER
+            entries = [((("checkpoint", False),), 0)]
         names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -227,7 +227,8 @@ def describe_all(
 ) -> CheckpointMetadata[dict[str, Any]]:
     """Returns what is known of all items."""
     trees = {
-        name: tree_of(item) if item.kind == "tree" else None for name, item in saved.items.items()
+        name: tree_of(item) if item.kind == "tree" and item.error is None else None
+        for name, item in saved.items.items()
     }
     return describe(saved, trees, step=step)
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint.layouts.detect import open_checkpoint
-from holdfast.checkpoint.layouts.inspection import structure_of
+from holdfast.checkpoint.layouts.inspection import ItemStructure, Structure, structure_of
 from holdfast.checkpoint.storage.counting import CountingStorage
 from tests.support.layouts import LAYOUTS, write
 from tests.support.orbax import assert_same, rich_tree
@@ -62,6 +62,11 @@ def test_a_tree_has_shapes_dtypes_and_shardings(tmp_path: Path) -> None:
     assert found.items["state"].nbytes == sharded.nbytes + 24 + 2 + 3 * 16
 
 
+def only_item(found: Structure) -> ItemStructure:
+    (item,) = found.items.values()
+    return item
+
+
 @pytest.mark.parametrize("layout", ["holdfast", "orbax"])
 def test_an_items_tree_is_a_like(layout: Any, tmp_path: Path) -> None:
     """Restoring like the structure gives every leaf back as it was saved: bits, kinds and
@@ -73,7 +78,7 @@ def test_an_items_tree_is_a_like(layout: Any, tmp_path: Path) -> None:
         else {}
     )
     save(tmp_path / "c", tree, layout=layout)
-    like = structure(tmp_path / "c").items["state"].tree
+    like = only_item(structure(tmp_path / "c")).tree
     found = load(tmp_path / "c", like)
     expected = (
         tree
@@ -102,12 +107,11 @@ def test_every_layout_has_a_structure_and_no_array_is_read(layout: str, tmp_path
         open_checkpoint(path, wrap=lambda storage: CountingStorage(storage, read.append))
     )
     assert found.layout == layout and sum(read) < 64 << 10
-    leaves = jax.tree.leaves(found.items["state"].tree)
+    tree = only_item(found).tree
+    leaves = jax.tree.leaves(tree)
     shapes = [leaf.shape for leaf in leaves]
     assert shapes == ([(4,), (5, 12), ()] if layout == "safetensors" else [(), (256, 1024)])
-    assert_same(
-        [leaf.shape for leaf in jax.tree.leaves(load(path, found.items["state"].tree))], shapes
-    )
+    assert_same([leaf.shape for leaf in jax.tree.leaves(load(path, tree))], shapes)
 
 
 def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
@@ -135,9 +139,9 @@ def test_a_manager_has_the_structure_of_each_step(tmp_path: Path) -> None:
             None,
         )
         assert found.path == os.path.join(tmp_path, "5") and found.finished_s is not None
-        assert manager.structure(4).layout == "orbax" and manager.structure(4).items["state"].tree[
-            "x"
-        ].shape == (3,)
+        theirs = manager.structure(4)
+        assert theirs.layout == "orbax"
+        assert theirs.items["default"].tree["x"].shape == (3,)
         with pytest.raises(StepNotFound, match="6"):
             manager.structure(6)
 

@@ -110,4 +110,4 @@ def test_a_single_save_casts_in_either_layout(tmp_path: Path) -> None:
         tmp_path / "a", item="config"
     ) == {"lr": 0.1}
     save(tmp_path / "b", state(), dtype=for_params, layout="orbax")
-    assert structure(tmp_path / "b").items["state"].tree["params"]["w"].dtype == jnp.bfloat16
+    assert structure(tmp_path / "b").items["default"].tree["params"]["w"].dtype == jnp.bfloat16

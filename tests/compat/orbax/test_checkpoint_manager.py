@@ -446,7 +446,7 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         class MyArgs(ours.args.CheckpointArgs):  # type: ignore[misc, name-defined]
             pass
 
-        with pytest.raises(NotImplementedError, match=r"args\.MyArgs.*StandardSave"):
+        with pytest.raises(ValueError, match=r"MyArgs.*StandardSave.*register_with_handler"):
             manager.save(1, args=MyArgs())
         assert manager.all_steps() == [] and manager.latest_step() is None
 

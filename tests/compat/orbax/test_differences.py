@@ -9,14 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as real
 import pytest
 from etils import epath
 from orbax.checkpoint.experimental import v1 as real_v1
 
-from holdfast.checkpoint import CheckpointManager
+from holdfast.checkpoint import SAVED, CheckpointManager, Corrupt, load, structure
+from holdfast.checkpoint import save as native_save
 from holdfast.compat import orbax as ours
 from holdfast.compat.orbax import v1 as ours_v1
-from tests.support.orbax_programs import outcome, run_both
+from tests.support.orbax_programs import assert_equal, outcome, run_both
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax's own
 
@@ -290,3 +292,111 @@ def test_a_none_in_a_target_leaves_out_one_leaf(tmp_path: Path) -> None:
     ours_v1.save(tmp_path / "a", NUMBERS)
     with pytest.raises(ValueError, match="leaves that the target lacks: 'b', 'f', 'x'"):
         ours_v1.load(tmp_path / "a", {"n": None, "w": TREE["w"]})
+
+
+def test_one_damaged_item_leaves_the_others(tmp_path: Path) -> None:
+    """They are described and loaded, by name and as the usual one; the damaged one is an error,
+    natively one that names its file.
+    """
+    save = real.args.StandardSave
+    with real.CheckpointManager(tmp_path / "v0") as manager:
+        manager.save(1, args=real.args.Composite(state=save(TREE), extra=save({"x": TREE["w"]})))
+    real_v1.save_checkpointables(tmp_path / "v1", {"state": TREE, "extra": {"x": TREE["w"]}})
+    for folder in ("v0/1", "v1"):
+        (tmp_path / folder / "extra" / "_METADATA").write_text("{broken")
+
+    def program_v0(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(tmp_path / "v0", item_names=("state", "extra")) as manager:
+            restore = ocp.args.Composite(state=ocp.args.StandardRestore())
+            state = manager.restore(1, args=restore)["state"]
+            return state, manager.item_metadata(1)["state"]["w"].shape
+
+    def program_v1(ocp: Any, root: Path) -> Any:
+        path = tmp_path / "v1"
+        return [
+            ocp.load(path),
+            ocp.load_checkpointables(path, {"state": None}),
+            sorted(ocp.checkpointables_metadata(path).metadata),
+        ]
+
+    run_both(program_v0, tmp_path)
+    (tmp_path / "one").mkdir()
+    run_both(program_v1, tmp_path / "one", v1=True)
+    found = structure(tmp_path / "v1").items["extra"]
+    assert (found.kind, found.tree) == ("tree", None) and "_METADATA" in str(found.error)
+    with pytest.raises(Corrupt, match=r"extra/_METADATA"):
+        ours_v1.load_checkpointables(tmp_path / "v1", {"extra": None})
+    (tmp_path / "v1" / "state" / "_METADATA").write_text("{broken")
+    with pytest.raises(Corrupt):
+        structure(tmp_path / "v1")
+
+
+@pytest.mark.parametrize("value", [jnp.arange(3.0), np.arange(3), {"checkpoint": jnp.ones(2)}])
+def test_what_is_written_for_orbax_comes_back(tmp_path: Path, value: Any) -> None:
+    """One array is one array for Orbax's manager and for `load`, and a dict with a key of Orbax's
+    own name for arrays is a dict.
+    """
+    native_save(tmp_path / "root" / "0", value, layout="orbax")
+    assert_equal(load(tmp_path / "root" / "0", SAVED), value)
+    with real.CheckpointManager(tmp_path / "root") as manager:
+        args = None if isinstance(value, dict) else real.args.ArrayRestore()
+        assert_equal(np.asarray(jax.tree.leaves(manager.restore(0, args=args))[0]), first(value))
+    if isinstance(value, dict):
+        assert_equal(real_v1.load(tmp_path / "root" / "0"), value)
+
+
+def first(tree: Any) -> Any:
+    return np.asarray(jax.tree.leaves(tree)[0])
+
+
+def test_a_tree_written_for_orbax_needs_no_name(tmp_path: Path) -> None:
+    """Orbax's manager restores it without a Composite, and its v1 by itself."""
+    native_save(tmp_path / "root" / "0", TREE, layout="orbax")
+    with real.CheckpointManager(tmp_path / "root") as manager:
+        assert_equal(manager.restore(0, args=real.args.StandardRestore(TREE)), TREE)
+    assert_equal(real_v1.load(tmp_path / "root" / "0"), TREE)
+
+
+def test_args_that_do_not_fit(tmp_path: Path) -> None:
+    """Those of another kind of item, of no kind, a Composite for one item, None for an item."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        args = ocp.args
+
+        def names(restored: Any) -> list[str]:
+            return sorted(restored.keys())
+
+        with ocp.CheckpointManager(root / "one") as manager:
+            manager.save(0, args=args.StandardSave(TREE))
+            manager.wait_until_finished()
+            composite = args.Composite(default=args.StandardRestore())
+            one = [
+                outcome(lambda: manager.restore(0, args=composite)),
+                outcome(lambda: manager.restore(0, args={"a": 1})),
+                manager.restore(0),
+            ]
+        with ocp.CheckpointManager(root / "several") as manager:
+            save = args.Composite(state=args.StandardSave(TREE), about=args.JsonSave({"a": 1}))
+            manager.save(0, args=save)
+            manager.wait_until_finished()
+            wrong = [
+                args.Composite(state=args.JsonRestore()),
+                args.Composite(about=args.StandardRestore()),
+                args.Composite(nothing=None),
+                {"state": 1},
+            ]
+            several = [
+                *(outcome(lambda each=each: manager.restore(0, args=each)) for each in wrong),
+                names(manager.restore(0, args=args.Composite())),
+                names(manager.restore(0, args=args.Composite(state=None))),
+            ]
+        with ocp.CheckpointManager(root / "none") as manager:
+            several += [
+                outcome(
+                    lambda: manager.save(1, args=args.Composite(state=args.StandardSave(None)))
+                ),
+                outcome(lambda: manager.save(2, args=args.Composite(state=args.ArraySave(TREE)))),
+            ]
+        return one, several
+
+    run_both(program, tmp_path)
