@@ -398,6 +398,12 @@ def _best_rules(policy: KeepPolicy) -> Iterator[KeepBest]:
             yield from _best_rules(inner)
 
 
+def best_by_metric(policy: KeepPolicy, steps: Sequence[StepFacts]) -> dict[str, int]:
+    """Returns the best step by each metric that a KeepBest in `policy` judges by."""
+    ranked = {rule.metric: rule.ranked(steps) for rule in _best_rules(policy)}
+    return {metric: best_first[0] for metric, best_first in ranked.items() if best_first}
+
+
 def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]:
     """Returns a sentence for each KeepBest in `policy` whose metric none of the steps has."""
     rules = list(_best_rules(policy))

@@ -219,7 +219,7 @@ class CheckpointRoot(_message.Message):
     def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
 
 class CheckpointStep(_message.Message):
-    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies", "saved_unix_s", "took_s", "metrics")
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies", "saved_unix_s", "took_s", "metrics", "best")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class CheckpointStep(_message.Message):
     SAVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     TOOK_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     step: int
     bytes: int
     incremental: bool
@@ -247,7 +248,8 @@ class CheckpointStep(_message.Message):
     saved_unix_s: float
     took_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ..., saved_unix_s: _Optional[float] = ..., took_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    best: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ..., saved_unix_s: _Optional[float] = ..., took_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., best: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HostCopies(_message.Message):
     __slots__ = ("processes",)

@@ -138,7 +138,8 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
 
 def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
     steps = [
-        {name: getattr(step, name) for name in _STEP_FACTS} | {"metrics": dict(step.metrics)}
+        {name: getattr(step, name) for name in _STEP_FACTS}
+        | {"metrics": dict(step.metrics), "best": list(step.best)}
         for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}

@@ -22,10 +22,10 @@ from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
 from ..steps.claims import FOLDER
-from ..steps.index import StepIndex
+from ..steps.index import SavedStep, StepIndex
 from ..steps.lineage import Lineage, NoLineage
 from ..steps.opening import OpenRoot
-from ..steps.root_report import NoReporter, RootReporter, SavedStep
+from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
 from ..storage.local import fenced
 from .commit import SaveTarget, run_protocol

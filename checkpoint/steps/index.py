@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -15,7 +18,14 @@ from ..errors import CheckpointError
 from ..format.record import Record, fetch_record, is_sealed, parse_record, read_record
 from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
 from ..options import Statistics
-from ..policy import KeepAll, KeepPolicy, StepFacts, to_delete, unknown_metrics
+from ..policy import (
+    KeepAll,
+    KeepPolicy,
+    StepFacts,
+    best_by_metric,
+    to_delete,
+    unknown_metrics,
+)
 from ..storage.base import Storage
 from ..storage.local import hold
 from ..storage.path import join
@@ -28,7 +38,29 @@ from .step_files import delete_files, list_files
 
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty
+_MOST_METRICS = 8  # of one step, for those who watch
 MOST_HELD = 16  # records of deleted steps whose bytes are held, each by an open file
+
+
+class SavedStep(NamedTuple):
+    """What is known of how a step was saved."""
+
+    nbytes: int = 0
+    incremental: bool = False  # what had not changed was linked
+    saved_unix_s: float = 0.0
+    took_s: float = 0.0
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the fields of CheckpointStep; of the metrics the first that are finite."""
+        finite = [(name, value) for name, value in self.metrics.items() if math.isfinite(value)]
+        return {
+            "bytes": self.nbytes,
+            "incremental": self.incremental,
+            "saved_unix_s": self.saved_unix_s,
+            "took_s": self.took_s,
+            "metrics": dict(finite[:_MOST_METRICS]),
+        }
 
 
 class StepIndex:
@@ -60,6 +92,7 @@ class StepIndex:
         # None: the record was not read yet
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
         self._late: dict[int, StepFacts] = {}
+        self._stored: dict[int, SavedStep] = {}
         self._passed_over: set[int] = set()
         self._held = 0
         self._has_warned = False
@@ -121,6 +154,17 @@ class StepIndex:
         with self._lock:
             return step in self._passed_over
 
+    def stored(self) -> dict[int, SavedStep]:
+        """Returns what the records that were read say of how their steps were saved."""
+        with self._lock:
+            return dict(self._stored)
+
+    def best_by_metric(self) -> dict[str, int]:
+        """Returns the best step by each metric that the keep policy judges by."""
+        with self._lock:
+            known = [facts for facts in self._facts.values() if facts is not None]
+        return best_by_metric(self._keep_policy, known)
+
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
         return crc32c(",".join(map(str, self.steps())).encode())
@@ -162,6 +206,8 @@ class StepIndex:
             return None
         facts = facts_of(step, record)
         self.add(facts)
+        with self._lock:
+            self._stored[step] = saved_step_of(record)
         return facts
 
     def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
@@ -177,6 +223,7 @@ class StepIndex:
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
+                self._stored.pop(step, None)
         return remaining
 
     def _delete(self, step: int) -> OSError | None:
@@ -251,3 +298,13 @@ class StepIndex:
 def facts_of(step: int, record: Record) -> StepFacts:
     """Returns what keep policies decide by, of a step with this record."""
     return StepFacts(step, dict(record.metrics), record.started_s, writer_of(record.writer_id))
+
+
+def saved_step_of(record: Record) -> SavedStep:
+    """Returns what a record says of how its step was saved."""
+    return SavedStep(
+        sum(leaf.nbytes for item in record.items.values() for leaf in item.leaves),
+        saved_unix_s=record.finished_s,
+        took_s=record.finished_s - record.started_s,
+        metrics=dict(record.metrics),
+    )

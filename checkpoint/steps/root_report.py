@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple
 
 from holdfast.multihost import Group
 
-from .index import StepIndex
+from .index import SavedStep, StepIndex
 
 MOST_STEPS = 20  # in one report, the newest
-_MOST_METRICS = 8  # of one step
 
 
 class HostCopies(NamedTuple):
@@ -23,27 +21,6 @@ class HostCopies(NamedTuple):
 
     survives: int
     holders: Sequence[Sequence[int]]
-
-
-class SavedStep(NamedTuple):
-    """What a manager knows of a step that it saved itself."""
-
-    nbytes: int = 0
-    incremental: bool = False  # what had not changed was linked
-    saved_unix_s: float = 0.0
-    took_s: float = 0.0
-    metrics: Mapping[str, float] = MappingProxyType({})
-
-    def as_fields(self) -> dict[str, Any]:
-        """Returns the fields of CheckpointStep; of the metrics the first that are finite."""
-        finite = [(name, value) for name, value in self.metrics.items() if math.isfinite(value)]
-        return {
-            "bytes": self.nbytes,
-            "incremental": self.incremental,
-            "saved_unix_s": self.saved_unix_s,
-            "took_s": self.took_s,
-            "metrics": dict(finite[:_MOST_METRICS]),
-        }
 
 
 class RootReporter:
@@ -80,7 +57,12 @@ class RootReporter:
             self._saved = {step: known for step, known in self._saved.items() if step in steps}
             saved = dict(self._saved)
         damaged = {step for step in steps if self._index.was_passed_over(step)}
-        self._group.report(root=root_report(self._path, steps, self._local_steps(), damaged, saved))
+        local = self._local_steps()
+        # What this run measured itself says more than a record.
+        known = self._index.stored() | saved
+        best = self._index.best_by_metric()
+        root = root_report(self._path, steps, local, damaged, known, best=best)
+        self._group.report(root=root)
 
 
 class NoReporter:
@@ -99,9 +81,12 @@ def root_report(
     local: Mapping[int, HostCopies],
     damaged: Collection[int],
     saved: Mapping[int, SavedStep],
+    *,
+    best: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved`
-    has those that this run saved.
+    has those of which more is known, `best` the best step by each metric that the keep policy
+    judges by.
     """
     shown = sorted({*steps, *local})[-MOST_STEPS:]
     described: list[dict[str, Any]] = []
@@ -113,5 +98,6 @@ def root_report(
             "survives": copies.survives,
             "copies": [{"processes": ranks} for ranks in copies.holders],
         }
-        described.append({"step": step, **known, **flags, **where})
+        marks = {"best": [metric for metric, each in best.items() if each == step]}
+        described.append({"step": step, **known, **flags, **where, **marks})
     return {"path": path, "num_steps": len(steps), "steps": described}

@@ -48,6 +48,7 @@ def test_the_root_is_the_primarys() -> None:
         "saved_unix_s": 5.0,
         "took_s": 0.5,
         "metrics": {"loss": 0.25},
+        "best": ["loss"],
     }
     status.tasks.add(task_id=1).progress.root.MergeFrom(
         session_pb2.CheckpointRoot(path="/data", num_steps=3, steps=[step])

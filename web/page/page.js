@@ -545,13 +545,15 @@ function drawRoot(shown) {
   $("root").hidden = !root || !root.steps.length;
   $("root-summary").textContent = root ? `${root.path}: ${root.num_steps} ${root.num_steps === 1 ? "step" : "steps"}${root.num_steps > root.steps.length ? `, the newest ${root.steps.length} here` : ""}` : "The steps stand here once a CheckpointManager is open: when, how long, how large, where, and whether they are whole.";
   if (!root) return;
-  const best = bestOf(root.steps);
+  const best = bestOf(root.steps), judged = new Set(root.steps.flatMap((step) => step.best));
   replaceAll("steps", [...root.steps].reverse().map((step) => {
     const row = element("tr", undefined, step.damaged ? "bad" : "");
     const where = step.local ? `hosts only: survives the loss of ${step.survives} ${step.survives === 1 ? "host" : "hosts"}` : "root";
     const metrics = element("td", undefined, "note");
     for (const [name, value] of Object.entries(step.metrics)) {
-      const [least, most] = best.get(name), extreme = least === most ? "" : value === least ? " (lowest)" : value === most ? " (highest)" : "";
+      const [least, most] = best.get(name);
+      let extreme = least === most ? "" : value === least ? " (lowest)" : value === most ? " (highest)" : "";
+      if (judged.has(name)) extreme = step.best.includes(name) ? " (best)" : "";
       metrics.append(element("span", `${name} ${Number(value.toPrecision(4))}${extreme}`, extreme ? "entry best" : "entry"));
     }
     if (!metrics.childNodes.length) metrics.textContent = "–";

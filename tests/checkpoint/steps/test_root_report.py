@@ -10,15 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, KeepAll, KeepLast, Options
+from holdfast.checkpoint import (
+    CheckpointManager,
+    KeepAll,
+    KeepAnyOf,
+    KeepBest,
+    KeepLast,
+    Options,
+)
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.steps.background import BackgroundWorker
-from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.index import SavedStep, StepIndex
 from holdfast.checkpoint.steps.root_report import (
     MOST_STEPS,
     HostCopies,
     RootReporter,
-    SavedStep,
     root_report,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -44,7 +50,7 @@ def test_the_newest_steps_are_described() -> None:
     ten |= {"saved_unix_s": 1e9, "took_s": 2.5, "metrics": {"loss": 0.5}}
     unknown = SavedStep().as_fields()
     twelve = {"step": 12, **unknown}
-    durable = {"local": False, "survives": 0, "copies": []}
+    durable = {"local": False, "survives": 0, "copies": [], "best": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
     assert found["steps"] == [
         {"step": 5, **unknown, "damaged": True} | durable,
@@ -55,6 +61,7 @@ def test_the_newest_steps_are_described() -> None:
             "damaged": False,
             "survives": 1,
             "copies": [{"processes": [0, 1]}, {"processes": [1, 0]}],
+            "best": [],
         },
     ]
     many = root_report("/data/run7", set(range(1000)), {}, (), {})
@@ -121,3 +128,28 @@ def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
             False,
             False,
         )
+
+
+def test_steps_of_an_earlier_run_have_time_and_size_and_the_best_is_marked(tmp_path: Path) -> None:
+    """Once the keep policy has read their records: nothing more is read for that."""
+    policy = KeepAnyOf(KeepBest(1, "loss"), KeepBest(1, "accuracy", mode="max"), KeepLast(9))
+    state = {"w": np.arange(1000.0)}
+    with CheckpointManager(tmp_path, keep_policy=policy) as manager:
+        for step, loss in ((1, 0.5), (2, 0.9)):
+            manager.save(step, state, metrics={"loss": loss, "accuracy": 0.7}).wait()
+    group = Reported()
+    with CheckpointManager(tmp_path, keep_policy=policy, group=group) as manager:
+        assert [each["bytes"] for each in group.root["steps"]] == [0, 0]
+        manager.save(3, state, metrics={"loss": 0.6, "accuracy": 0.8}).wait()
+        manager.wait_until_finished()
+        steps = {each["step"]: each for each in group.root["steps"]}
+    assert [steps[step]["bytes"] for step in (1, 2, 3)] == [8000, 8000, 8000]
+    assert steps[1]["saved_unix_s"] <= steps[2]["saved_unix_s"] <= steps[3]["saved_unix_s"]
+    assert steps[1]["saved_unix_s"] > 0
+    assert 0 < steps[1]["took_s"] < 60
+    assert steps[1]["metrics"] == {"loss": 0.5, "accuracy": 0.7}
+    assert {step: each["best"] for step, each in steps.items()} == {
+        1: ["loss"],
+        2: [],
+        3: ["accuracy"],
+    }
