@@ -41,7 +41,7 @@ class ObjectClaims:
         assert storage.conditions is not None
         self._storage = storage
         self._values = storage.conditions
-        self._age_s = claim_age_s
+        self.age_s = claim_age_s
         self._renewed = time.monotonic()
         self._taken: set[str] = set()
 
@@ -96,7 +96,7 @@ class ObjectClaims:
         )
 
     def _renew(self, writer: Writer) -> None:
-        if time.monotonic() - self._renewed < self._age_s / 20:
+        if time.monotonic() - self._renewed < self.age_s / 20:
             return
         name = _name(writer.id)
         claim, generation = self._values.get(name)
@@ -113,7 +113,7 @@ class ObjectClaims:
             data, _ = self._values.get(_name(writer_id))
             if data is not None:
                 writer = parse_writer(data, writer_id)
-                others.append((writer, steady_time_s() - writer.renewed_s > self._age_s))
+                others.append((writer, steady_time_s() - writer.renewed_s > self.age_s))
         return others
 
     def fence(self, writer_id: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..format.item_report import FILE_NAME
-from ..format.step_folders import read_step_names, step_folders
+from ..format.step_folders import PLAIN_NAMES, STEP_NAMES, read_step_names, step_folders
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
@@ -42,12 +42,14 @@ def list_steps_files(storage: Storage) -> dict[str, StepFiles]:
 
     In an object store that is one listing of everything.
     """
-    names = read_step_names(storage)
     if storage.posix is not None:
-        folders = step_folders(storage, names).values()
+        folders = step_folders(storage, read_step_names(storage)).values()
         return {folder: list_files(storage, folder) for folder in folders}
     found: dict[str, StepFiles] = {}
-    for entry in storage.list("", recursive=True, names_only=True):
+    entries = storage.list("", recursive=True, names_only=True)
+    has_names = any(entry.name == STEP_NAMES for entry in entries)
+    names = read_step_names(storage) if has_names else PLAIN_NAMES
+    for entry in entries:
         step_dir, _, name = entry.name.partition("/")
         if names.step_of(step_dir) is None:
             continue
