@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
 from holdfast.coordination.diagnosis.verdict import judge
+from holdfast.coordination.process.diagnose import whom_to_ask
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .tables import Table
 
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
+_MAX_WRONG = 48  # rows of processes that are not as they should be
 _TITLES = (
     "process",
     "state",
@@ -60,7 +65,10 @@ def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -
     parts.append(Text(printable(_headline(status)), style="bold"))
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))
-    parts += ["", _processes(status)]
+    shown = _shown(status)
+    parts += ["", _processes(status, shown)]
+    if len(shown) < len(status.tasks):
+        parts.append(_others(status, shown))
     if local := [step for root in checkpoint_roots(status) for step in root.steps if step.local]:
         parts += ["", _local_steps(status, local)]
     if status.barriers:
@@ -84,10 +92,39 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     return "; ".join(parts)
 
 
-def _processes(status: session_pb2.StatusResponse) -> Table:
+def _shown(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
+    """Returns all processes of 64; of more, those that say most of the job."""
+    chosen = set(whom_to_ask(status, status.tasks))
+    if len(chosen) < len(status.tasks):
+        wrong = [task.task_id for task in status.tasks if _is_wrong(task)]
+        chosen.update(wrong[:_MAX_WRONG])
+    return [task for task in status.tasks if task.task_id in chosen]
+
+
+def _is_wrong(task: session_pb2.TaskStatus) -> bool:
+    is_connected = task.state == coordination_pb2.CONNECTED
+    return not is_connected or bool(task.error or task.progress.trouble)
+
+
+def _others(status: session_pb2.StatusResponse, shown: Sequence[session_pb2.TaskStatus]) -> Text:
+    """Returns how many processes have no row, by their states."""
+    states = Counter(task.state for task in status.tasks)
+    states.subtract(task.state for task in shown)
+    counts = [
+        f"{count:,} {coordination_pb2.TaskState.Name(state)}"
+        for state, count in states.most_common()
+        if count
+    ]
+    number = len(status.tasks) - len(shown)
+    return Text(f"{number:,} more: {', '.join(counts)}; --json has them all")
+
+
+def _processes(
+    status: session_pb2.StatusResponse, shown: Sequence[session_pb2.TaskStatus]
+) -> Table:
     numbers = [title for title in _TITLES if title not in _TEXTS]
     table = Table(_TITLES, _FOLDS, numbers)
-    for task in status.tasks:
+    for task in shown:
         state = coordination_pb2.TaskState.Name(task.state)
         cells: list[str | Text] = [
             str(task.task_id),
