@@ -13,7 +13,7 @@ them out, but not compressed; Orbax itself cannot write to s3://. "boto3" is its
 with 16 threads. Nobody signs or hashes a payload, and holdfast alone checks the bytes.
 
 "beside" is the peak of memory beside the arrays. A save by holdfast first copies the arrays, so
-that the caller may go on: this snapshot is left out of "beside", and its CPU is a column.
+that the caller may go on: this snapshot is left out of "beside" and of "CPU", not of the time.
 `--large-gb` has holdfast alone save and restore once more, to see that peak. The command takes
 seven minutes. Run it on a quiet machine: the load is printed with the figures.
 """
@@ -63,12 +63,13 @@ class Holdfast:
 
         url = f"s3://{BUCKET}/holdfast?endpoint={endpoint}&region={REGION}"
         self._manager = CheckpointManager(url)
-        self.snapshot_cpu = 0.0
+        self.snapshot = {"wall": 0.0, "cpu": 0.0}
 
     def save(self, state: Any) -> None:
-        began = time.process_time()
+        began = time.perf_counter()
+        own = time.process_time()
         self._manager.save(1, state)
-        self.snapshot_cpu = time.process_time() - began
+        self.snapshot = {"wall": time.perf_counter() - began, "cpu": time.process_time() - own}
         self._manager.wait_until_finished()
 
     def restore(self, like: Any) -> Any:
@@ -330,7 +331,7 @@ def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]
         jax.block_until_ready(state)
     figures: dict[str, Any] = {"wall": time.perf_counter() - began}
     figures["cpu"] = time.process_time() - own
-    figures["snapshot_cpu"] = getattr(opened, "snapshot_cpu", 0.0)
+    figures["snapshot"] = getattr(opened, "snapshot", {"wall": 0.0, "cpu": 0.0})
     figures["beside"] = status("VmHWM") - resident
     figures["servers"] = sum(map(cpu_of, servers)) - sum(cpu)
     figures["requests"] = {
@@ -433,7 +434,8 @@ class Medians:
     def __init__(self, count: int, turns: Sequence[dict[str, Any]]) -> None:
         self.gb = count * ARRAY_BYTES / 1e9
         self.wall_s = statistics.median(turn["wall"] for turn in turns)
-        self.snapshot_s = statistics.median(turn["snapshot_cpu"] for turn in turns) / self.gb
+        self.blocked_s = statistics.median(turn["snapshot"]["wall"] for turn in turns)
+        self.snapshot_s = statistics.median(turn["snapshot"]["cpu"] for turn in turns) / self.gb
         self.cpu_s = statistics.median(turn["cpu"] for turn in turns) / self.gb - self.snapshot_s
         self.servers_s = statistics.median(turn["servers"] for turn in turns) / self.gb
         self.beside_mib = max(turn["beside"] for turn in turns) >> 20
@@ -443,15 +445,16 @@ class Medians:
 def table(medians: dict[tuple[str, str, int], Medians]) -> str:
     """Returns the figures as a table; CPU is in seconds a GB."""
     lines = [
-        "| what | GB | wall, s | CPU | CPU of the snapshot | CPU of the servers"
-        " | beside the arrays, MiB | requests |",
-        "|---|---|---|---|---|---|---|---|",
+        "| what | GB | wall, s | snapshot, wall, s | CPU | CPU of the snapshot"
+        " | CPU of the servers | beside the arrays, MiB | requests |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for (name, verb, _), found in medians.items():
         asked = ", ".join(f"{kind} {times}" for kind, times in found.requests.items())
         lines.append(
-            f"| {verb}, {name} | {found.gb:.2f} | {found.wall_s:.2f} | {found.cpu_s:.2f}"
-            f" | {found.snapshot_s:.2f} | {found.servers_s:.2f} | {found.beside_mib} | {asked} |"
+            f"| {verb}, {name} | {found.gb:.2f} | {found.wall_s:.2f} | {found.blocked_s:.2f}"
+            f" | {found.cpu_s:.2f} | {found.snapshot_s:.2f} | {found.servers_s:.2f}"
+            f" | {found.beside_mib} | {asked} |"
         )
     return "\n".join(lines)
 
@@ -465,8 +468,10 @@ def bars(medians: dict[tuple[str, str, int], Medians], checksum_s: float) -> str
             continue
         wanted = {"save": 1.3, "restore": 1.2}[verb]
         of_floor = ours.cpu_s / (floor.cpu_s + checksum_s)
+        after_snapshot_s = ours.wall_s - ours.blocked_s
         lines += [
             f"| {verb}: of obstore's speed | {floor.wall_s / ours.wall_s:.2f} | at least 0.9 |",
+            f"| {verb}: the same without its snapshot | {floor.wall_s / after_snapshot_s:.2f} | |",
             f"| {verb}: CPU, of obstore's and the checksum's | {of_floor:.2f} | at most {wanted} |",
         ]
         other = medians.get(("tensorstore", verb, count))
@@ -474,8 +479,8 @@ def bars(medians: dict[tuple[str, str, int], Medians], checksum_s: float) -> str
             lines += [
                 f"| {verb}: wall time, of tensorstore's | {ours.wall_s / other.wall_s:.2f}"
                 " | at most 1 |",
-                f"| {verb}: CPU, of tensorstore's | {ours.cpu_s / other.cpu_s:.2f} | at most"
-                " 0.33 for a save |",
+                f"| {verb}: CPU, of tensorstore's | {ours.cpu_s / other.cpu_s:.2f}"
+                f" | {'at most 0.33' if verb == 'save' else ''} |",
             ]
     for (name, verb, _), found in medians.items():
         if name == "holdfast":
