@@ -115,6 +115,12 @@ def other_step(step: int, storage: Storage, folder: str) -> int | None:
     # What nearly every folder is called costs no look at the root.
     if not step or digits is None or int(digits[0]) == step:
         return None
+    return named_step(storage, folder)
+
+
+def named_step(storage: Storage, folder: str) -> int | None:
+    """Returns the step in the name of a folder of a store, None where it is called otherwise."""
+    name = join(storage.root, folder).rstrip("/").rpartition("/")[2]
     plain = step_of(name)
     return plain if plain is not None else _names_around(storage, folder).step_of(name)
 

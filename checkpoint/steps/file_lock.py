@@ -96,9 +96,10 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 def hold_lock_in(folder: Path) -> FileLock:
     """Makes a folder with a lock in it, and holds the lock."""
     for _ in range(LOCK_TRIES):
-        # A sweep may remove the folder, or take the lock, before this process holds it.
-        folder.mkdir(parents=True, exist_ok=True)
+        # A sweep may remove the folder, or take the lock, before this process holds it; a manager
+        # that closes may remove the folder above.
         with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / LOCK_NAME)
             if lock.try_hold() and lock.is_at(folder / LOCK_NAME):
                 return lock

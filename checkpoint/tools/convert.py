@@ -25,6 +25,7 @@ from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
+from ..format.step_folders import named_step
 from ..format.tree import describe, flatten, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
@@ -51,7 +52,7 @@ from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
-from ..storage.path import StorePath, join
+from ..storage.path import StorePath, join, open_storage
 from ..storage.threads import run_side_by_side
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
@@ -75,6 +76,15 @@ class Conversion(NamedTuple):
     others: Mapping[str, str]
     process: int | None
     progress: Progress
+
+    @property
+    def step(self) -> int:
+        """The step that the target is: the checkpoint's, or that in its folder's name.
+
+        A checkpoint that was saved alone is step 0 wherever it is.
+        """
+        info = self.checkpoint.info
+        return info.step or named_step(open_storage(info.path), "") or 0
 
 
 # This is a face, of the command's options too, so that it has more than eight parameters.
@@ -198,7 +208,7 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
             " orbax holds one; say whose to take (--process N)",
             leaf=kept[0],
         )
-    target = root / str(info.step or 0)
+    target = root / str(conversion.step)
     writer = OrbaxWriter(target)
     try:
         for name, (item, reader) in conversion.chosen.items():
@@ -357,7 +367,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     Raises StepExists.
     """
     storage = root.storage
-    step = conversion.checkpoint.info.step or 0
+    step = conversion.step
     opened = open_root(storage, claims, Solo(), Options())
     writer_id = opened.writer.id
     folder = opened.step_names.name_of(step)

@@ -25,7 +25,9 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint.layouts.detect import find_steps
+from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import open_storage
+from holdfast.multihost import is_primary_host
 
 from .handlers import is_own, make_args, to_path
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
@@ -423,6 +425,13 @@ class CheckpointManager(AbstractCheckpointManager):
         """Waits for the save in flight and closes the manager."""
         with orbax_errors():
             self.native.close()
+        self._remove_empty_claims()
+
+    def _remove_empty_claims(self) -> None:
+        """Removes the folder of claims where no other manager has one: programs list the root."""
+        if not self._options.read_only and is_primary_host(0):
+            with contextlib.suppress(OSError):  # the next one that closes does it
+                open_storage(self._directory).delete([f"{CLAIMS}/"])
 
     def __enter__(self) -> Self:
         return self
@@ -434,6 +443,7 @@ class CheckpointManager(AbstractCheckpointManager):
         trace: TracebackType | None,
     ) -> None:
         self.native.__exit__(kind, error, trace)
+        self._remove_empty_claims()
 
 
 class _LazyInfo(PolicyCheckpointInfo):

@@ -395,3 +395,13 @@ def test_leaves_kept_per_process(tmp_path: Path) -> None:
             "orbax",
             process=1,
         )
+
+
+@pytest.mark.parametrize("layout", ["holdfast", "orbax"])
+def test_a_folder_called_as_a_step_is_that_step(layout: str, tmp_path: Path) -> None:
+    """A checkpoint that was saved alone becomes the step that its folder is called, else step 0."""
+    for name, step in (("3", "3"), ("best", "0")):
+        save(tmp_path / name, {"w": np.ones(2)})
+        root = StorePath(LocalStorage(tmp_path / f"of-{name}"))
+        convert(open_checkpoint(tmp_path / name), root, layout)
+        assert os.listdir(tmp_path / f"of-{name}") == [step]

@@ -400,3 +400,22 @@ def test_args_that_do_not_fit(tmp_path: Path) -> None:
         return one, several
 
     run_both(program, tmp_path)
+
+
+def test_a_closed_root_holds_its_steps_alone(tmp_path: Path) -> None:
+    """As programs that list the root expect; a manager that is open there keeps its claim."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root) as manager:
+            for step in (1, 2):
+                manager.save(step, args=ocp.args.StandardSave(TREE))
+        return sorted(path.name for path in root.iterdir())
+
+    assert run_both(program, tmp_path) == ["1", "2"]
+    root = tmp_path / "holdfast"
+    with CheckpointManager(root) as native:
+        with ours.CheckpointManager(root) as manager:
+            assert manager.all_steps() == [1, 2]
+        assert len(list((root / ".holdfast").iterdir())) == 1
+        native.save(3, TREE)
+    assert load(root / "3")["w"].shape == (4,)
