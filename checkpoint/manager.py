@@ -16,6 +16,7 @@ import jax
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import close_with_attempt
 
 from .agreement.restore_verdict import wanted_items
 from .format.limits import check_step
@@ -98,6 +99,7 @@ class CheckpointManager:
         self._durable = self._parts.lanes[0]
         self._closed = False
         _open_managers.add(self)
+        close_with_attempt(self._finish_at_exit)
 
     # --- Saving
 

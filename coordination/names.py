@@ -15,6 +15,8 @@ END_ATTEMPT = "/holdfast.Coordination/EndAttempt"
 REPORT_AGAIN = "ReportAgain"
 """The method of a Session by which a client repeats what it had reported."""
 OVER_FOLDER = "holdfast/attempt"
+NEXT_KEY = f"{OVER_FOLDER}/next"
+"""Where the processes that outlive the attempt find the next one: a NextAttempt."""
 """Holds the key `over` once a launcher has given the attempt up: its value says why."""
 
 TOKEN_HEADER = "authorization"

@@ -160,7 +160,7 @@ def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Deci
             output.observe(before, decision)
         after = decision.job
         ordinary = after.attempt <= first_attempt and after.state in _ORDINARY
-        if after.state is before.state or ordinary:
+        if (after.state, after.attempt) == (before.state, before.attempt) or ordinary:
             return
         preempted = after.final and isinstance(after.error, Preempted)
         output.say(f"{'preempted' if preempted else after.state}: {decision.reason}")

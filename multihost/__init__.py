@@ -1,6 +1,14 @@
 """The processes of one job as one: ids, barriers, preemption, collectives."""
 
-from .errors import Fatal, Hang, JobError, Preempted, StartupFailed, StartupTimeout, WorkerFailed
+from .errors import (
+    Fatal,
+    Hang,
+    JobError,
+    Preempted,
+    StartupFailed,
+    StartupTimeout,
+    WorkerFailed,
+)
 from .group.barriers import (
     BarrierSyncFn,
     coordination_timeout,
@@ -48,6 +56,7 @@ from .group.slices import (
     replica_devices,
     slice_count,
 )
+from .job import AttemptOver
 from .liveness.health import (
     Health,
     HealthListener,
@@ -76,10 +85,12 @@ from .preemption.signals import Signals
 from .preemption.sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source, WatchedFile
 from .preemption.step_agreement import SyncPoint, agree_on_step
 from .spec import ProcessSpec
+from .start.restartable import run_restartable
 from .start.start import initialize, is_initialized, shutdown
 
 __all__ = [
     "HANG_EXIT_CODE",
+    "AttemptOver",
     "BarrierSyncFn",
     "ClusterGroup",
     "Fatal",
@@ -150,6 +161,7 @@ __all__ = [
     "reached_preemption",
     "replica_count",
     "replica_devices",
+    "run_restartable",
     "runtime_to_distributed_ids",
     "runtime_to_distributed_process_id",
     "should_skip_process_sync",

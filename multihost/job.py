@@ -7,11 +7,20 @@ its own module and asked for by its class, so that nothing here has to know it.
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .spec import ProcessSpec
 
 P = TypeVar("P")
+
+
+class AttemptOver(BaseException):
+    """The attempt is over, and this process is to be in the next one.
+
+    It is raised once, in `run_restartable`'s thread, and is not to be caught.
+    """
 
 
 class Job:
@@ -24,7 +33,10 @@ class Job:
         self.lock = threading.RLock()
         self.client: Any = None
         self.spec: ProcessSpec | None = None
+        self._why_over = ""  # a launcher has said it, to a thread of `run_restartable`
+        self._restartable: int | None = None  # the thread that outlives the attempt
         self._parts: dict[type, Any] = {}
+        self._at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def join(self, client: Any, spec: ProcessSpec | None = None) -> None:
         """Makes `client` the one that this room's functions use, and `spec` this process's."""
@@ -58,6 +70,33 @@ class Job:
         """Removes the part of a class and returns it."""
         removed: P | None = self._parts.pop(kind, None)
         return removed
+
+    def outlive(self) -> None:
+        """Has the calling thread be the one that outlives the attempt."""
+        self._restartable = threading.get_ident()
+
+    def note_over(self, why: str) -> None:
+        """Notes that a launcher has ended the attempt."""
+        self._why_over = why
+
+    def raise_if_over(self) -> None:
+        """Raises AttemptOver, once and in the thread that outlives it, when the attempt is over."""
+        if self._why_over and threading.get_ident() == self._restartable:
+            why = self._why_over
+            self._why_over = ""
+            raise AttemptOver(why)
+
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Has a method called when this process leaves the attempt, if its object is there."""
+        self._at_end = [known for known in self._at_end if known() is not None]
+        self._at_end.append(weakref.WeakMethod(close))
+
+    def end(self) -> None:
+        """Calls what `at_end` was given, the latest first."""
+        for known in reversed(self._at_end):
+            close = known()
+            if close is not None:
+                close()
 
 
 _job = Job()

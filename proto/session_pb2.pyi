@@ -357,10 +357,24 @@ class ReportLauncherResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EndAttemptRequest(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "next")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    next: NextAttempt
+    def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ...) -> None: ...
+
+class NextAttempt(_message.Message):
+    __slots__ = ("attempt", "coordinator", "staying", "why")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    STAYING_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    coordinator: str
+    staying: _containers.RepeatedScalarFieldContainer[int]
+    why: str
+    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class EndAttemptResponse(_message.Message):
     __slots__ = ()

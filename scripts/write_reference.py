@@ -44,7 +44,9 @@ TOPICS: dict[str, dict[str, str]] = {
         ),
     },
     "multihost": {
-        "Starting and leaving": "initialize shutdown is_initialized ProcessSpec RayTrain",
+        "Starting and leaving": (
+            "initialize run_restartable shutdown is_initialized ProcessSpec RayTrain"
+        ),
         "Who is who": (
             "process_index process_count is_primary_host slice_count current_spec current_client"
             " process_index_from_device unique_processes_from_devices"
@@ -78,7 +80,8 @@ TOPICS: dict[str, dict[str, str]] = {
             " is_pathways_colocated_runtime_active mark_pathways_colocated_runtime_active"
         ),
         "Errors": (
-            "JobError StartupFailed StartupTimeout Preempted WorkerFailed Hang Fatal HANG_EXIT_CODE"
+            "JobError StartupFailed StartupTimeout Preempted WorkerFailed Hang Fatal AttemptOver"
+            " HANG_EXIT_CODE"
         ),
     },
     "coordination": {

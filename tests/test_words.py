@@ -51,7 +51,7 @@ PUBLIC = {
     ),
     "multihost": (
         """
-        HANG_EXIT_CODE BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health
+        HANG_EXIT_CODE AttemptOver BarrierSyncFn ClusterGroup Fatal GceMetadata Group Hang Health
         HealthListener JobError Notice Polled
         Preempted ProcessHealth ProcessSpec RayTrain Signals SlurmEnd Solo Source
         StartupFailed StartupTimeout SyncPoint Watchdog
@@ -72,7 +72,7 @@ PUBLIC = {
         preemption_notice
         primary_process_in_replica process_count process_index process_index_from_device
         process_replica_id reached_preemption
-        replica_count replica_devices runtime_to_distributed_ids
+        replica_count replica_devices run_restartable runtime_to_distributed_ids
         runtime_to_distributed_process_id should_skip_process_sync
         shutdown slice_count sync_global_processes tree_memory_per_device unique_barrier_key
         unique_processes_from_devices

@@ -175,12 +175,12 @@ class StatusClient:
         request = session_pb2.ReportLauncherRequest(launcher=launcher, seconds=goodput_s)
         self._call(self._report_launcher, request)
 
-    def end_attempt(self, why: str) -> None:
+    def end_attempt(self, why: str, following: session_pb2.NextAttempt | None = None) -> None:
         """Says as its launcher, about to end the processes, that the attempt is over: they log why,
-        and take SIGTERM for no preemption. A secured coordinator takes this from a holder of a
-        process's key alone.
+        and take SIGTERM for no preemption. Those that stay go where `following` says. A secured
+        coordinator takes this from a holder of a process's key alone.
         """
-        self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why))
+        self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why, next=following))
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

@@ -273,6 +273,10 @@ class Machine:
         """Returns when `tick` should be called at the latest."""
         return min(self._next_scan, self.timers.next_due())
 
+    def end_attempt(self, why: str) -> None:
+        """Takes no process in any more: those that outlive the attempt join another."""
+        self.registration.end_attempt(Status(Code.ABORTED, why))
+
     def report_error(
         self, call: Any, task_id: int, code: int, message: str, now: float, *, session: bool = True
     ) -> None:

@@ -47,6 +47,7 @@ class Registration:
         self._connected = connected
         self._replace = replace
         self.gathered = False
+        self._over: Status | None = None  # why nobody is taken in any more
         self._registering: dict[int, Wait] = {}
         self._gathering: dict[Any, Wait] = {}
         self._seen: tuple[float, int, int] | None = None
@@ -196,9 +197,19 @@ class Registration:
 
     def wait_for_all(self, call: Any, task_id: int, now: float, deadline: float) -> None:
         """Answers a Session when every task of the job has come."""
+        if self._over is not None:
+            self._completions.fail(call, self._over)
+            return
         wait = self._gathering[call] = Wait(call, task_id, now, self)
         self._timers.add(deadline, wait)
         self._gather(now)
+
+    def end_attempt(self, why: Status) -> None:
+        """Fails those that wait for all, now and later: there is another attempt to join."""
+        self._over = why
+        for wait in [*self._gathering.values(), *self._registering.values()]:
+            self._end(wait)
+            self._completions.fail(wait.call, why)
 
     def _gather(self, now: float) -> None:
         """Connects the agents that register, once all tasks have come."""

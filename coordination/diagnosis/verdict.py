@@ -69,6 +69,7 @@ _BY_LAUNCHER: Mapping[str, JobState] = MappingProxyType(
         "preempting": JobState.PREEMPTING,
         "resizing": JobState.RESTARTING,
         "restarting": JobState.RESTARTING,
+        "rejoining": JobState.RESTARTING,
         "rescheduling": JobState.RESTARTING,
         "initializing": JobState.STARTING,
         "scheduling": JobState.STARTING,

@@ -24,6 +24,7 @@ from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
 from ..names import (
     END_ATTEMPT,
+    NEXT_KEY,
     OVER_FOLDER,
     REPORT_EVENT,
     REPORT_EXIT,
@@ -265,6 +266,9 @@ class Service:
                 return
         why = clip(request.why, self.config.limits.error_bytes)
         self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
+        if request.HasField("next"):
+            self.machine.keys.put(NEXT_KEY, request.next.SerializeToString())
+            self.machine.end_attempt(why)
         self.sessions.tell_over(why)
         writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
 

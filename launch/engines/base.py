@@ -38,7 +38,9 @@ from ..supervisor.job import (
     Noticed,
     Notify,
     PrepareNext,
+    Rejoin,
     Release,
+    Replace,
     Reserve,
     RestartPolicy,
     Stop,
@@ -61,6 +63,8 @@ class BaseEngine(Engine):
 
     Everything but `forward`, `progress` and `status` belongs to the thread that made it.
     """
+
+    replaces = False  # it carries out Rejoin and Replace
 
     def __init__(self, output: Output, policy: RestartPolicy) -> None:
         self._output = output
@@ -99,6 +103,10 @@ class BaseEngine(Engine):
                 self._release()
             case PrepareNext():
                 self._prepare(action)
+            case Rejoin():
+                self._rejoin(action)
+            case Replace():
+                self._replace(action)
 
     def _reserve(self, action: Reserve) -> None:
         """Begins to find room; Reserved, Waiting or StartFailed is queued."""
@@ -119,6 +127,14 @@ class BaseEngine(Engine):
     def _prepare(self, action: PrepareNext) -> None:
         """Begins what the next attempt will need; by default nothing."""
 
+    def _rejoin(self, action: Rejoin) -> None:
+        """Opens an attempt, and says to those that outlive the one before where it is."""
+        raise NotImplementedError
+
+    def _replace(self, action: Replace) -> None:
+        """Starts processes of this attempt anew."""
+        raise NotImplementedError
+
     def _open_watch(
         self, address: str, attempt: int, credentials: Credentials | None = None
     ) -> None:
@@ -134,6 +150,7 @@ class BaseEngine(Engine):
             policy=self._policy,
             say=self._output.say,
             account=self._account,
+            replaces=self.replaces,
         )
         for unix_s, text in self._history:
             self._watch.note(unix_s, text)
@@ -344,7 +361,7 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
     def on_decision(before: Job, decision: Decision) -> None:
         print_change(before, decision)
         after = decision.job
-        changed = after.state is not before.state
+        changed = (after.state, after.attempt) != (before.state, before.attempt)
         if changed or after.why_waiting != before.why_waiting:
             engine.tell(decision)
         if changed:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
+from holdfast.proto import session_pb2
 
 from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
@@ -28,6 +29,8 @@ from ..supervisor.job import (
     Notify,
     PrepareNext,
     Progressed,
+    Rejoin,
+    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -100,6 +103,8 @@ _AS_IT_COMES = RunSettings()
 class LocalEngine(BaseEngine):
     """Runs a job's processes as children of this one."""
 
+    replaces = True
+
     def __init__(
         self,
         command: Sequence[str],
@@ -119,7 +124,12 @@ class LocalEngine(BaseEngine):
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
         self._warmed = False  # standbys for the next attempt are there
+        self._attempt = 0
+        self._num_processes = 0  # of the attempt
+        self._staying: frozenset[int] = frozenset()  # that have outlived an attempt
         self._coordinator: Coordinator | None = None
+        # Of attempts that processes outlive, until these are in the one that runs.
+        self._older: list[Coordinator] = []
         # At most one, for an attempt of so many processes.
         self._prepared: dict[tuple[int, int], Coordinator] = {}
         self._wanted_room: Reserve | None = None
@@ -166,24 +176,12 @@ class LocalEngine(BaseEngine):
     def _launch(self, attempt: int, num_processes: int) -> None:
         # What is left of an attempt that SIGKILL has not ended: this one fences it off.
         self._give_back()
-        prepared = self._prepared.pop((attempt, num_processes), None)
-        self._drop_prepared()
-        self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
+        self._open_attempt(attempt, num_processes)
         self._environments = {}
-        self._warmed = False
-        self._open_watch(self._coordinator.address, attempt)
-        self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
+        self._staying = frozenset()
         for process in range(num_processes):
-            spec = ProcessSpec(
-                job_id=self._job_id,
-                attempt=attempt,
-                process_id=process,
-                num_processes=num_processes,
-                coordinator=self._coordinator.address,
-                local_rank=process,
-            )
             try:
-                self._start(spec)
+                self._start(process)
             except OSError:
                 for missing in range(process, num_processes):
                     self._queue.put(Exited(attempt, missing, _NOT_STARTED))
@@ -191,8 +189,58 @@ class LocalEngine(BaseEngine):
         if self._standbys is not None:
             self._standbys.close()
 
-    def _start(self, spec: ProcessSpec) -> None:
-        process = spec.process_id
+    def _open_attempt(self, attempt: int, num_processes: int) -> None:
+        """Starts the attempt's coordinator, where none was prepared, and begins to watch it."""
+        prepared = self._prepared.pop((attempt, num_processes), None)
+        self._drop_prepared()
+        self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
+        self._attempt = attempt
+        self._num_processes = num_processes
+        self._warmed = False
+        self._open_watch(self._coordinator.address, attempt)
+        self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
+
+    def _rejoin(self, action: Rejoin) -> None:
+        assert self._coordinator is not None
+        self._older.append(self._coordinator)
+        self._close_watch()
+        self._open_attempt(action.attempt, action.num_processes)
+        self._staying = action.staying
+        following = session_pb2.NextAttempt(
+            attempt=action.attempt,
+            coordinator=self._coordinator.address,
+            staying=sorted(action.staying),
+            why=f"attempt {action.attempt - 1} is over: {action.why}",
+        )
+        # One that is on its way to an attempt between finds out there.
+        for older in self._older:
+            older.end_attempt(following)
+
+    def _replace(self, action: Replace) -> None:
+        self._staying -= action.processes
+        ended = [self._workers.pop(process, None) for process in sorted(action.processes)]
+        late = [worker for worker in ended if worker is not None]
+        for worker in late:
+            worker.kill()
+        for worker in late:
+            worker.wait(_KILLED_END_S)
+        for process in sorted(action.processes):
+            self._start(process)
+
+    def _close_older(self) -> None:
+        while self._older:
+            self._older.pop().close()
+
+    def _start(self, process: int) -> None:
+        assert self._coordinator is not None
+        spec = ProcessSpec(
+            job_id=self._job_id,
+            attempt=self._attempt,
+            process_id=process,
+            num_processes=self._num_processes,
+            coordinator=self._coordinator.address,
+            local_rank=process,
+        )
         env, lines = worker_env(self._settings.env or {}, spec, share_of=spec.num_processes)
         if process == 0:  # the lines are the same for all
             for line in lines:
@@ -202,7 +250,9 @@ class LocalEngine(BaseEngine):
             self._output.line(process, text)
 
         def on_exit(code: int) -> None:
-            self._report_exit(Exited(spec.attempt, process, code))
+            # One that was late to outlive an attempt has been replaced.
+            if spec.attempt == self._attempt or process in self._staying:
+                self._report_exit(Exited(self._attempt, process, code))
 
         worker = None
         if self._standbys is not None:
@@ -240,6 +290,7 @@ class LocalEngine(BaseEngine):
     def _give_back(self) -> None:
         self._workers.clear()
         self._close_watch()
+        self._close_older()
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
@@ -257,11 +308,27 @@ class LocalEngine(BaseEngine):
             return events
         if self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
-        seen = super().events(timeout_s)
+        seen = [self._of_this_attempt(event) for event in super().events(timeout_s)]
+        if self._older and any(map(self._all_are_back, seen)):
+            self._close_older()
         if self._standbys is not None and not self._warmed and _has_step(seen):
             self._warmed = True
             self._standbys.warm(self._environments)
         return seen
+
+    def _of_this_attempt(self, event: Event) -> Event:
+        """Returns the event; the end of one that was to outlive its attempt is of this attempt."""
+        if not isinstance(event, Exited) or event.attempt == self._attempt:
+            return event
+        if event.process not in self._staying or self._watch is None:
+            return event
+        self._watch.report_exit(event.process, event.code)
+        return replace(event, attempt=self._attempt)
+
+    def _all_are_back(self, event: Event) -> bool:
+        if not isinstance(event, Progressed) or event.attempt != self._attempt:
+            return False
+        return self._staying <= event.saves.keys()
 
     def _capacity_events(self) -> list[Event]:
         wanted = self._wanted_room

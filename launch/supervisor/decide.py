@@ -7,6 +7,8 @@ It has no clock, thread, process or socket.
         starting failed or took too long, while its budget lasts
     running -> restarting -> scheduling
         a process died or hangs, while its budget lasts
+    running -> rejoining -> running
+        likewise, where all others can outlive the attempt
     running -> preempting -> restarting -> scheduling
         a notice: save, leave, come back
     running -> resizing -> scheduling
@@ -56,7 +58,9 @@ from .job import (
     Notify,
     PrepareNext,
     Progressed,
+    Rejoin,
     Release,
+    Replace,
     Reserve,
     Reserved,
     Stalled,
@@ -126,11 +130,21 @@ def _decision(job: Job, reason: str, *actions: Action) -> Decision:
 
 
 def _schedule(job: Job, now: float, why: str) -> Decision:
-    attempt = job.attempt + 1
-    following = replace(
+    wake_at = now + job.policy.startup_timeout_s
+    following = replace(_next_attempt(job), state=State.SCHEDULING, wake_at=wake_at)
+    attempt = following.attempt
+    wanted = str(job.max_processes)
+    if job.min_processes < job.max_processes:
+        wanted = f"{job.min_processes} to {wanted}"
+    reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
+    return _decision(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
+
+
+def _next_attempt(job: Job) -> Job:
+    """Returns the job with nothing of the attempt that is over but what it has come to."""
+    return replace(
         job,
-        state=State.SCHEDULING,
-        attempt=attempt,
+        attempt=job.attempt + 1,
         alive=frozenset(),
         exit_codes={},
         notices={},
@@ -142,15 +156,12 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
         asked=frozenset(),
         leaving=frozenset(),
         killed=False,
+        restartable=frozenset(),
+        rejoining=frozenset(),
+        replaced=frozenset(),
         why_waiting="",
         error=None,
-        wake_at=now + job.policy.startup_timeout_s,
     )
-    wanted = str(job.max_processes)
-    if job.min_processes < job.max_processes:
-        wanted = f"{job.min_processes} to {wanted}"
-    reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
-    return _decision(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
 
 
 def _on_start(job: Job, event: Start, now: float) -> Decision:
@@ -253,6 +264,7 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
         saved_step=saved,
         saves=event.saves or job.saves,
         leaving=job.leaving | event.leaving,
+        restartable=job.restartable | event.restartable,
         reported_done=job.reported_done or event.done,
     )
     if not better:
@@ -270,7 +282,7 @@ def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
             job = replace(job, wake_at=min(job.wake_at, event.deadline))
         return _decision(job, f"{source}, while all are leaving to come back as more")
     following = _add_notice(job, event.source, event.deadline)
-    if event.delivered or job.state is not State.RUNNING:
+    if event.delivered or job.state not in (State.RUNNING, State.REJOINING):
         return _preempt(job, following, now, source)
     return _preempt(job, following, now, source, Notify(event.source))
 
@@ -423,6 +435,69 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     return _end_attempt(job, error, now, patient=False)
 
 
+# --- Replacing a process, while the others outlive the attempt
+
+
+def _staying(job: Job, error: JobError) -> frozenset[int]:
+    """Returns the processes that outlive the attempt that `error` ends: none, or all that live but
+    for those that a replacement has only just started.
+    """
+    staying = job.alive & (job.restartable | job.rejoining) - job.leaving
+    has_begun = job.state in (State.RUNNING, State.REJOINING) and not job.notices
+    is_death = bool(error.processes) and job.exit_codes.keys() >= set(error.processes)
+    all_can = job.alive - staying <= job.replaced - job.restartable
+    return staying if has_begun and is_death and all_can else frozenset()
+
+
+def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> Decision:
+    """Opens the next attempt at once: those that stay join it, and all others are started anew."""
+    everybody = frozenset(range(job.num_processes))
+    limit_s = job.policy.rejoin_timeout_s
+    if _committing(job):
+        limit_s = max(limit_s, job.policy.commit_grace_s)
+    following = replace(
+        _next_attempt(job),
+        state=State.REJOINING,
+        alive=everybody,
+        rejoining=staying,
+        replaced=everybody - staying,
+        started_at=now,
+        wake_at=now + limit_s,
+    )
+    attempt = following.attempt
+    rejoin = Rejoin(attempt, len(everybody), staying, str(error))
+    lost = Replace(attempt, following.replaced)
+    reason = f"{error}; {_list(staying)} stay for attempt {attempt}, {_list(lost.processes)} new"
+    return _decision(following, reason, rejoin, lost)
+
+
+def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:
+    decision = _on_progress(job, event, now)
+    job = decision.job
+    back = job.rejoining & event.saves.keys()
+    # They say that they can stay once all have come.
+    job = replace(job, rejoining=job.rejoining - back, restartable=job.restartable | back)
+    if job.rejoining:
+        return _decision(job, f"processes {_list(job.rejoining)} are not back yet")
+    reason = f"all that stayed are back, in attempt {job.attempt}"
+    return _decision(replace(job, state=State.RUNNING, wake_at=None), reason)
+
+
+def _on_tick_while_rejoining(job: Job, event: Tick, now: float) -> Decision:
+    late = job.rejoining
+    if job.wake_at is None or now < job.wake_at:
+        return _decision(job, f"processes {_list(late)} still have time to come back")
+    reason = f"processes {_list(late)} did not come back in {now - job.started_at:.0f} s: replaced"
+    job = replace(
+        job,
+        state=State.RUNNING,
+        rejoining=frozenset(),
+        replaced=job.replaced | late,
+        wake_at=None,
+    )
+    return _decision(job, reason, Replace(job.attempt, late))
+
+
 # --- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
 
 
@@ -482,6 +557,8 @@ def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True)
         return _end_last(job, error, f"{error}{why}", now, patient=patient)
     budget_used = {**job.budget_used, setting: tries}
     following = replace(job, budget_used=budget_used, idle_attempts=idle, error=error)
+    if staying := _staying(job, error):
+        return _rejoin(following, error, now, staying)
     return _retry(following, error, now, patient=patient)
 
 
@@ -661,6 +738,7 @@ def _without(job: Job, event: Exited) -> Job:
         job,
         alive=job.alive - {event.process},
         exit_codes={**job.exit_codes, event.process: event.code},
+        rejoining=job.rejoining - {event.process},
     )
 
 
@@ -697,6 +775,13 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
+    (State.REJOINING, Exited): _on_exit_while_running,
+    (State.REJOINING, StartFailed): _on_start_failed,
+    (State.REJOINING, Noticed): _on_notice,
+    (State.REJOINING, CoordinatorEnded): _on_coordinator_ended,
+    (State.REJOINING, Stalled): _on_stalled,
+    (State.REJOINING, Tick): _on_tick_while_rejoining,
+    (State.REJOINING, Progressed): _on_progress_while_rejoining,
     (State.PREEMPTING, Exited): _on_exit_while_preempting,
     (State.PREEMPTING, CoordinatorEnded): _on_coordinator_ended,
     (State.PREEMPTING, Noticed): _on_notice,

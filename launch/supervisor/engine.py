@@ -13,7 +13,20 @@ from holdfast.multihost import JobError, Preempted, StartupFailed
 
 from .decide import decide
 from .goodput import Goodput, GoodputMeter
-from .job import Action, Decision, Event, Job, Launch, Reserve, Start, StartFailed, State, Tick
+from .job import (
+    Action,
+    Decision,
+    Event,
+    Job,
+    Launch,
+    Rejoin,
+    Replace,
+    Reserve,
+    Start,
+    StartFailed,
+    State,
+    Tick,
+)
 
 
 class Engine(Protocol):
@@ -22,8 +35,8 @@ class Engine(Protocol):
     def carry_out(self, action: Action) -> None:
         """Begins what `action` says. `events` reports what comes of it.
 
-        Where a Reserve or Launch raises, the attempt has failed to start; with StartupFailed it
-        would fail each time, and the job ends.
+        Where a Reserve, Launch, Rejoin or Replace raises, the attempt has failed to start; with
+        StartupFailed it would fail each time, and the job ends.
         """
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
@@ -112,7 +125,7 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
         try:
             engine.carry_out(action)
         except Exception as error:
-            if not isinstance(action, Reserve | Launch):
+            if not isinstance(action, Reserve | Launch | Rejoin | Replace):
                 raise
             final = isinstance(error, StartupFailed)
             why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"

@@ -27,6 +27,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     PREEMPTING = "preempting"  # a notice is out; the processes are saving and leaving
     RESTARTING = "restarting"  # what is left of an attempt is being ended, then a back-off
+    REJOINING = "rejoining"  # a process is replaced; the others join the next attempt
     # more capacity is there: the processes are saving and leaving to come back as more
     RESIZING = "resizing"
     FINISHED = "finished"
@@ -54,6 +55,8 @@ class RestartPolicy:
     grace_s: float = 5.0
     # For what is left of a failed attempt to end a save that can still be committed.
     commit_grace_s: float = 600.0
+    # For a process that outlives an attempt to be in the next one.
+    rejoin_timeout_s: float = 10.0
     backoff_s: float = 1.0  # before the first restart; doubles with each one that made no progress
     backoff_cap_s: float = 60.0
     # Random share of the back-off, so that many jobs do not return together.
@@ -116,6 +119,9 @@ class Job:
     asked: frozenset[int] = frozenset()
     leaving: frozenset[int] = frozenset()  # those that have begun to leave by themselves
     killed: bool = False  # all of them
+    restartable: frozenset[int] = frozenset()  # those that can outlive this attempt
+    rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
+    replaced: frozenset[int] = frozenset()  # those that were started anew in this attempt
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room
     error: JobError | None = None
@@ -205,6 +211,7 @@ class Progressed:
     restored_s: float = 0.0  # spent in restores, by the process that spent most
     blocked_s: float = 0.0  # spent blocked in saves, likewise
     leaving: frozenset[int] = frozenset()  # processes in `multihost.shutdown()`
+    restartable: frozenset[int] = frozenset()  # processes in `multihost.run_restartable()`
 
 
 @dataclass(frozen=True)
@@ -332,7 +339,36 @@ class PrepareNext:
     num_processes: int
 
 
-Action: TypeAlias = Reserve | Launch | Notify | Unnotify | Terminate | Kill | Release | PrepareNext
+@dataclass(frozen=True)
+class Rejoin:
+    """Open this attempt, and have the processes that outlive the one before join it."""
+
+    attempt: int
+    num_processes: int
+    staying: frozenset[int]
+    why: str  # the attempt before is over
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Start these processes of the attempt anew. What runs in their place is ended first."""
+
+    attempt: int
+    processes: frozenset[int]
+
+
+Action: TypeAlias = (
+    Reserve
+    | Launch
+    | Notify
+    | Unnotify
+    | Terminate
+    | Kill
+    | Release
+    | PrepareNext
+    | Rejoin
+    | Replace
+)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
+from holdfast.proto import session_pb2
 
 from .secrets import JobSecrets, credentials_in, server_arguments, write_files
 
@@ -128,6 +129,14 @@ class Coordinator:
                 report(self._service.wait(_REAP_S))
 
         threading.Thread(target=wait, name="holdfast-coordinator-end", daemon=True).start()
+
+    def end_attempt(self, following: session_pb2.NextAttempt) -> None:
+        """Says to those that outlive its attempt where the next one is; takes at most 1 s."""
+        with (
+            contextlib.suppress(CoordinationError),
+            StatusClient(self.address, self.credentials, timeout_s=1.0) as client,
+        ):
+            client.end_attempt(following.why, following)
 
     def close(self) -> None:
         """Ends it."""

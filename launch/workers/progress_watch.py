@@ -69,6 +69,7 @@ class _Reported:
     progress: ProcessProgress
     connected: bool
     leaving: bool
+    restartable: bool
     done: bool
     restored_s: float
     blocked_s: float
@@ -80,6 +81,7 @@ class _Reported:
             _progress(task),
             connected=task.state == coordination_pb2.CONNECTED,
             leaving=bool(values.get("leaving")),
+            restartable=bool(values.get("restartable")),
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
             blocked_s=values.get("save_blocked_s", 0.0),
@@ -92,7 +94,8 @@ class ProgressWatch:
     That is progress, and a notice that one process got by itself (a signal, its machine's
     metadata): a process that leaves after it is not done, whatever its exit code. By the policy's
     rules, too, that the job has stalled, once; which processes keep it waiting, and where, goes to
-    `say`. The coordinator gets `account()`, for the status.
+    `say`. The coordinator gets `account()`, for the status. Only an engine that `replaces`
+    processes hears which can outlive the attempt.
 
     A thread of its own polls; `refresh` polls at once, from any thread. A coordinator that does not
     answer is no event: the processes notice its death themselves.
@@ -108,8 +111,10 @@ class ProgressWatch:
         policy: RestartPolicy,
         say: Callable[[str], None],
         account: Callable[[], Account] = Account,
+        replaces: bool = False,
     ) -> None:
         self._attempt = attempt
+        self._replaces = replaces
         self._on_event = on_event
         self._say = say
         self._account = account
@@ -277,7 +282,14 @@ class ProgressWatch:
             restored_s=max((each.restored_s for each in reported), default=0.0),
             blocked_s=max((each.blocked_s for each in reported), default=0.0),
             leaving=frozenset(each.progress.process for each in reported if each.leaving),
+            restartable=self._restartable(),
         )
+
+    def _restartable(self) -> frozenset[int]:
+        if not self._replaces:
+            return frozenset()
+        reported = self._reported.items()
+        return frozenset(process for process, each in reported if each.restartable)
 
     def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
         deadlines: dict[str, float | None] = {}

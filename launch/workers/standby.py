@@ -245,7 +245,7 @@ class Standbys:
         self._useless = False
 
     def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Starts one for each process, with the environment that the process has now.
+        """Starts one for each process that has none, with the environment of the process.
 
         None is started after one has failed in a way that the next would too.
         """
@@ -257,7 +257,8 @@ class Standbys:
         self._close(self._taken)
         if self._useless:
             return
-        for process, env in environments.items():
+        for process in environments.keys() - self._waiting.keys():
+            env = environments[process]
             self._waiting[process] = Standby(
                 self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
             )

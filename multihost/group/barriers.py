@@ -9,6 +9,7 @@ from typing import Protocol
 
 import jax
 
+from ..job import current_job
 from .group_client import Deadline, GroupClient, bounded_name
 from .ids import is_runtime_to_distributed_ids_initialized, runtime_to_distributed_ids
 from .runtime import current_group_client, process_index, use_experimental_distributed_process_id
@@ -94,6 +95,7 @@ def sync_global_processes(
 def _wait(
     group_client: GroupClient, name: str, timeout_s: float, members: list[int] | None
 ) -> None:
+    current_job().raise_if_over()
     deadline = Deadline(timeout_s)
     kind = "all" if members is None else f"some.{bounded_name('-'.join(map(str, members)))}"
     with group_client.call(kind, name, deadline) as call:

@@ -11,6 +11,7 @@ import jax
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
+from ..job import current_job
 from .group_client import Client, Deadline, bounded_name, group_client_of
 from .runtime import current_client
 
@@ -194,6 +195,13 @@ def default_group() -> Group:
     if jax.process_count() == 1:
         return Solo()
     return ClusterGroup(current_client(), jax.process_index(), jax.process_count())
+
+
+def close_with_attempt(close: Callable[[], None]) -> None:
+    """Has a method called when this process leaves the attempt that it outlives, if its object is
+    there.
+    """
+    current_job().at_end(close)
 
 
 def given_or_default(group: Group | None) -> Group:

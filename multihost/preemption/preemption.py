@@ -112,7 +112,8 @@ class Preemption:
         alone.close()
         for signals in self.signals():
             self._start(signals)  # once more, where it was added outside the main thread
-        if process_id == self._lowest:
+        is_polled = any(source.name == "jax" for source in self._sources)
+        if process_id == self._lowest and not is_polled:
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
         self._news.set()
 
@@ -458,6 +459,7 @@ def reached_preemption(step: int) -> bool:
 
     Without jax.distributed the answer is of this process alone.
     """
+    current_job().raise_if_over()
     reached = current().reached(step)
     progress()
     note_step(step)

@@ -412,7 +412,7 @@ function timeTicks(first, last, wanted) {
 }
 
 function breaksOf(events) {
-  return events.filter((event) => /^attempt \d+ is (restarting|preempting|resizing|running)/.test(event.text)).map((event) => event.unix_s);
+  return events.filter((event) => /^attempt \d+ is (restarting|rejoining|preempting|resizing|running)/.test(event.text)).map((event) => event.unix_s);
 }
 
 function partsOf(samples, breaks) {
@@ -476,7 +476,7 @@ function drawTime(shown) {
     drawn.push(svg("rect", { class: "stall", x: x(from), width: Math.max(2, x(to) - x(from)), y: top, height: bottom - top }, `no step for ${span(to - from)} after step ${step}, from ${clock(from)}`));
   }
   for (const event of events) {
-    const kind = event.kind === "lost" || event.kind === "trouble" ? "lost" : /^attempt \d+ is restarting/.test(event.text) ? "restart" : event.kind === "saved" ? "save" : "";
+    const kind = event.kind === "lost" || event.kind === "trouble" ? "lost" : /^attempt \d+ is (restarting|rejoining)/.test(event.text) ? "restart" : event.kind === "saved" ? "save" : "";
     if (kind) drawn.push(svg("line", { class: kind, x1: x(event.unix_s), x2: x(event.unix_s), y1: kind === "save" ? bottom - 14 : top, y2: bottom }, `${clock(event.unix_s)}: ${event.text}`));
   }
   for (const step of shown.root ? shown.root.steps : []) {

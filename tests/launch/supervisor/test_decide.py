@@ -34,7 +34,9 @@ from holdfast.launch.supervisor.job import (
     Notify,
     PrepareNext,
     Progressed,
+    Rejoin,
     Release,
+    Replace,
     Reserve,
     Reserved,
     SavePosition,
@@ -626,6 +628,83 @@ def test_impossible_policies_and_sizes_are_refused() -> None:
         Job("j", 3, 2)
 
 
+# --- Processes that outlive an attempt
+
+
+def restartable(policy: RestartPolicy = POLICY) -> Run:
+    """Returns a run of four whose processes can outlive the attempt."""
+    everybody = frozenset(range(4))
+    positions = dict.fromkeys(range(4), NO_SAVE)
+    return running(policy).handle(Progressed(1, 5, saves=positions, restartable=everybody))
+
+
+def back(attempt: int, *processes: int) -> Progressed:
+    """Returns the word that processes have a client of ours in the attempt."""
+    return Progressed(attempt, saves=dict.fromkeys(processes, NO_SAVE))
+
+
+def test_the_others_stay() -> None:
+    """At once, in the next attempt; it runs when they are back."""
+    run = restartable().handle(Exited(1, 2, -9))
+    assert run.job.state is State.REJOINING
+    assert run.reason == (
+        "process 2 of 4 was ended by signal 9 in attempt 1; 0, 1, 3 stay for attempt 2, 2 new"
+    )
+    why = "process 2 of 4 was ended by signal 9 in attempt 1"
+    staying = frozenset({0, 1, 3})
+    assert run.actions == [Rejoin(2, 4, staying, why), Replace(2, frozenset({2}))]
+    assert run.handle(back(2, 0, 3)).job.state is State.REJOINING
+    assert run.handle(back(2, 0, 1, 3)).job.state is State.RUNNING
+    assert run.job.wake_at is None
+
+
+def test_all_are_started_again_where_one_cannot_stay() -> None:
+    """As ever: a program that does not ask for it, a process that leaves, the budget, 93, a hang of
+    processes that live.
+    """
+    can = frozenset({0, 1})
+    assert running().handle(Progressed(1, 5, restartable=can), Exited(1, 2, -9)).job.alive
+    for cause in (
+        [Progressed(1, 6, leaving=frozenset({0})), Exited(1, 2, -9)],
+        [Exited(1, 2, 93)],
+        [Stalled(1, "no step", (2,))],
+        [CoordinatorEnded(1, "gone")],
+        [Noticed("a"), Exited(1, 2, -9)],
+    ):
+        run = restartable().handle(*cause)
+        assert not any(isinstance(action, Rejoin) for action in run.actions), cause
+    spent = restartable(RestartPolicy(max_failures=0)).handle(Exited(1, 2, -9))
+    assert spent.job.state is State.FAILED
+
+
+def test_one_that_is_late_is_replaced() -> None:
+    """After `rejoin_timeout_s`; a save that can be committed has `commit_grace_s`."""
+    run = restartable().handle(Exited(1, 2, -9), back(2, 0, 1))
+    assert run.job.wake_at == run.now + 10
+    assert run.wake().actions == [Replace(2, frozenset({3}))]
+    assert run.reason == "processes 3 did not come back in 10 s: replaced"
+    assert (run.job.state, run.job.wake_at) == (State.RUNNING, None)
+    reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
+    saving = restartable().handle(Progressed(1, 6, saves=reported), Exited(1, 2, -9))
+    assert saving.job.wake_at == saving.now + 600
+
+
+def test_a_death_among_those_that_join_opens_another_attempt() -> None:
+    """A replacement that has only just been started is started again."""
+    run = restartable().handle(Exited(1, 2, -9), back(2, 0)).handle(Exited(2, 1, -9))
+    assert [type(action) for action in run.actions] == [Rejoin, Replace]
+    assert run.actions[0] == Rejoin(
+        3, 4, frozenset({0, 3}), "process 1 of 4 was ended by signal 9 in attempt 2"
+    )
+    assert run.actions[1] == Replace(3, frozenset({1, 2}))
+
+
+def test_a_notice_while_they_join_is_passed_on() -> None:
+    """To all of the new attempt."""
+    run = restartable().handle(Exited(1, 2, -9)).handle(Noticed("a"))
+    assert (run.job.state, run.actions) == (State.PREEMPTING, [Notify("a")])
+
+
 # --- Any sequence of events
 
 
@@ -646,6 +725,9 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
             job.step + lots.randint(-2, 2),
             job.saved_step + lots.randint(-1, 1),
             done=lots.random() < 0.05,
+            saves={each: NO_SAVE for each in range(4) if lots.random() < 0.8},
+            leaving=frozenset(lots.sample(range(4), lots.choice([0, 0, 0, 1]))),
+            restartable=frozenset(each for each in range(4) if lots.random() < 0.8),
         ),
         Noticed(
             lots.choice("ab"), lots.choice([None, now + 5, now + 50]), delivered=lots.random() < 0.5
@@ -668,9 +750,11 @@ def _check_step(
         assert used <= getattr(policy, setting), f"{setting} beyond its budget"
     if after.attempt != before.attempt:
         assert after.attempt == before.attempt + 1
-        assert after.state is State.SCHEDULING
+        assert after.state in (State.SCHEDULING, State.REJOINING)
         assert not before.stopping, "an attempt after a stop"
-    running = before.state is State.RUNNING and not before.final
+    if after.state is State.REJOINING and after.attempt != before.attempt:
+        _check_rejoin(before, after, actions)
+    running = before.state in (State.RUNNING, State.REJOINING) and not before.final
     if running and isinstance(event, Noticed):
         assert after.state is State.PREEMPTING, "a lost preemption"
         assert event.delivered or any(isinstance(action, Notify) for action in actions)
@@ -689,6 +773,17 @@ def _check_step(
             "processes left behind"
         )
     assert sum(isinstance(action, Launch) for action in actions) <= 1
+
+
+def _check_rejoin(before: Job, after: Job, actions: tuple[Action, ...]) -> None:
+    """Each process stays or is started anew; none stays that is dead or has never said it can."""
+    rejoin, new = actions
+    assert isinstance(rejoin, Rejoin) and isinstance(new, Replace)
+    everybody = frozenset(range(before.num_processes))
+    assert (rejoin.staying | new.processes, after.alive) == (everybody, everybody)
+    assert rejoin.staying and not rejoin.staying & new.processes
+    assert rejoin.staying <= before.alive & (before.restartable | before.rejoining)
+    assert not before.notices, "a preemption that the next attempt would not know"
 
 
 def _find_exit(job: Job, now: float) -> None:

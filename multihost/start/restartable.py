@@ -1,0 +1,167 @@
+"""Outlives attempts: a process whose peers are replaced joins the next attempt by itself.
+
+What is kept is what takes long: the interpreter, its imports, and what jax has compiled and cached
+on disk. Backends, arrays and the coordination client are of one attempt, and go with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+import jax.extend
+
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    HoldfastError,
+    StatusClient,
+)
+from holdfast.coordination.names import NEXT_KEY, OVER_FOLDER
+from holdfast.proto.session_pb2 import NextAttempt
+
+from ..job import AttemptOver, Job, current_job, forget_job
+from ..liveness.health import health
+from ..preemption.preemption import Preemption
+from ..spec import ProcessSpec
+from .start import Membership, initialize, shutdown
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
+_ASK_S = 0.1  # between two questions whether the attempt is over
+_MARGIN_S = 1.0  # beside the heartbeat timeout, after which a death is known
+_ANSWER_S = 2.0
+_FOR_EVER_MS = 10**10  # four months
+
+
+def run_restartable(train: Callable[[], T], **settings: Any) -> T:
+    """Joins the job, calls `train`, and calls it again after another process has died.
+
+    `settings` are those of `initialize()`. `train` is a function of no arguments that begins anew
+    each time: it restores what was saved, makes its own data iterator, and lets every error out of
+    it, with all that it opened closed. What outlives it, such as a logger, is made before.
+    When it returns, the process leaves the job, and this returns what it returned.
+
+    The launcher decides: `holdfast run` replaces the process that died, and this one is in the next
+    attempt without a start of its own. Where it does not come within `rejoin_timeout_s` it is
+    replaced too; where a process did not call `run_restartable`, all are started again. Under other
+    launchers, and alone, `train` is called once. An error that no other's death can cause is raised
+    at once, any other when nobody has died within the heartbeat timeout. Call it from the main
+    thread.
+    """
+    spec = ProcessSpec.from_env(os.environ)
+    while True:
+        try:
+            initialize(**settings)
+            _stay()
+            result = train()
+        except (Exception, AttemptOver) as error:
+            following = None if spec is None else _next_attempt(spec, error)
+            if spec is None or following is None:
+                raise
+            _clear_frames(error)
+        else:
+            shutdown()
+            return result
+        _log.warning("this process stays, for attempt %d", following.attempt)
+        _leave()
+        spec = replace(spec, attempt=following.attempt, coordinator=following.coordinator)
+        os.environ.update(spec.to_env())
+
+
+def _stay() -> None:
+    """Says that this process can outlive the attempt, and listens for the attempt's end."""
+    job = current_job()
+    member = job.get(Membership)
+    if member is None:
+        return
+    job.outlive()
+    member.client.report(restartable=1)
+    threading.Thread(
+        target=_listen, args=(job, member.client), name="holdfast-attempt", daemon=True
+    ).start()
+
+
+def _listen(job: Job, client: CoordinationClient) -> None:
+    # It ends with the client: the call is then cancelled.
+    with contextlib.suppress(CoordinationError):
+        told = client.blocking_key_value_get_bytes(NEXT_KEY, _FOR_EVER_MS)
+        job.note_over(NextAttempt.FromString(told).why)
+
+
+def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None:
+    """Returns where this process goes, None where the attempt is not over, or goes on without it.
+
+    Blocks for at most the heartbeat timeout and a second: gloo's error comes before the death that
+    caused it is known.
+    """
+    if not any(map(_may_come_from_another, _chain(error))):
+        return None
+    member = current_job().get(Membership)
+    timeout_s = 60.0 if member is None else member.client.heartbeat_timeout_s
+    end = time.monotonic() + timeout_s + _MARGIN_S
+    with StatusClient(spec.coordinator, spec.new_credentials(), timeout_s=_ANSWER_S) as client:
+        while time.monotonic() < end:
+            try:
+                told = dict(client.key_value_dir_get_bytes(OVER_FOLDER))
+            except CoordinationError:
+                return None
+            if NEXT_KEY in told:
+                following = NextAttempt.FromString(told[NEXT_KEY])
+                return following if spec.process_id in following.staying else None
+            time.sleep(_ASK_S)
+    return None
+
+
+def _may_come_from_another(error: BaseException) -> bool:
+    """Returns whether the death of another process can cause the error: a call of ours that needs
+    it, or a collective, whose error jax raises by several classes, with a status for a text.
+    """
+    is_ours = isinstance(error, HoldfastError | AttemptOver | jax.errors.JaxRuntimeError)
+    return is_ours or _STATUS.match(str(error)) is not None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, and those that led to it."""
+    known: BaseException | None = error
+    while known is not None:
+        yield known
+        known = known.__cause__ or known.__context__
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Lets go of what the frames of `train` hold: arrays of backends that are about to end."""
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+        each.with_traceback(None)
+
+
+def _leave() -> None:
+    """Leaves the attempt, but for the notices of preemption, which the next one has to know."""
+    job = current_job()
+    job.end()
+    if job.client is not None:
+        health().close()
+    member = job.take(Membership)
+    if member is not None:
+        member.leave()
+    kept = forget_job().get(Preemption)
+    if kept is not None:
+        current_job().put(kept)
+    clear_jax: tuple[Callable[[], Any], ...] = (
+        jax.clear_caches,
+        jax.extend.backend.clear_backends,
+    )
+    for clear in clear_jax:
+        clear()

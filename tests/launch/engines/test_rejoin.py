@@ -1,0 +1,182 @@
+"""Processes that outlive attempts: who dies is replaced, the others stay."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_local
+from holdfast.launch.supervisor.engine import JobResult
+from tests.support.cluster import CollectedOutput
+from tests.support.paths import program
+
+POLICY = RestartPolicy(max_failures=3)
+COLD = StandbySettings(wanted=False)
+
+
+class Death(NamedTuple):
+    """Where a process is to die: "join", "restore", "step" or "save", at a step or later."""
+
+    process: int
+    where: str
+    step: int = 0
+
+
+class Trial:
+    """A job of `restartable.py` in a folder, and what its processes noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def order(self, *groups: Sequence[Death]) -> None:
+        """Has processes die; those of a group at once, after those of the groups before."""
+        for number, deaths in enumerate(groups):
+            for process, where, step in deaths:
+                (self.folder / f"kill-{number:03}-{process}-{where}-{step}").touch()
+
+    def run(
+        self,
+        *arguments: object,
+        policy: RestartPolicy = POLICY,
+        standby: StandbySettings = COLD,
+    ) -> JobResult:
+        """Runs the job of three processes, and sees that it ends and that all orders were kept."""
+        command = [sys.executable, str(program("restartable")), str(self.folder)]
+        output = CollectedOutput()
+        result = run_local(
+            [*command, *map(str, arguments)],
+            3,
+            RunSettings(restart=policy, standby=standby),
+            output=output,
+        )
+        assert result.outcome == "done", (output.text, result.reasons)
+        assert not list(self.folder.glob("kill-*")), result.reasons
+        return result
+
+    def notes(self, what: str) -> list[dict[str, Any]]:
+        """Returns the lines of one kind."""
+        lines = (self.folder / "log").read_text().splitlines()
+        return [note for note in map(json.loads, lines) if note["what"] == what]
+
+    def results(self) -> set[float]:
+        """Returns what training has come to."""
+        return {note["result"] for note in self.notes("ended")}
+
+    def check_steps(self) -> None:
+        """Sees that each attempt begins at the last step that was saved, or later."""
+        saved = [(note["attempt"], note["step"]) for note in self.notes("saved")]
+        for note in self.notes("begins"):
+            before = [step for attempt, step in saved if attempt < note["attempt"]]
+            assert note["step"] >= max(before, default=0)
+
+    def lives(self) -> list[int]:
+        """Returns how many processes there were of each number."""
+        notes = self.notes("train")
+        pids = [{note["pid"] for note in notes if note["process"] == each} for each in range(3)]
+        return list(map(len, pids))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """What 60 steps come to where nobody dies."""
+    trial = Trial(tmp_path_factory.mktemp("undisturbed"))
+    trial.run(60)
+    (result,) = trial.results()
+    return result
+
+
+DEATHS = {
+    "another, then process 0": ([Death(1, "step", 11)], [Death(0, "save", 30)]),
+    "two at once": ([Death(0, "step", 11), Death(1, "step", 11)],),
+    "the replacement as it joins": ([Death(1, "step", 11)], [Death(1, "join")]),
+    "one that stayed, in a restore": ([Death(1, "step", 11)], [Death(0, "restore")]),
+}
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        name if number == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for number, name in enumerate(DEATHS)
+    ],
+)
+def test_who_dies_is_replaced_and_the_others_stay(
+    who: str, tmp_path: Path, undisturbed: float
+) -> None:
+    """The end is that of a job in which nobody died, and no saved step is lost."""
+    trial = Trial(tmp_path / "job")
+    trial.order(*DEATHS[who])
+    result = trial.run(60)
+    assert trial.results() == {undisturbed}
+    assert trial.lives()[2] == 1, result.reasons
+    trial.check_steps()
+    assert sum(vars(result.goodput).values()) == pytest.approx(result.elapsed_s, rel=0.01)
+
+
+@pytest.mark.parametrize("habit", ["swallows", pytest.param("sleeps in C", marks=pytest.mark.slow)])
+def test_one_that_does_not_come_is_replaced(habit: str, tmp_path: Path, undisturbed: float) -> None:
+    """Within `rejoin_timeout_s`, by name; the others stay."""
+    trial = Trial(tmp_path / "job")
+    trial.order([Death(0, "step", 11)])
+    result = trial.run(60, habit, policy=RestartPolicy(max_failures=3, rejoin_timeout_s=8.0))
+    assert (result.attempts, trial.results()) == (2, {undisturbed})
+    assert trial.lives() == [2, 2, 1]
+    assert any("processes 1 did not come back in 8 s" in reason for reason in result.reasons)
+
+
+def _plan(seed: int, count: int, last: int) -> list[list[Death]]:
+    """Draws groups of deaths, by seed: of any process, anywhere, sometimes two at once."""
+    drawn = random.Random(seed)
+    groups: list[list[Death]] = []
+    while sum(map(len, groups)) < count:
+        step = last * sum(map(len, groups)) // count + 1
+        where = drawn.choice(["step", "step", "save", "restore"])
+        dying = drawn.sample(range(3), drawn.choice([1, 1, 1, 2]))
+        if not groups:
+            where = "step"
+        earliest = 0 if where == "restore" else step
+        groups.append([Death(process, where, earliest) for process in dying])
+        if len(dying) == 1 and drawn.random() < 0.2:
+            groups.append([Death(dying[0], "join")])
+    return groups
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [20261123])
+def test_a_hundred_deaths(seed: int, tmp_path: Path) -> None:
+    """In one run: it ends as one in which nobody died; what lives on is bounded."""
+    alone = Trial(tmp_path / "alone")
+    alone.run(1000)
+    trial = Trial(tmp_path / "job")
+    trial.order(*_plan(seed, 100, 1000))
+    result = trial.run(1000, policy=RestartPolicy(max_failures=20, attempts_without_progress=20))
+    assert trial.results() == alone.results()
+    assert len(trial.notes("dies")) >= 100
+    assert sum(vars(result.goodput).values()) == pytest.approx(result.elapsed_s, rel=0.01)
+    trial.check_steps()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_outlives_many_attempts_is_bounded(tmp_path: Path) -> None:
+    """The same processes, through fifty deaths of process 0: descriptors, threads, memory."""
+    trial = Trial(tmp_path / "job")
+    trial.order(*([Death(0, "step", 10 * each)] for each in range(1, 51)))
+    trial.run(600)
+    assert trial.lives() == [51, 1, 1]
+    for process in (1, 2):
+        usages = [note for note in trial.notes("train") if note["process"] == process]
+        assert len(usages) == 51
+        settled = usages[10]
+        last = usages[-1]
+        assert last["files"] <= settled["files"] + 2
+        assert last["threads"] <= settled["threads"] + 2
+        assert last["memory"] <= 1.05 * settled["memory"]

@@ -1,0 +1,104 @@
+"""What a process that outlives attempts does by itself.
+
+`tests/launch/engines/test_rejoin.py` has the job around it.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import jax
+import pytest
+
+from holdfast.coordination import ProcessLost
+from holdfast.multihost import AttemptOver, run_restartable
+from holdfast.multihost.job import Job
+from holdfast.multihost.start.restartable import _clear_frames, _may_come_from_another
+
+
+def test_alone_it_is_called_once() -> None:
+    """It returns what the function returned, and raises what it raised."""
+    calls: list[int] = []
+    assert run_restartable(lambda: calls.append(1) or "done") == "done"  # type: ignore[func-returns-value]
+    assert calls == [1]
+
+    def fails() -> None:
+        calls.append(2)
+        raise ProcessLost("process 1 is gone")
+
+    with pytest.raises(ProcessLost):
+        run_restartable(fails)
+    assert calls == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "may"),
+    [
+        (ProcessLost("process 1 is gone"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: gloo"), True),
+        (ValueError("UNKNOWN: Gloo all-reduce failed: closed by peer"), True),
+        (AttemptOver("attempt 1 is over"), True),
+        (ValueError("a shape that does not fit"), False),
+        (KeyError("loss"), False),
+    ],
+)
+def test_an_error_of_ones_own_waits_for_nobody(error: BaseException, may: bool) -> None:
+    """Nor one that it has led to."""
+    assert _may_come_from_another(error) == may
+
+
+def test_what_the_frames_hold_is_let_go() -> None:
+    """Arrays of a backend that ends must not be kept by the error."""
+
+    class Held:
+        """What a frame of the program refers to."""
+
+    def fails() -> None:
+        held = Held()
+        raise RuntimeError(f"{held}")
+
+    try:
+        fails()
+    except RuntimeError as error:
+        _clear_frames(error)
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, Held)]
+
+
+def test_the_end_of_an_attempt_is_raised_once_and_on_one_thread() -> None:
+    """Threads of ours would not know what to do with it; a second one would break the unwinding."""
+    job = Job()
+    job.note_over("attempt 1 is over")
+    job.raise_if_over()
+    job.outlive()
+    thread = threading.Thread(target=job.raise_if_over)
+    thread.start()
+    thread.join()
+    with pytest.raises(AttemptOver, match="attempt 1 is over"):
+        job.raise_if_over()
+    job.raise_if_over()
+
+
+def test_what_is_there_is_closed_with_the_attempt() -> None:
+    """The latest first; an object that is gone is not kept for it."""
+    closed: list[str] = []
+
+    class Opened:
+        """Something that is closed at the end."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            """Says so."""
+            closed.append(self.name)
+
+    job = Job()
+    kept = [Opened("first"), Opened("second")]
+    for each in [*kept, Opened("gone")]:
+        job.at_end(each.close)
+    del each
+    gc.collect()
+    job.end()
+    assert closed == ["second", "first"]
