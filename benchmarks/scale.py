@@ -1,7 +1,7 @@
 """Measures what thousands of processes cost the coordinator's machine: CPU, bytes and memory, on no
 sockets.
 
-    python benchmarks/scale.py [--counts 1000 2048 4096 8192 16384]
+    python benchmarks/scale.py [--counts 1000 2048 4096 8192 16384] [--plot]
 
 The machine, its Sessions and their outboxes are the real ones; the wire counts what is written, and
 clients read at once. Prints a Markdown table, and for each cost how it grows with the processes:
@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.plot import draw
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
@@ -150,10 +151,25 @@ def exponent(costs: dict[int, float]) -> float:
     return rise / sum((x - middle_x) ** 2 for x, _ in points)
 
 
+def plot(results: dict[int, dict[str, dict[str, float]]]) -> str:
+    """Returns bars of the CPU of each load at each count."""
+    counts = list(results)
+    most_s = max(row["cpu_s"] for row in results[counts[-1]].values())
+    lines = []
+    for name in results[counts[0]]:
+        lines.append(name)
+        for count in counts:
+            cpu_s = results[count][name]["cpu_s"]
+            lines.append(f"  {count:>6,} {cpu_s:5.2f} s {'#' * round(50 * cpu_s / most_s)}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
-    counts = parser.parse_args().counts
+    parser.add_argument("--plot", action="store_true", help="also draw scale.svg")
+    given = parser.parse_args()
+    counts = given.counts
     results = {count: measure(count) for count in counts}
     print(
         f"{PROCESSES_PER_HOST} processes a host. CPU; sent; at most on the way; resident, in MiB\n"
@@ -172,6 +188,8 @@ def main() -> None:
         if len(counts) > 1 and all(results[count][name]["cpu_s"] > 0.001 for count in counts):
             fitted = f"{exponent({count: results[count][name]['cpu_s'] for count in counts}):.2f}"
         print(f"| {name} | " + " | ".join(cells) + f" | {fitted} |", flush=True)
+    if given.plot:
+        draw(plot(results), "scale.svg", "CPU of the coordinator's machine against processes")
 
 
 if __name__ == "__main__":
