@@ -13,6 +13,8 @@ which it has waited for. The launchers take turns, --rounds times --kills kills 
                  --memory, a save every --local-every steps and a copy on one other host; what is
                  in flight at the kill is lost
     local-host   the same, and the process that was killed comes back on an empty host
+    stay         `holdfast run`, and the processes that did not die stay (run_restartable)
+    stay-local   the same with a local tier
     ray          `holdfast run --ray` on a Ray cluster of this machine
     jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
                  itself, and Orbax's manager
@@ -23,7 +25,7 @@ so far:
     known       the launcher says that the process died
     ended       no process of the attempt is left
     started     the processes of the next attempt have imported what they need (JaxTrainer's have
-                joined by then)
+                joined by then, and so have those that stay; of these only who died has ended)
     joined      initialize() has returned
     restored    the state is there (with the compilation of its initial value)
     compiled    the first step is done
@@ -57,6 +59,7 @@ from typing import Any
 PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone", "new")
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
+LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local tier"}
 LAUNCHERS |= {"ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
@@ -85,7 +88,12 @@ class Holdfast:
     """holdfast's processes and its manager, with a local tier where there is a folder for it."""
 
     def __init__(
-        self, memory: Path | None = None, local_every: int = 0, lost: int | None = None
+        self,
+        memory: Path | None = None,
+        local_every: int = 0,
+        *,
+        lost: int | None = None,
+        joined: bool = False,
     ) -> None:
         from holdfast import checkpoint, multihost
 
@@ -94,9 +102,11 @@ class Holdfast:
         self._memory = memory
         self._local_every = local_every
         self._lost = lost
+        self._joined = joined
 
     def join(self) -> None:
-        self._multihost.initialize()
+        if not self._joined:
+            self._multihost.initialize()
 
     def open(self, folder: str, save_every: int) -> None:
         policy = self._checkpoint.EveryNSteps(save_every)
@@ -123,7 +133,8 @@ class Holdfast:
 
     def close(self) -> None:
         self._manager.close()
-        self._multihost.shutdown()
+        if not self._joined:
+            self._multihost.shutdown()
 
 
 class Orbax:
@@ -198,6 +209,8 @@ def train(
     mark(arguments.pipe, "restored", attempt, step=last)
     parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}
     end = redo_to + 1 if attempt > arguments.kills else dies_at
+    if arguments.stays and attempt <= arguments.kills:
+        end += 1  # in which the others notice the death
     for step, x, y in digits.batches(mesh, images, labels, range(last + 1, end + 1)):
         began = time.monotonic()
         state, loss = step_fn(state, x, y)
@@ -319,7 +332,7 @@ class Watch:
         )
 
 
-def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
+def recoveries(marks: list[dict[str, Any]], *, stays: bool) -> Iterator[dict[str, float]]:
     """Yields for each kill the seconds from it to the end of each part.
 
     `steps` are those that were done again.
@@ -334,7 +347,9 @@ def recoveries(marks: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
             ]
             if not seen:
                 raise SystemExit(f"no mark {name!r} of attempt {of}")
-            times[name] = (min(seen) if name == "known" else max(seen)) - killed["time_s"]
+            # Those that stay end later, with another death.
+            first = name == "known" or (name == "ended" and stays)
+            times[name] = (min(seen) if first else max(seen)) - killed["time_s"]
         restored = next(
             each["step"]
             for each in marks
@@ -387,9 +402,11 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
-        if launcher.startswith("local"):
+        if launcher.startswith("stay"):
+            worker.append("--stays")
+        if "local" in launcher:
             worker += ["--memory", memory, "--tier", "lost" if launcher == "local-host" else "kept"]
-        if launcher in ("run", "local", "local-host"):
+        if "ray" not in launcher and launcher != "jax-trainer":
             command = [
                 *holdfast,
                 "--log-dir",
@@ -421,7 +438,7 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             sep="\n",
             file=sys.stderr,
         )
-        return list(recoveries(watch.marks))
+        return list(recoveries(watch.marks, stays=launcher.startswith("stay")))
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
@@ -470,6 +487,19 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def work(arguments: argparse.Namespace) -> None:
+    """Trains as a process of `holdfast run`, in the attempt that it is in now."""
+    attempt = int(os.environ["HOLDFAST_ATTEMPT"])
+    lost = None
+    if arguments.tier == "lost" and attempt > 1:
+        lost = (attempt - 1) % arguments.processes
+    memory = None if arguments.tier == "none" else arguments.memory
+    system = functools.partial(
+        Holdfast, memory, arguments.local_every, lost=lost, joined=arguments.stays
+    )
+    train(arguments, attempt, system, warm="_holdfast_standby" in sys.modules)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -491,21 +521,19 @@ def main() -> None:
     parser.add_argument("--role", choices=["worker", "jax-trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--stays", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--tier", choices=["none", "kept", "lost"], default="none", help=argparse.SUPPRESS
     )
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
+    if arguments.role == "worker" and arguments.stays:
+        from holdfast import multihost
+
+        multihost.run_restartable(lambda: work(arguments))
+        return
     if arguments.role == "worker":
-        attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-        lost = (
-            (attempt - 1) % arguments.processes
-            if arguments.tier == "lost" and attempt > 1
-            else None
-        )
-        memory = None if arguments.tier == "none" else arguments.memory
-        system = functools.partial(Holdfast, memory, arguments.local_every, lost)
-        train(arguments, attempt, system, warm="_holdfast_standby" in sys.modules)
+        work(arguments)
         return
     if arguments.role == "jax-trainer":
         drive_jax_trainer(arguments)

@@ -471,6 +471,16 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
     return _decision(following, reason, rejoin, lost)
 
 
+def _on_exit_while_rejoining(job: Job, event: Exited, now: float) -> Decision:
+    if event.code != DONE or event.process not in job.rejoining:
+        return _on_exit_while_running(job, event, now)
+    # It was done when the attempt before ended. The others need it to come to their own end.
+    who = frozenset({event.process})
+    job = replace(job, rejoining=job.rejoining - who, replaced=job.replaced | who)
+    reason = f"process {event.process} was done in attempt {job.attempt - 1}, and is started again"
+    return _decision(job, reason, Replace(job.attempt, who))
+
+
 def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:
     decision = _on_progress(job, event, now)
     job = decision.job
@@ -775,7 +785,7 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
-    (State.REJOINING, Exited): _on_exit_while_running,
+    (State.REJOINING, Exited): _on_exit_while_rejoining,
     (State.REJOINING, StartFailed): _on_start_failed,
     (State.REJOINING, Noticed): _on_notice,
     (State.REJOINING, CoordinatorEnded): _on_coordinator_ended,

@@ -7,6 +7,7 @@ on disk. Backends, arrays and the coordination client are of one attempt, and go
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -165,3 +166,6 @@ def _leave() -> None:
     )
     for clear in clear_jax:
         clear()
+    # Cycles may hold the backend. Its sockets have to close: others wait at them, in collectives
+    # that only reach the dead process by way of this one.
+    gc.collect()

@@ -699,6 +699,14 @@ def test_a_death_among_those_that_join_opens_another_attempt() -> None:
     assert run.actions[1] == Replace(3, frozenset({1, 2}))
 
 
+def test_one_that_was_done_is_started_again() -> None:
+    """As all are where nobody stays: those that go on from a saved step need it."""
+    run = restartable().handle(Exited(1, 2, -9)).handle(Exited(2, 0, 0))
+    assert (run.job.state, run.actions) == (State.REJOINING, [Replace(2, frozenset({0}))])
+    assert run.job.rejoining == frozenset({1, 3})
+    assert run.handle(back(2, 1, 3)).job.state is State.RUNNING
+
+
 def test_a_notice_while_they_join_is_passed_on() -> None:
     """To all of the new attempt."""
     run = restartable().handle(Exited(1, 2, -9)).handle(Noticed("a"))
