@@ -44,15 +44,16 @@ class Trial:
     def run(
         self,
         *arguments: object,
+        count: int = 3,
         policy: RestartPolicy = POLICY,
         standby: StandbySettings = COLD,
     ) -> JobResult:
-        """Runs the job of three processes, and sees that it ends and that all orders were kept."""
+        """Runs the job, and sees that it ends and that all orders were kept."""
         command = [sys.executable, str(program("restartable")), str(self.folder)]
         output = CollectedOutput()
         result = run_local(
             [*command, *map(str, arguments)],
-            3,
+            count,
             RunSettings(restart=policy, standby=standby),
             output=output,
         )
@@ -118,6 +119,16 @@ def test_who_dies_is_replaced_and_the_others_stay(
     assert trial.lives()[2] == 1, result.reasons
     trial.check_steps()
     assert sum(vars(result.goodput).values()) == pytest.approx(result.elapsed_s, rel=0.01)
+
+
+@pytest.mark.slow
+def test_one_that_the_dead_reaches_by_way_of_others_stays(tmp_path: Path) -> None:
+    """In a ring of four, process 3 waits for 0 and 2, which leave: their sockets have to close."""
+    trial = Trial(tmp_path / "job")
+    trial.order([Death(1, "step", 11)])
+    result = trial.run(60, count=4)
+    assert (result.attempts, trial.lives()) == (2, [1, 2, 1]), result.reasons
+    assert len({note["pid"] for note in trial.notes("train") if note["process"] == 3}) == 1
 
 
 @pytest.mark.parametrize("habit", ["swallows", pytest.param("sleeps in C", marks=pytest.mark.slow)])
