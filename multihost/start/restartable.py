@@ -152,6 +152,9 @@ def _leave() -> None:
     """Leaves the attempt, but for the notices of preemption, which the next one has to know."""
     job = current_job()
     job.end()
+    # First of all: others wait at the backend's sockets, in collectives that reach the dead process
+    # only by way of this one.
+    _drop_backends()
     if job.client is not None:
         health().close()
     member = job.take(Membership)
@@ -160,12 +163,13 @@ def _leave() -> None:
     kept = forget_job().get(Preemption)
     if kept is not None:
         current_job().put(kept)
+
+
+def _drop_backends() -> None:
     clear_jax: tuple[Callable[[], Any], ...] = (
         jax.clear_caches,
         jax.extend.backend.clear_backends,
     )
     for clear in clear_jax:
         clear()
-    # Cycles may hold the backend. Its sockets have to close: others wait at them, in collectives
-    # that only reach the dead process by way of this one.
-    gc.collect()
+    gc.collect()  # cycles may hold a backend, and its sockets stay open with it

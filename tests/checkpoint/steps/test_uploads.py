@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 
 import boto3
 import pytest
@@ -21,7 +22,8 @@ CENTURY_S = 100 * 365 * 86_400.0  # moto says of each upload that it began in 20
 def test_old_uploads_of_writers_without_a_claim_are_ended() -> None:
     """Not those of a writer that lives, of another file, of another root, nor younger ones."""
     with s3_server() as query:
-        storage = BucketStorage(f"s3://{BUCKET}/uploads{query}")
+        root = f"uploads-{uuid.uuid4().hex[:8]}"  # servers of one process share what they hold
+        storage = BucketStorage(f"s3://{BUCKET}/{root}{query}")
         writer = this_writer()
         claims = ObjectClaims(storage)
         claims.take(writer)
@@ -32,7 +34,7 @@ def test_old_uploads_of_writers_without_a_claim_are_ended() -> None:
             "1/state/notes.txt",
         ]
         for name in [*names, f"../else/{names[0]}"]:
-            key = f"uploads/{name}".replace("uploads/../", "")
+            key = f"{root}/{name}".replace(f"{root}/../", "")
             client.create_multipart_upload(Bucket=BUCKET, Key=key)
 
         def left() -> list[str]:

@@ -6,30 +6,39 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 
 import jax
 import pytest
 
 from holdfast.coordination import ProcessLost
-from holdfast.multihost import AttemptOver, run_restartable
+from holdfast.multihost import AttemptOver
 from holdfast.multihost.job import Job
 from holdfast.multihost.start.restartable import _clear_frames, _may_come_from_another
+
+ALONE = """
+from holdfast.coordination import ProcessLost
+from holdfast.multihost import run_restartable
+calls = []
+assert run_restartable(lambda: calls.append(1) or "done") == "done"
+def fails():
+    calls.append(2)
+    raise ProcessLost("process 1 is gone")
+try:
+    run_restartable(fails)
+except ProcessLost:
+    print(calls)
+"""
 
 
 def test_alone_it_is_called_once() -> None:
     """It returns what the function returned, and raises what it raised."""
-    calls: list[int] = []
-    assert run_restartable(lambda: calls.append(1) or "done") == "done"  # type: ignore[func-returns-value]
-    assert calls == [1]
-
-    def fails() -> None:
-        calls.append(2)
-        raise ProcessLost("process 1 is gone")
-
-    with pytest.raises(ProcessLost):
-        run_restartable(fails)
-    assert calls == [1, 2]
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout == "[1, 2]\n", ran.stderr
 
 
 @pytest.mark.parametrize(

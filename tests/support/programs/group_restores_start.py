@@ -24,6 +24,10 @@ class Counted:
         self.count = group.count
         self.calls = []
 
+    def barrier(self, *args, **options):
+        self.calls.append(("barrier", args))
+        return self.group.barrier(*args, **options)
+
     def gather(self, *args, **options):
         self.calls.append(("gather", args))
         return self.group.gather(*args, **options)
