@@ -131,7 +131,8 @@ def test_one_that_the_dead_reaches_by_way_of_others_stays(tmp_path: Path) -> Non
     assert len({note["pid"] for note in trial.notes("train") if note["process"] == 3}) == 1
 
 
-@pytest.mark.parametrize("habit", ["swallows", pytest.param("sleeps in C", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("habit", ["swallows", "sleeps in C"])
 def test_one_that_does_not_come_is_replaced(habit: str, tmp_path: Path, undisturbed: float) -> None:
     """Within `rejoin_timeout_s`, by name; the others stay."""
     trial = Trial(tmp_path / "job")
