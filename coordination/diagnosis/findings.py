@@ -246,7 +246,10 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
     text = f"{who(tasks)}{_is_in(odd)}{_step_difference(evidence, odd.processes)}{since}"
     rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    parts = [text, *(_describe(group, len(rest)) for group in rest[:_MAX_GROUPS])]
+    # Of a large job only some are asked where they are.
+    asked = sum(len(group.processes) for group in groups)
+    is_whole = 2 * asked > len(evidence.status.tasks)
+    parts = [text, *(_describe(group, len(rest), is_whole) for group in rest[:_MAX_GROUPS])]
     yield _finding("elsewhere", "; ".join(parts), tasks, odd.place)
 
 
@@ -506,9 +509,11 @@ def _others(count: int) -> str:
     return "the other" if count == 1 else f"the other {count}"
 
 
-def _describe(group: _Group, groups: int) -> str:
+def _describe(group: _Group, groups: int, is_whole: bool) -> str:
     count = len(group.processes)
-    if groups == 1:
+    if not is_whole:
+        members = f"{count} others that were asked"
+    elif groups == 1:
         members = _others(count)
     elif count == 1:
         members = f"process {min(group.processes)}"

@@ -144,6 +144,13 @@ def test_the_odd_one_comes_first_with_its_line() -> None:
     assert told == ((2,), ("b2",), "load_batch", "/home/me/train.py", 26)
 
 
+def test_of_thousands_those_are_counted_that_were_asked() -> None:
+    """Nobody knows of the others where they are."""
+    stacks = {number: [WAITING] for number in range(64)} | {2: [stack("load_batch", 26)]}
+    (text,) = texts(job(4096), stacks)
+    assert text.endswith("; 63 others that were asked wait in psum at reduce, train.py:50")
+
+
 def test_of_two_the_one_that_works_is_odd() -> None:
     """There is no majority; whoever does not wait keeps the other waiting."""
     status = job(2)
