@@ -12,8 +12,9 @@ copied into the arrays. "tensorstore" writes and reads zarr3 arrays, a chunk an 
 them out, but not compressed; Orbax itself cannot write to s3://. "boto3" is its transfer manager,
 with 16 threads. Nobody signs or hashes a payload, and holdfast alone checks the bytes.
 
-"beside" is the peak of memory beside the arrays. A save by holdfast first copies the arrays, so
-that the caller may go on: this snapshot is left out of "beside" and of "CPU", not of the time.
+"beside" is the peak of memory beside the arrays. A save by holdfast copies the arrays, so that the
+caller may go on: one copy of them is left out of "beside", and what its threads took of "CPU", not
+of the time.
 `--large-gb` has holdfast alone save and restore once more, to see that peak. The command takes
 seven minutes. Run it on a quiet machine: the load is printed with the figures.
 """
@@ -31,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -60,16 +62,32 @@ class Holdfast:
 
     def __init__(self, endpoint: str) -> None:
         from holdfast.checkpoint import CheckpointManager
+        from holdfast.checkpoint.saving import snapshot
 
+        self._snapshot = snapshot
         url = f"s3://{BUCKET}/holdfast?endpoint={endpoint}&region={REGION}"
         self._manager = CheckpointManager(url)
-        self.snapshot = {"wall": 0.0, "cpu": 0.0}
+        self.blocked_s = 0.0
+        self.copy_s = 0.0
+        self._time_copies()
+
+    def _time_copies(self) -> None:
+        """Has the CPU seconds of all copies of a snapshot added up."""
+        copy_chunks = self._snapshot._copy_chunks
+        adding = threading.Lock()
+
+        def timed(chunks: Any) -> None:
+            own = time.thread_time()
+            copy_chunks(chunks)
+            with adding:
+                self.copy_s += time.thread_time() - own
+
+        self._snapshot._copy_chunks = timed
 
     def save(self, state: Any) -> None:
         began = time.perf_counter()
-        own = time.process_time()
         self._manager.save(1, state)
-        self.snapshot = {"wall": time.perf_counter() - began, "cpu": time.process_time() - own}
+        self.blocked_s = time.perf_counter() - began
         self._manager.wait_until_finished()
 
     def restore(self, like: Any) -> Any:
@@ -331,7 +349,7 @@ def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]
         jax.block_until_ready(state)
     figures: dict[str, Any] = {"wall": time.perf_counter() - began}
     figures["cpu"] = time.process_time() - own
-    figures["snapshot"] = getattr(opened, "snapshot", {"wall": 0.0, "cpu": 0.0})
+    figures["blocked"] = getattr(opened, "blocked_s", 0.0)
     figures["beside"] = status("VmHWM") - resident
     figures["servers"] = sum(map(cpu_of, servers)) - sum(cpu)
     figures["requests"] = {
@@ -341,6 +359,7 @@ def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]
     }
     if verb == "restore" or name == "holdfast":  # its snapshot
         figures["beside"] -= count * ARRAY_BYTES
+    figures["copy"] = getattr(opened, "copy_s", 0.0)
     if verb == "restore":
         for at, key in enumerate(like):
             expected = bytes_of(at).view(np.uint8)
@@ -434,9 +453,9 @@ class Medians:
     def __init__(self, count: int, turns: Sequence[dict[str, Any]]) -> None:
         self.gb = count * ARRAY_BYTES / 1e9
         self.wall_s = statistics.median(turn["wall"] for turn in turns)
-        self.blocked_s = statistics.median(turn["snapshot"]["wall"] for turn in turns)
-        self.snapshot_s = statistics.median(turn["snapshot"]["cpu"] for turn in turns) / self.gb
-        self.cpu_s = statistics.median(turn["cpu"] for turn in turns) / self.gb - self.snapshot_s
+        self.blocked_s = statistics.median(turn["blocked"] for turn in turns)
+        self.copy_s = statistics.median(turn["copy"] for turn in turns) / self.gb
+        self.cpu_s = statistics.median(turn["cpu"] - turn["copy"] for turn in turns) / self.gb
         self.servers_s = statistics.median(turn["servers"] for turn in turns) / self.gb
         self.beside_mib = max(turn["beside"] for turn in turns) >> 20
         self.requests = turns[-1]["requests"]
@@ -445,7 +464,7 @@ class Medians:
 def table(medians: dict[tuple[str, str, int], Medians]) -> str:
     """Returns the figures as a table; CPU is in seconds a GB."""
     lines = [
-        "| what | GB | wall, s | snapshot, wall, s | CPU | CPU of the snapshot"
+        "| what | GB | wall, s | of that blocked | CPU | CPU of a copy"
         " | CPU of the servers | beside the arrays, MiB | requests |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -453,7 +472,7 @@ def table(medians: dict[tuple[str, str, int], Medians]) -> str:
         asked = ", ".join(f"{kind} {times}" for kind, times in found.requests.items())
         lines.append(
             f"| {verb}, {name} | {found.gb:.2f} | {found.wall_s:.2f} | {found.blocked_s:.2f}"
-            f" | {found.cpu_s:.2f} | {found.snapshot_s:.2f} | {found.servers_s:.2f}"
+            f" | {found.cpu_s:.2f} | {found.copy_s:.2f} | {found.servers_s:.2f}"
             f" | {found.beside_mib} | {asked} |"
         )
     return "\n".join(lines)
@@ -468,10 +487,8 @@ def bars(medians: dict[tuple[str, str, int], Medians], checksum_s: float) -> str
             continue
         wanted = {"save": 1.3, "restore": 1.2}[verb]
         of_floor = ours.cpu_s / (floor.cpu_s + checksum_s)
-        after_snapshot_s = ours.wall_s - ours.blocked_s
         lines += [
             f"| {verb}: of obstore's speed | {floor.wall_s / ours.wall_s:.2f} | at least 0.9 |",
-            f"| {verb}: the same without its snapshot | {floor.wall_s / after_snapshot_s:.2f} | |",
             f"| {verb}: CPU, of obstore's and the checksum's | {of_floor:.2f} | at most {wanted} |",
         ]
         other = medians.get(("tensorstore", verb, count))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +24,9 @@ from .steps.opening import OpenRoot, list_root
 from .storage.path import StorePath, join
 from .storage.tombstone import RECORD_NAME
 
+_log = logging.getLogger(__name__)
 MOST_NAMED = 16  # steps, in a message
+LOOK_S = 10.0  # for the store to say, before a save, whether it has the step
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,19 @@ class StepCatalog:
     def list_steps(self) -> list[int]:
         """Returns the steps of the store, by a look at it."""
         with naming_path(self.root.where):
-            return [*list_steps(self.root.storage), *self.foreign]
+            listed = list_steps(self.root.storage)
+            return [*listed, *self._unlisted(max(listed, default=-1)), *self.foreign]
+
+    def _unlisted(self, newest: int) -> list[int]:
+        """Returns the steps newer than all listed ones that are there, though a store does not list
+        them yet. A manager's last save is one of its steps, whatever a listing shows.
+        """
+        storage = self.root.storage
+        index = self.state.index
+        if storage.posix is not None:
+            return []
+        newer = [step for step in index.steps() if step > newest]
+        return [step for step in newer if has_record(storage, index.folder(step))]
 
     def known_steps(self) -> list[int]:
         """Returns the steps of the store that are known without a look at it, ascending."""
@@ -58,7 +74,7 @@ class StepCatalog:
 
     def has(self, step: int) -> bool:
         """Says whether the store has a step, in whatever layout."""
-        return step in self.foreign or self.state.index.exists(step)
+        return step in self.foreign or self._exists(step)
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
@@ -75,13 +91,25 @@ class StepCatalog:
                 f"step {step} of {where} was written by another library; save another step",
                 step=step,
             )
-        if not overwrite and self.state.index.exists(step):
+        if not overwrite and self._is_known_to_exist(step):
             raise StepExists(
                 f"step {step} is already in {where}; nothing was written. To replace it, pass"
                 " overwrite=True",
                 step=step,
                 path=where,
             )
+
+    def _is_known_to_exist(self, step: int) -> bool:
+        """Says whether a step is there, by one look that does not hold up training for long.
+
+        Where the store does not answer, the commit decides.
+        """
+        look_s = min(LOOK_S, self.root.options.save_timeout_s)
+        try:
+            return self.state.index.exists(step, end_s=time.monotonic() + look_s)
+        except OSError as error:
+            _log.warning("%s: its commit says whether it is there: %s", self.path_of(step), error)
+            return False
 
     # --- one step
 
@@ -91,7 +119,11 @@ class StepCatalog:
 
     def is_local(self, step: int) -> bool:
         """Says whether the hosts have a step, and the store has not."""
-        return step in self.tier.steps() and not self.state.index.exists(step)
+        return step in self.tier.steps() and not self._exists(step)
+
+    def _exists(self, step: int) -> bool:
+        with naming_path(self.path_of(step)):
+            return self.state.index.exists(step)
 
     @contextlib.contextmanager
     def looking_for(self, step: int) -> Iterator[None]:
@@ -157,7 +189,7 @@ class StepCatalog:
             )
         if self.state.history is not None:
             self.state.history.forget()
-        is_durable = index.exists(step)
+        is_durable = self._exists(step)
         if not is_durable and step not in self.tier.steps():
             raise self.not_found(step)
         # What is deleted must not come back from a host, nor what was saved after it there. Newer

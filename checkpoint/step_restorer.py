@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -101,8 +101,11 @@ class StepRestorer:
     ) -> tuple[int, LocalKey | None]:
         """Returns the step to restore, alike on all processes: the newest that did not fail."""
         if chosen is not None and not fallback:
-            durable = [chosen] if self._catalog.has(chosen) else []
-            return chosen, self._local_key(chosen, durable)
+            key = self._local_key(chosen)
+            # The store is asked only where it matters: opening the step will say the rest.
+            if key is not None and self._catalog.has(chosen):
+                key = None
+            return chosen, key
         durable = self._agreed_steps()
         steps = {*durable, *self._tier.steps()} - set(failures)
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
@@ -115,11 +118,9 @@ class StepRestorer:
                 else f"there is no step in {where}",
                 path=where,
             )
-        return newest, self._local_key(newest, durable)
+        return newest, None if newest in durable else self._local_key(newest)
 
-    def _local_key(self, step: int, durable: Sequence[int]) -> LocalKey | None:
-        if step in durable:
-            return None
+    def _local_key(self, step: int) -> LocalKey | None:
         return next((key for key in self._tier.found() if key.step == step), None)
 
     def _agreed_steps(self) -> list[int]:

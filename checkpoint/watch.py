@@ -8,11 +8,19 @@ import os
 import time
 from collections.abc import Iterator
 
-from .format.step_folders import LOOKS, PLAIN_NAMES, has_record, list_steps, read_step_names
+from .format.step_folders import (
+    LOOKS,
+    PLAIN_NAMES,
+    has_record,
+    list_steps,
+    read_hint,
+    read_step_names,
+)
 from .steps.holds import add_hold, drop_hold
 from .storage.base import Storage
 from .storage.path import open_storage
 
+FULL_EVERY = 30  # polls of a bucket: it is then listed though its hint is the same
 POLL_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between polls of the store; the last one repeats
 
 
@@ -23,7 +31,8 @@ def wait_for_new_step(
     when none came in `timeout_s`. Blocks.
 
     It polls the store itself: for one process that evaluates what a job trains. It needs no manager
-    and no claim.
+    and no claim. In a bucket a poll is one GET of what the last save has left as a hint. A step
+    without a hint (of a one-shot save, or copied there) is seen within FULL_EVERY polls.
     """
     return _wait(open_storage(directory), after, time.monotonic() + timeout_s)
 
@@ -61,10 +70,10 @@ def iterate_steps(
 
 
 def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
-    watched = _WatchedRoot(storage)
+    watched = _WatchedRoot(storage, after)
     polls = 0
     while True:
-        newest = watched.newest(after)
+        newest = watched.newest()
         if newest is not None:
             return newest
         remaining_s = deadline - time.monotonic()
@@ -75,15 +84,36 @@ def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
 
 
 class _WatchedRoot:
-    """A root that is polled: while nothing is new there, a poll is one listing of its folders."""
+    """A root that is polled for steps newer than `after` (None: than none).
 
-    def __init__(self, storage: Storage) -> None:
+    While nothing is new there, a poll is one listing of its folders, or one read of a bucket's
+    hint.
+    """
+
+    def __init__(self, storage: Storage, after: int | None) -> None:
         self._storage = storage
+        self._after = after
         self._listed: list[str] | None = None
         self._names = PLAIN_NAMES
+        self._hint: bytes | None = None
+        self._unlisted = 0  # polls since the last listing
 
-    def newest(self, after: int | None) -> int | None:
-        """Returns the newest step, if it is newer than `after` (None: than none)."""
+    def newest(self) -> int | None:
+        """Returns the newest step, if there is one to be found."""
+        return self._look() if self._is_due() else None
+
+    def _is_due(self) -> bool:
+        if self._storage.posix is not None:
+            return True
+        # Read before the listing: what is saved after it has another hint.
+        hint = read_hint(self._storage)
+        is_due = hint is None or hint != self._hint or self._unlisted + 1 >= FULL_EVERY
+        self._hint = hint
+        self._unlisted = 0 if is_due else self._unlisted + 1
+        return is_due
+
+    def _look(self) -> int | None:
+        after = self._after
         before: list[int] | None = None
         for _ in range(LOOKS):
             newer = [step for step in self._folders() if after is None or step > after]

@@ -345,7 +345,8 @@ class StorageContract:
             storage.commit("5/checkpoint.json", b"late", f".holdfast/{dead.id}", replace=True)
         self._check_tombstones(storage)
         self._check_saves_after_a_sweep(url, options)
-        assert len(names(storage, "", recursive=True)) == 4
+        hints = {".holdfast/saved.json"}  # for those who wait for steps, on a store with conditions
+        assert len({*names(storage, "", recursive=True)} - hints) == 4
 
     def _check_tombstones(self, storage: Storage) -> None:
         """A tombstone stays until the next writer of its step."""

@@ -29,6 +29,7 @@ from ..policy import (
 from ..storage.base import Storage
 from ..storage.local import hold
 from ..storage.path import join
+from ..storage.retries import until
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .background import BackgroundWorker
@@ -102,13 +103,14 @@ class StepIndex:
         with self._lock:
             return step in self._facts
 
-    def exists(self, step: int) -> bool:
+    def exists(self, step: int, *, end_s: float = math.inf) -> bool:
         """Says whether a step is there, by what all processes know.
 
-        A process alone looks at the store, and raises the store's OSError.
+        A process alone looks at the store, until `end_s` by the monotonic clock, and raises the
+        store's OSError.
         """
         if self._is_alone:
-            return has_record(self._storage, self.folder(step))
+            return has_record(until(self._storage, end_s), self.folder(step))
         return step in self
 
     def folder(self, step: int) -> str:

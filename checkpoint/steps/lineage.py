@@ -131,13 +131,16 @@ class Lineage:
     does, and raises its OSError.
 
     With `begins` there are branches from this manager's first save on; without, only where the root
-    has some already.
+    has some already. Where its opening found none, the first save does not look for them again.
     """
 
-    def __init__(self, storage: Storage, writer_id: str, *, begins: bool) -> None:
+    def __init__(
+        self, storage: Storage, writer_id: str, *, begins: bool, found_none: bool = False
+    ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._begins = begins
+        self._found_none = found_none
         self._lock = threading.Lock()
         self._base = NOTHING
         self._restored = False  # since the last branch began
@@ -166,10 +169,16 @@ class Lineage:
         """
         with self._lock:
             if not self._is_open:
-                self._current = self._begin(self._base)
+                self._current = self._first_or_next()
                 self._is_open = True
                 self._restored = False
             return self._current
+
+    def _first_or_next(self) -> Branch | None:
+        found_none = self._found_none
+        # For one save alone: other managers of the root may begin branches meanwhile.
+        self._found_none = False
+        return None if found_none and not self._begins else self._begin(self._base)
 
     def _begin(self, base: int) -> Branch | None:
         for _ in range(RACES):

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,8 +20,9 @@ from ..errors import CheckpointError, error_text
 from ..format.step_folders import (
     PLAIN_NAMES,
     STEP_NAMES,
+    RootListing,
     StepNames,
-    list_steps,
+    look_at_root,
     parse_step_format,
     read_step_names,
     step_folders,
@@ -30,12 +31,14 @@ from ..options import Options
 from ..storage.base import NameTaken, Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
+from .lineage import BRANCHES
 
 _log = logging.getLogger(__name__)
 
 
-# Returns the steps in other people's layouts, given those that are ours and how they are called.
-FindForeign: TypeAlias = Callable[[Storage, Sequence[int], StepNames], dict[int, str]]
+# Returns the steps in other people's layouts, given what a look at the root has shown and how it
+# calls its steps.
+FindForeign: TypeAlias = Callable[[Storage, RootListing, StepNames], dict[int, str]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Opened:
     people's, with their folders' names.
 
     `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the
-    disk was too full to make the claim: then nothing may be saved, but steps be deleted.
+    disk was too full to make the claim: then nothing may be saved, but steps be deleted. Where
+    `has_no_branches`, the root's history had none when it was listed; else that is not known.
     """
 
     writer: Writer
@@ -52,6 +56,7 @@ class Opened:
     foreign: Mapping[int, str] = field(default_factory=dict)
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
+    has_no_branches: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +112,9 @@ def open_root(
     ran into.
 
     `check` raises, at the primary, what is wrong with the root, before anything is written there.
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know; it
-    is given those that are ours. Without `needs_claim` a root on a full disk is opened all the
-    same, without a claim: see `claim_root`.
+    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know.
+    Without `needs_claim` a root on a full disk is opened all the same, without a claim: see
+    `claim_root`.
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
 
@@ -125,6 +130,7 @@ def open_root(
         foreign,
         found["has_claim"],
         StepNames(**found["step_names"]),
+        has_no_branches=found["has_no_branches"],
     )
 
 
@@ -151,21 +157,31 @@ def list_root(root: OpenRoot, find_foreign: FindForeign) -> tuple[list[int], dic
         root.storage,
         root.group,
         f"{root.messages}/reload",
-        lambda: _list(root.storage, find_foreign),
+        lambda: _list_again(root.storage, find_foreign),
         root.options.save_timeout_s,
     )
     return steps, {int(step): folder for step, folder in foreign.items()}
 
 
+def _list_again(storage: Storage, find_foreign: FindForeign) -> tuple[list[int], dict[int, str]]:
+    listing, foreign = _list(storage, find_foreign, read_step_names(storage))
+    return listing.steps, foreign
+
+
 def _list(
-    storage: Storage,
-    find_foreign: FindForeign | None,
-    names: StepNames | None = None,
-) -> tuple[list[int], dict[int, str]]:
-    names = names or read_step_names(storage)
-    steps = list_steps(storage, names)
-    foreign = find_foreign(storage, steps, names) if find_foreign is not None else {}
-    return steps, {step: name for step, name in foreign.items() if step not in steps}
+    storage: Storage, find_foreign: FindForeign | None, names: StepNames
+) -> tuple[RootListing, dict[int, str]]:
+    """Returns what a look at the root shows, and the steps in other people's layouts."""
+    listing = look_at_root(storage, names)
+    foreign = find_foreign(storage, listing, names) if find_foreign is not None else {}
+    known = set(listing.steps)
+    return listing, {step: name for step, name in foreign.items() if step not in known}
+
+
+def _has_no_branches(listing: RootListing) -> bool:
+    if listing.files is None:
+        return False
+    return not any(name.startswith(f"{BRANCHES}/") for name in listing.files)
 
 
 def _ask(
@@ -205,8 +221,15 @@ def _open(
             raise
     elif reads_later:
         names = read_step_names(storage)
-    steps, foreign = _list(storage, find_foreign, names)
-    return Opened(writer, tuple(steps), foreign, has_claim, names)
+    listing, foreign = _list(storage, find_foreign, names)
+    return Opened(
+        writer,
+        tuple(listing.steps),
+        foreign,
+        has_claim,
+        step_names=names,
+        has_no_branches=_has_no_branches(listing),
+    )
 
 
 def _step_names(storage: Storage, options: Options) -> StepNames:

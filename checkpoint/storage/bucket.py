@@ -82,7 +82,7 @@ class BucketStorage(ObjectStorage):
             self._store, self._streams = _opened(self._scheme, parts.netloc, parts.query)
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
-        self._free_parts = threading.BoundedSemaphore(PARTS_AT_ONCE)
+        self._part_slots = PartSlots(PARTS_AT_ONCE)
         self._room = Room()
         self._reads = HedgedReads(Hedges(), self._room)
 
@@ -135,8 +135,10 @@ class BucketStorage(ObjectStorage):
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         """Writes a file: see Storage. Parts that come in order, from offset 0 on, are streamed."""
-        self._free_parts.acquire()
-        try:
+        # A few files with several parts each end at about the same time. Many with one part each
+        # would leave the last of them alone with the network.
+        wanted = min(-(-size // PART_BYTES), PARTS_OF_ONE_FILE)
+        with self._part_slots.taken(max(1, wanted)) as at_once:
             if size <= PART_BYTES:
                 self.put(name, joined(name, size, parts))
                 return
@@ -146,12 +148,9 @@ class BucketStorage(ObjectStorage):
             if first[0] != 0:
                 self.put(name, joined(name, size, parts))
             else:
-                self._stream(name, size, parts)
-        finally:
-            self._free_parts.release()
+                self._stream(_Upload(name, size, parts, at_once))
 
-    def _stream(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        upload = _Upload(name, size, parts)
+    def _stream(self, upload: _Upload) -> None:
         if self._patience.end_s == math.inf:
             self._send(upload)
             return
@@ -165,7 +164,7 @@ class BucketStorage(ObjectStorage):
             upload.failures.append(error)
             raise
         if not in_time:
-            late = fault_of(TimeoutError(), f"{self._url}/{name}").error
+            late = fault_of(TimeoutError(), f"{self._url}/{upload.name}").error
             upload.failures.append(late)
         if upload.failures:
             raise upload.failures[0]
@@ -181,26 +180,21 @@ class BucketStorage(ObjectStorage):
     def _send(self, upload: _Upload) -> None:
         import obstore
 
-        with contextlib.ExitStack() as stack:
-            at_once = 1
-            while at_once < PARTS_OF_ONE_FILE and self._free_parts.acquire(blocking=False):
-                stack.callback(self._free_parts.release)
-                at_once += 1
-            try:
-                obstore.put(
-                    self._streams,
-                    self._prefix + upload.name,
-                    upload.buffers(),
-                    use_multipart=True,
-                    chunk_size=PART_BYTES,
-                    max_concurrency=at_once,
-                )
-            except Exception as error:
-                if upload.failures:
-                    raise upload.failures[0] from None
-                raise fault_of(error, f"{self._url}/{upload.name}").error from error
-            finally:
-                upload.lent.wait()
+        try:
+            obstore.put(
+                self._streams,
+                self._prefix + upload.name,
+                upload.buffers(),
+                use_multipart=True,
+                chunk_size=PART_BYTES,
+                max_concurrency=upload.at_once,
+            )
+        except Exception as error:
+            if upload.failures:
+                raise upload.failures[0] from None
+            raise fault_of(error, f"{self._url}/{upload.name}").error from error
+        finally:
+            upload.lent.wait()
 
     @property
     def s3_settings(self) -> tuple[Mapping[str, str], str]:
@@ -252,6 +246,8 @@ class BucketStorage(ObjectStorage):
             if error.errno == errno.ENOTSUP:
                 cut = self._tried(name, lambda: _cut_out(self._store, key, start, stop))
                 return _SizedRange(cut, None)
+            if error.errno != errno.EIO:
+                raise
             # An empty object has no range, nor has one that ends before `start`.
             size = self.size(name)
             if size <= start:
@@ -373,11 +369,39 @@ class _Lent:
             time.sleep(0.0005)
 
 
-class _Upload:
-    """A file that is streamed. `failures` are why it ends, the first of them counts."""
+class PartSlots:
+    """How many parts of files may be on their way to one store at once. Thread-safe."""
 
-    def __init__(self, name: str, size: int, parts: Iterable[Part]) -> None:
+    def __init__(self, slots: int) -> None:
+        self._free = slots
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, most: int) -> Iterator[int]:
+        """Takes the slots that are free, at most so many, once there is one; yields how many.
+
+        Blocks for as long as others hold all of them.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._free > 0)
+            slots = min(most, self._free)
+            self._free -= slots
+        try:
+            yield slots
+        finally:
+            with self._changed:
+                self._free += slots
+                self._changed.notify_all()
+
+
+class _Upload:
+    """A file that is streamed, with so many parts at once on their way. `failures` are why it ends,
+    the first of them counts.
+    """
+
+    def __init__(self, name: str, size: int, parts: Iterable[Part], at_once: int) -> None:
         self.name = name
+        self.at_once = at_once
         self.failures: list[BaseException] = []
         self.lent = _Lent()
         self._size = size

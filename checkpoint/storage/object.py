@@ -34,6 +34,7 @@ from .tombstone import (
     TOMBSTONE,
     TOMBSTONE_LIMIT_BYTES,
     fenced_writers,
+    says_the_same,
     tombstone,
 )
 
@@ -163,7 +164,8 @@ class ObjectStorage:
                     raise FileExistsError(error.errno, error.strerror, error.filename) from None
                 raise
             if standing == data:
-                return  # an earlier try went through though its answer was lost
+                self._take_back_if_swept(name, data, claim)
+                return
             if self.put(name, data, generation):
                 self._take_back_if_swept(name, data, claim)
                 return
@@ -179,10 +181,15 @@ class ObjectStorage:
         Raises Fenced, NameTaken.
         """
         writer_id = claim.rpartition("/")[2]
-        if self.get(f"{claim}/claim.json")[0] is None:
-            raise fenced(f"{self._url}/{claim}")
+        has_claim = self.get(f"{claim}/claim.json")[0] is not None
         standing, generation = self.get(name)
-        if standing is not None and standing != data:
+        if standing is not None and says_the_same(standing, data):
+            # An earlier try went through though its answer was lost. The writer may have been
+            # fenced since: a refusal would have it delete packs that a record names.
+            return data, generation
+        if not has_claim:
+            raise fenced(f"{self._url}/{claim}")
+        if standing is not None:
             if writer_id in fenced_writers(standing):
                 raise Fenced(
                     f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to"

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .base import EndsRequests, Storage
+
 _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
@@ -55,6 +57,11 @@ class Busy(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.error)
         self.fault = fault
+
+
+def until(storage: Storage, end_s: float) -> Storage:
+    """Returns the store whose requests end then, by the monotonic clock, where it can do that."""
+    return storage.until(end_s) if isinstance(storage, EndsRequests) else storage
 
 
 def fault_of(error: BaseException, where: str) -> Fault:
@@ -113,7 +120,12 @@ _REFUSALS = (
         " ?skip_signature=true for a public bucket",
     ),
     (
-        ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint"),
+        (
+            "PermanentRedirect",
+            "AuthorizationHeaderMalformed",
+            "IllegalLocationConstraint",
+            "incorrectly configured region",  # obstore's words, which has not read S3's
+        ),
         errno.EINVAL,
         "the bucket is in another region; pass its region, as ?region=eu-central-1",
     ),

@@ -128,7 +128,7 @@ main(sys.argv[1:])
     "command",
     [
         "verify A",
-        "convert A B --to orbax",
+        pytest.param("convert A B --to orbax", marks=pytest.mark.slow),
         pytest.param("convert A B --to holdfast", marks=pytest.mark.slow),
         pytest.param("convert A B --to safetensors", marks=pytest.mark.slow),
     ],

@@ -10,6 +10,7 @@ import hmac
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 import threading
 import urllib.request
@@ -19,6 +20,7 @@ from typing import Any
 
 from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.path import register_storage
+from tests.support.paths import ROOT
 
 BUCKET = "bucket"
 
@@ -74,6 +76,22 @@ def _past(
         return answer
 
     return application
+
+
+@contextlib.contextmanager
+def small_s3_server(folder: Path) -> Iterator[str]:
+    """Runs the S3 server of the benchmarks, which honours conditions and is fast, with its bodies
+    in a folder; gives a URL's query.
+    """
+    command = [sys.executable, str(ROOT / "benchmarks" / "s3_server.py"), str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        address = process.stdout.readline().strip()
+        with _environment(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test"):
+            yield f"?endpoint={address}&region=us-east-1"
+        process.stdin.close()
 
 
 class TensorStoreMemory(KvStoreStorage):

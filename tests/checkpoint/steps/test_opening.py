@@ -44,7 +44,7 @@ def opened(
         claims,
         group or Solo(),
         options or Options(),
-        find_foreign=lambda _, ours, names: {1: "1", 7: "step_7"},
+        find_foreign=lambda _, listing, names: {1: "1", 7: "step_7"},
     )
     return found, claims
 
@@ -86,7 +86,7 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
         storage = LocalStorage(tmp_path if broken else tmp_path / "file")
         claims = LocalClaims(storage)
 
-        def find_foreign(_: object, ours: object, names: object) -> dict[int, str]:
+        def find_foreign(_: object, listing: object, names: object) -> dict[int, str]:
             raise ZeroDivisionError("mine")
 
         with pytest.raises(HoldfastError) as caught:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import subprocess
 import sys
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -24,9 +27,14 @@ from holdfast.checkpoint import (
     KeepLast,
     Options,
     SaveFailed,
+    StepExists,
     register_storage,
+    sweep,
 )
+from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
+from holdfast.checkpoint.steps.claims import this_writer
+from holdfast.checkpoint.steps.object_claims import ObjectClaims
 from holdfast.checkpoint.storage import bucket
 from holdfast.checkpoint.storage.base import Part
 from holdfast.checkpoint.storage.bucket import (
@@ -34,8 +42,10 @@ from holdfast.checkpoint.storage.bucket import (
     PART_BYTES,
     PARTS_OF_ONE_FILE,
     BucketStorage,
+    PartSlots,
 )
 from holdfast.checkpoint.storage.path import StorePath
+from holdfast.coordination import Fenced
 from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
 from tests.support.proxy import Proxy, address_of, through
@@ -328,13 +338,49 @@ def test_streamed_packs_under_throttling(hours: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bucket, "PART_BYTES", part_bytes)
     requests: list[str] = []
     with s3_server(requests=requests, around=_one_in_ten) as query:
-        url = f"s3://{BUCKET}/throttled{query}"
+        url = f"s3://{BUCKET}/throttled-{hours}{query}"
         with CheckpointManager(url, keep_policy=KeepLast(1)) as manager:
             for step in range(hours):
                 manager.save(step, {"w": np.full(2 * part_bytes + 9, step, np.uint8)}).wait()
                 assert manager.restore(step)["w"][-1] == step % 256
                 assert manager.all_steps() == [step]
     assert len(requests) > 15 * hours
+
+
+def test_a_file_takes_the_slots_that_are_free() -> None:
+    slots = PartSlots(6)
+    with slots.taken(4) as first:
+        with slots.taken(4) as second:
+            assert (first, second) == (4, 2)
+        with slots.taken(1) as third:
+            assert third == 1
+    with slots.taken(9) as all_of_them:
+        assert all_of_them == 6
+
+
+def test_a_file_waits_for_a_slot() -> None:
+    slots = PartSlots(3)
+
+    def take() -> int:
+        with slots.taken(2) as taken:
+            return taken
+
+    with ThreadPoolExecutor(1) as pool:
+        with slots.taken(3):
+            waiting = pool.submit(take)
+            assert not waiting.done()
+        assert waiting.result(30) == 2
+
+
+def test_an_error_gives_slots_back() -> None:
+    slots = PartSlots(2)
+    for _ in range(3):
+        try:
+            with slots.taken(2) as taken:
+                assert taken == 2
+                raise OSError("broken")
+        except OSError:
+            pass
 
 
 @pytest.mark.slow
@@ -353,3 +399,184 @@ def test_a_process_that_has_saved_ends_in_order(tmp_path: Path) -> None:
         for number in range(30):
             url = f"s3://{BUCKET}/exits/{number}{query}"
             subprocess.run([sys.executable, "-c", program, url], check=True, timeout=60)
+
+
+def _refusing(methods: Sequence[str], status: str, code: str) -> Callable[[Any], Any]:
+    """Returns what puts a WSGI application before another that refuses requests as S3 does."""
+
+    def around(application: Any) -> Any:
+        def refusing(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            is_ours = environ["PATH_INFO"].startswith(f"/{BUCKET}/") or environ["QUERY_STRING"]
+            if environ["REQUEST_METHOD"] not in methods or not is_ours:
+                answer: Iterable[bytes] = application(environ, start_response)
+                return answer
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = f"<Error><Code>{code}</Code><Message/></Error>".encode()
+            start_response(status, [("Content-Length", str(len(body)))])
+            return [body]
+
+        return refusing
+
+    return around
+
+
+def test_a_key_that_may_only_read() -> None:
+    """A manager that would write says what is missing and what to pass; with that it reads."""
+    writes = ["PUT", "POST", "DELETE"]
+    with s3_server() as query:
+        with CheckpointManager(f"s3://{BUCKET}/readable{query}") as manager:
+            manager.save(1, {"w": np.ones(3)})
+    with s3_server(around=_refusing(writes, "403 Forbidden", "AccessDenied")) as query:
+        url = f"s3://{BUCKET}/readable{query}"
+        with pytest.raises(CheckpointError, match=r"may list, read, write .*read_only=True"):
+            CheckpointManager(url)
+        with CheckpointManager(url, options=Options(read_only=True)) as manager:
+            assert manager.restore(1)["w"].sum() == 3
+
+
+def test_a_bucket_in_another_region() -> None:
+    """The error says which setting to pass."""
+    refusing = _refusing(["GET", "PUT"], "301 Moved Permanently", "PermanentRedirect")
+    with s3_server(around=refusing) as query:
+        with pytest.raises(CheckpointError, match=r"in another region; pass its region"):
+            CheckpointManager(f"s3://{BUCKET}/elsewhere{query}")
+
+
+def test_bodies_that_are_cut_short() -> None:
+    """What a proxy cuts is asked for again: a restore is right."""
+    cut: list[str] = []
+
+    def around(application: Any) -> Any:
+        def cutting(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            answer: Iterable[bytes] = application(environ, start_response)
+            path = environ["PATH_INFO"]
+            if environ["REQUEST_METHOD"] != "GET" or not path.endswith(".safetensors"):
+                return answer
+            if len(cut) == 2:
+                return answer
+            cut.append(path)
+            return [b"".join(answer)[:100]]
+
+        return cutting
+
+    with s3_server(around=around) as query:
+        with CheckpointManager(f"s3://{BUCKET}/cut-short{query}") as manager:
+            manager.save(1, {"w": np.arange(1000)}).wait()
+            assert manager.restore(1)["w"].tolist() == list(range(1000))
+    assert len(cut) == 2
+
+
+def test_without_credentials() -> None:
+    """The error says which to set, and what to pass for a bucket that needs none."""
+    advice = r"no credentials were found; set them in the environment .*\?skip_signature=true"
+    with s3_server() as query, pytest.MonkeyPatch.context() as environment:
+        environment.delenv("AWS_ACCESS_KEY_ID")
+        environment.delenv("AWS_SECRET_ACCESS_KEY")
+        url = f"s3://{BUCKET}/nobody{query}"
+        for options in (Options(), Options(read_only=True)):
+            with pytest.raises(CheckpointError, match=advice):
+                CheckpointManager(url, options=options)
+
+
+class _ListsLate:
+    """A WSGI application in front of another, which leaves new keys out of listings: those that
+    `is_hidden` holds of, by their names, and that were put since `begin`.
+    """
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+        self.is_hidden: Callable[[str], bool] = lambda key: False
+        self._old: set[str] = set()
+        self._new: set[str] = set()
+
+    def begin(self, is_hidden: Callable[[str], bool]) -> None:
+        """Hides what is put from now on."""
+        self._old |= self._new
+        self._new.clear()
+        self.is_hidden = is_hidden
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if environ["REQUEST_METHOD"] in ("PUT", "POST") and "delete" not in environ["QUERY_STRING"]:
+            key = path.removeprefix(f"/{BUCKET}/")
+            if key not in self._old:
+                self._new.add(key)
+        answer: Iterable[bytes] = self._application(environ, start_response)
+        if "list-type=2" not in environ["QUERY_STRING"]:
+            return answer
+        whole = b"".join(answer)
+        files = r"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>"
+        folders = r"<CommonPrefixes>\s*<Prefix>(.*?)</Prefix>\s*</CommonPrefixes>"
+        shown = re.sub(files, self._shown, whole.decode(), flags=re.DOTALL)
+        shown = re.sub(folders, self._shown, shown)
+        # The length has been told: what is left out becomes blanks.
+        return [shown.encode().ljust(len(whole))]
+
+    def _shown(self, entry: re.Match[str]) -> str:
+        name = unquote(entry[1])
+        hidden = {key for key in self._new if self.is_hidden(key)}
+        if name.endswith("/"):
+            keys = {key for key in self._old | self._new if key.startswith(name)}
+            is_shown = not keys or bool(keys - hidden)
+        else:
+            is_shown = name not in hidden
+        return entry[0] if is_shown else ""
+
+
+def test_a_store_that_lists_late() -> None:
+    """A step that is not listed yet is there by its name, and cannot be saved a second time. Its
+    own manager lists it. Another manager, which does not see it, takes nothing away.
+    """
+    stores: list[_ListsLate] = []
+
+    def around(application: Any) -> Any:
+        stores.append(_ListsLate(application))
+        return stores[0]
+
+    with s3_server(around=around) as query:
+        url = f"s3://{BUCKET}/late{query}"
+        with CheckpointManager(url) as manager:
+            manager.save(1, {"w": np.ones(3)}).wait()
+            manager._state.worker.wait(60)
+            stores[0].begin(lambda key: True)
+            manager.save(2, {"w": np.arange(3)}).wait()
+            with CheckpointManager(url) as other:
+                other._state.worker.wait(60)
+                assert other.all_steps() == [1]
+                assert other.restore(2)["w"].tolist() == [0, 1, 2]
+                with pytest.raises(StepExists):
+                    other.save(2, {"w": np.zeros(3)})
+            with pytest.raises(StepExists):
+                manager.save(2, {"w": np.zeros(3)})
+            assert manager.latest_step() == 2
+            assert manager.all_steps() == [1, 2]
+            assert manager.restore()["w"].tolist() == [0, 1, 2]
+            stores[0].begin(lambda key: False)
+            assert manager.all_steps() == [1, 2]
+
+
+def test_a_store_that_lists_a_claim_later_than_packs() -> None:
+    """A sweep takes the packs of a writer whose claim is not listed: that save fails as fenced, and
+    is never listed.
+    """
+    stores: list[_ListsLate] = []
+
+    def around(application: Any) -> Any:
+        stores.append(_ListsLate(application))
+        return stores[0]
+
+    with s3_server(around=around) as query:
+        url = f"s3://{BUCKET}/later{query}"
+        with CheckpointManager(url) as manager:
+            manager.save(1, {"w": np.ones(3)}).wait()
+        stores[0].begin(lambda key: key.endswith("/claim.json"))
+        storage = BucketStorage(url)
+        claims = ObjectClaims(storage)
+        writer = this_writer()
+        claims.take(writer)
+        pack = f"2/state/00000-00000-{writer.id}00000001.safetensors"
+        storage.put(pack, b"pack")
+        assert sweep(url).files == [pack]
+        with pytest.raises(Fenced):
+            storage.commit("2/checkpoint.json", b"{}", f".holdfast/{writer.id}")
+        assert list_steps(storage) == [1]

@@ -20,9 +20,11 @@ from holdfast.checkpoint import (
     Storage,
     register_storage,
 )
+from holdfast.checkpoint.storage.base import CopiesFiles
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.testing import StorageContract
+from holdfast.testing.storage_contract import put
 from tests.support.object_servers import (
     AZURITE,
     BUCKET,
@@ -31,6 +33,7 @@ from tests.support.object_servers import (
     gcs_server,
     rclone_server,
     s3_server,
+    small_s3_server,
 )
 
 _numbers = itertools.count()
@@ -53,6 +56,12 @@ def azure() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with rclone_server(tmp_path_factory.mktemp("rclone")) as query:
+        yield query
+
+
+@pytest.fixture(scope="module")
+def small_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with small_s3_server(tmp_path_factory.mktemp("small")) as query:
         yield query
 
 
@@ -126,6 +135,24 @@ class TestRclone(StorageContract):
     @pytest.fixture
     def url(self, rclone: str) -> str:
         return f"s3://{BUCKET}/contract/{next(_numbers)}{rclone}"
+
+
+class TestSmallS3(StorageContract):
+    """The server of the benchmarks."""
+
+    @pytest.fixture
+    def url(self, small_s3: str) -> str:
+        return f"s3://{BUCKET}/contract/{next(_numbers)}{small_s3}"
+
+    def test_a_file_is_copied(self, storage: Storage) -> None:
+        """It copies by itself, as an incremental save asks; what is not there is not found."""
+        assert isinstance(storage, CopiesFiles)
+        put(storage, "1/state/a b", b"12345")
+        storage.copy("1/state/a b", "2/state/a b")
+        storage.delete(["1/state/a b"])
+        assert storage.fetch("2/state/a b", 5) == b"12345"
+        with pytest.raises(FileNotFoundError):
+            storage.copy("1/state/a b", "3/state/a b")
 
 
 class TestAzure(StorageContract):
