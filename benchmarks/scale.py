@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import resource
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from benchmarks.plot import draw
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
+from holdfast.multihost.group.ids import ProcessIds, packed
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.crowd import PROCESSES_PER_HOST, Crowd
 
@@ -69,15 +68,12 @@ class Measured:
 
 def ids_of(count: int) -> bytes:
     """Returns what `initialize_ids` hands to all: the numbers and devices of each process."""
-    entries = [
-        {
-            "runtime": number,
-            "distributed": number,
-            "devices": list(range(8 * number, 8 * number + 8)),
-        }
-        for number in range(count)
-    ]
-    return zlib.compress(json.dumps(entries).encode())
+    return packed(
+        [
+            ProcessIds(number, number, tuple(range(8 * number, 8 * number + 8)))
+            for number in range(count)
+        ]
+    )
 
 
 def measure(count: int) -> dict[str, dict[str, float]]:

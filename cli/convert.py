@@ -66,6 +66,12 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
     help="safetensors: start another file after so many bytes.",
 )
 @click.option(
+    "--shards",
+    type=click.IntRange(1),
+    default=None,
+    help="safetensors: write so many files (default: as many as they were).",
+)
+@click.option(
     "--process",
     type=int,
     default=None,
@@ -112,6 +118,7 @@ class Conversion:
     items: tuple[str, ...]
     under: str
     names: str | None
+    shards: int | None
     shard_bytes: int | None
     process: int | None
     written: list[dict[str, str]] = field(default_factory=list)
@@ -136,7 +143,6 @@ class Conversion:
         from holdfast.checkpoint.format.rename import parse_names
         from holdfast.checkpoint.layouts.base import total_bytes
         from holdfast.checkpoint.layouts.detect import open_checkpoint
-        from holdfast.checkpoint.layouts.safetensors import SHARD_BYTES
         from holdfast.checkpoint.steps.object_claims import open_claims
         from holdfast.checkpoint.storage.path import StorePath, open_storage
         from holdfast.checkpoint.tools.convert import convert as run
@@ -154,7 +160,8 @@ class Conversion:
                 under=self.under,
                 rename=rename,
                 process=self.process,
-                shard_bytes=self.shard_bytes or SHARD_BYTES,
+                shards=self.shards,
+                shard_bytes=self.shard_bytes,
                 claims=open_claims(store, single_writer=self.single_writer),
                 progress=meter,
             )

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from holdfast.coordination.limits import Limits
+
 from .common import command_argument
 
 
@@ -22,7 +24,11 @@ def _pairs(
 @click.option("--name", required=True, help="Of the job.")
 @click.option("--image", required=True, help="Holds Python, holdfast and the program.")
 @click.option(
-    "-n", "--num-processes", type=click.IntRange(1), required=True, help="Processes in all."
+    "-n",
+    "--num-processes",
+    type=click.IntRange(1, Limits().tasks),
+    required=True,
+    help="Processes in all.",
 )
 @click.option(
     "--slices",

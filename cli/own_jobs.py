@@ -44,7 +44,7 @@ def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     return [
         (job, folder.credentials())
         for folder in job_folders()
-        if (job := folder.job()) is not None and job.runs
+        if (job := folder.job()) is not None and job.runs and not job.waiting
     ]
 
 

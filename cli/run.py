@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.coordination.diagnosis.summary import describe_goodput
+from holdfast.coordination.limits import Limits
 
 from .common import (
     SECONDS,
@@ -113,7 +114,11 @@ def _with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n", "--num-processes", type=click.IntRange(1, 4096), required=True, help="How many processes."
+    "-n",
+    "--num-processes",
+    type=click.IntRange(1, Limits().tasks),
+    required=True,
+    help="How many processes.",
 )
 @click.option(
     "--max-restarts",

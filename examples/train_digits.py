@@ -99,22 +99,8 @@ def batches(mesh, images, labels, steps):
         )
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--directory", required=True, type=Path, help="where checkpoints go")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--save-every", type=int, default=50)
-    parser.add_argument("--log", type=Path, help="append one JSON line a step: step and loss")
-    parser.add_argument(
-        "--report",
-        type=Path,
-        help="write accuracy and checkpoint statistics here as JSON at the end",
-    )
-    args = parser.parse_args()
-
-    multihost.initialize()  # 1. joins the other processes; alone, it does nothing
+def train(args):
+    """Trains from the last saved step on; returns whether it stopped for a notice of preemption."""
     print(
         f"process {jax.process_index()} of {jax.process_count()}, pid {os.getpid()},"
         f" {jax.device_count()} devices in all",
@@ -125,7 +111,7 @@ def main():
     digits = load_digits()
     images = (digits.data / 16).astype(np.float32)
     labels = digits.target.astype(np.int32)
-    train = slice(0, 1437)
+    training = slice(0, 1437)
     test = slice(1437, None)
 
     shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
@@ -152,7 +138,7 @@ def main():
 
         primary = multihost.is_primary_host(0)
         log = args.log.open("a", buffering=1) if args.log and primary else None
-        data = batches(mesh, images[train], labels[train], range(last + 1, args.steps + 1))
+        data = batches(mesh, images[training], labels[training], range(last + 1, args.steps + 1))
         if sys.stdout.isatty():
             data = track(data, "training", total=args.steps - last)
         step = last
@@ -187,7 +173,26 @@ def main():
                 args.report.write_text(json.dumps(report))
         if log:
             log.close()
-    multihost.shutdown()
+    return preempted
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--directory", required=True, type=Path, help="where checkpoints go")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--log", type=Path, help="append one JSON line a step: step and loss")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        help="write accuracy and checkpoint statistics here as JSON at the end",
+    )
+    args = parser.parse_args()
+    # 1. joins the other processes, and calls the function again when one of them has died; alone,
+    # it only calls it
+    preempted = multihost.run_restartable(lambda: train(args))
     sys.exit(PREEMPTED if preempted else 0)
 
 

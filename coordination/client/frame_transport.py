@@ -12,6 +12,7 @@ import math
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -119,17 +120,29 @@ class QueueFrameTransport:
     # --- Callers
 
     def send(self, frame: bytes) -> None:
-        with self._lock:
-            if self._over:
-                return
-            if self._sending:
-                self._outbox.append(frame)
-                return
-            self._sending = True
-            self._call.operate((cygrpc.SendMessageOperation(frame, 0),), self._sent)
+        try:
+            with self._lock:
+                if self._over:
+                    return
+                if self._sending:
+                    self._outbox.append(frame)
+                    return
+                self._sending = True
+                self._call.operate((cygrpc.SendMessageOperation(frame, 0),), self._sent)
+        except BaseException as error:
+            self._abandon(error)
+            raise
 
     def ask(self, frame: bytes, inbox: Inbox, timeout_s: float) -> Any:
-        until = time.monotonic() + timeout_s
+        try:
+            return self._ask(frame, inbox, time.monotonic() + timeout_s)
+        except queue.Empty:
+            raise
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _ask(self, frame: bytes, inbox: Inbox, until: float) -> Any:
         with self._lock:
             reads = not self._reading and not self._over
             if reads:
@@ -194,7 +207,22 @@ class QueueFrameTransport:
         self._own.put(call)
 
     def cancel(self) -> None:
-        self._call.cancel(cygrpc.StatusCode.cancelled, "the client ends")
+        try:
+            self._call.cancel(cygrpc.StatusCode.cancelled, "the client ends")
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        """Ends the stream: the handler of a signal raised in a call of the main thread.
+
+        What was left half done, such as a turn, is over with the stream. gRPC lets go of a call
+        whose reading was interrupted: no event of it ever comes again.
+        """
+        _release_condition(error)
+        self._finish("CANCELLED", "a call was interrupted")
+        # Another thread may be reading, and is freed by the status.
+        self._call.cancel(cygrpc.StatusCode.cancelled, "a call was interrupted")
 
     # --- The stream's own thread
 
@@ -240,16 +268,14 @@ class QueueFrameTransport:
     # --- Events, handled by the reader
 
     def _handle_next(self) -> None:
-        if not self._receiving:
-            self._receiving = True
-            self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
-        # The handler of a signal may raise here, on the main thread. gRPC lets go of a call whose
-        # reading was interrupted: no event of it ever comes again.
         try:
+            if not self._receiving:
+                self._receiving = True
+                self._call.operate((cygrpc.ReceiveMessageOperation(0),), self._received)
             event = self._call.next_event()
             event.tag(event)
-        except BaseException:
-            self._finish("CANCELLED", "the reading of the session was interrupted")
+        except BaseException as error:
+            self._abandon(error)
             raise
 
     def _sent(self, event: Any) -> None:
@@ -275,9 +301,26 @@ class QueueFrameTransport:
 
     def _finish(self, code: str, details: str) -> None:
         with self._lock:
+            if self._over:
+                return
             self._over = True
         self._on_end(code, details)
         self._own.put(None)
+
+
+def _release_condition(error: BaseException) -> None:
+    """Releases the lock of gRPC's channel, if that is where an error was raised.
+
+    The compiled code of gRPC enters and leaves it as a `with` does, through methods in Python. A
+    signal that is handled in those leaves the lock held, and each later use of the channel waits
+    for it, with no time limit.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        condition = frame.f_locals.get("self")
+        if not isinstance(condition, threading.Condition):
+            continue
+        if condition._is_owned():  # type: ignore[attr-defined]
+            condition.release()
 
 
 def _ignore(event: Any) -> None:

@@ -13,6 +13,7 @@ from holdfast.proto import session_pb2
 
 from ..client.status import StatusClient
 from ..diagnosis.findings import Evidence, Look, silent, wants_stacks
+from ..diagnosis.stacks import parse
 from .local_look import look
 
 _SAMPLES = 4
@@ -48,6 +49,17 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
     looks = _looks(unheard[:_MOST_LOOKS])
     seen = {process: [found.stacks] for process, found in looks.items() if found.stacks}
     return Evidence(client.status(), {**samples, **seen}, looks, hangs)
+
+
+def place_of(process_id: int, pid: int) -> str:
+    """Returns where a process of this host is in its own code, such as "step, train.py:12".
+
+    "" where that cannot be seen. Blocks for at most 6 s.
+    """
+    seen = look(process_id, pid)
+    threads = () if seen is None else parse(seen.stacks)
+    place = threads[0].place if threads else None
+    return "" if place is None else place.place
 
 
 def whom_to_ask(

@@ -55,7 +55,7 @@ class RunningJob:
     process here.
 
     `command` and `folder` are its launcher's, `unix_s` is when this attempt began: of who makes
-    this value, unless they are given.
+    this value, unless they are given. A coordinator that is `waiting` is for an attempt to come.
     """
 
     job_id: str
@@ -65,6 +65,7 @@ class RunningJob:
     command: str = field(default_factory=_own_command)
     folder: str = field(default_factory=_own_folder)
     unix_s: float = field(default_factory=time.time)
+    waiting: bool = False
 
     @property
     def runs(self) -> bool:

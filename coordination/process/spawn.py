@@ -34,6 +34,11 @@ class SpawnedServer:
         """The server's process id."""
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
         if self._process.poll() is None:

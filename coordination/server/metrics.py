@@ -60,6 +60,11 @@ _BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
         "How long saves have held a program, in all",
         _reported("save_blocked_s"),
     ),
+    (
+        "saves_missed",
+        "Saves in a row that failed while the program went on",
+        _reported("saves_missed"),
+    ),
 )
 """Name, text, and what reads the value of a process, None where it is not known."""
 

@@ -322,6 +322,7 @@ class SessionStreams:
                 opening.process_id, opening.incarnation, opening.host, opening.pid, now=now
             )
         if status is not None:
+            log.warning("a Session was refused: %s", status.message)
             stream.finish(status.code, status.message)
             return
         # The client came back before its old connection was seen to break: only one may be read,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.proto import session_pb2
@@ -46,6 +47,7 @@ from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
+_MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
 _NOT_STARTED = 127  # the exit code of a process that could not be started
 _NEVER = RestartPolicy()
 _STANDBY = StandbySettings()
@@ -123,10 +125,11 @@ class LocalEngine(BaseEngine):
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
-        self._warmed = False  # standbys for the next attempt are there
+        self._warmed = False  # what waits for the next attempt was started
         self._attempt = 0
         self._num_processes = 0  # of the attempt
         self._staying: frozenset[int] = frozenset()  # that have outlived an attempt
+        self._pids: dict[int, int] = {}  # of the processes of the attempt before
         self._coordinator: Coordinator | None = None
         # Of attempts that processes outlive, until these are in the one that runs.
         self._older: list[Coordinator] = []
@@ -155,9 +158,14 @@ class LocalEngine(BaseEngine):
         self._signal(signal.SIGINT, frozenset(self._workers) - ours)
 
     def _prepare(self, action: PrepareNext) -> None:
+        wanted = (action.attempt, action.num_processes)
+        if wanted in self._prepared:
+            return
+        self._drop_prepared()
         with contextlib.suppress(StartupFailed):  # the launch will meet it again, and report it
-            coordinator = self._start_coordinator(action.attempt, action.num_processes)
-            self._prepared[action.attempt, action.num_processes] = coordinator
+            coordinator = self._start_coordinator(*wanted)
+            coordinator.publish(waiting=True)
+            self._prepared[wanted] = coordinator
 
     def _start_coordinator(self, attempt: int, num_processes: int) -> Coordinator:
         folder = self._settings.log_folder
@@ -191,9 +199,14 @@ class LocalEngine(BaseEngine):
 
     def _open_attempt(self, attempt: int, num_processes: int) -> None:
         """Starts the attempt's coordinator, where none was prepared, and begins to watch it."""
-        prepared = self._prepared.pop((attempt, num_processes), None)
+        prepared = self._prepared.get((attempt, num_processes))
+        if prepared is not None and prepared.runs:
+            del self._prepared[attempt, num_processes]
+            prepared.publish()
+        else:
+            prepared = self._start_coordinator(attempt, num_processes)
+        self._coordinator = prepared
         self._drop_prepared()
-        self._coordinator = prepared or self._start_coordinator(attempt, num_processes)
         self._attempt = attempt
         self._num_processes = num_processes
         self._warmed = False
@@ -204,6 +217,7 @@ class LocalEngine(BaseEngine):
         assert self._coordinator is not None
         self._older.append(self._coordinator)
         self._close_watch()
+        self._pids |= {task.task_id: task.pid for task in self._status.tasks if task.pid}
         self._open_attempt(action.attempt, action.num_processes)
         self._staying = action.staying
         following = session_pb2.NextAttempt(
@@ -217,6 +231,7 @@ class LocalEngine(BaseEngine):
             older.end_attempt(following)
 
     def _replace(self, action: Replace) -> None:
+        self._say_where(action.processes & self._started_before())
         self._staying -= action.processes
         ended = [self._workers.pop(process, None) for process in sorted(action.processes)]
         late = [worker for worker in ended if worker is not None]
@@ -225,7 +240,21 @@ class LocalEngine(BaseEngine):
         for worker in late:
             worker.wait(_KILLED_END_S)
         for process in sorted(action.processes):
+            self._pids.pop(process, None)
             self._start(process)
+
+    def _started_before(self) -> frozenset[int]:
+        """Returns the living processes that were started for an attempt before."""
+        living = {process for process, worker in self._workers.items() if worker.alive}
+        return frozenset(living & self._staying)
+
+    def _say_where(self, processes: frozenset[int]) -> None:
+        """Says where processes are that did not come, while they can still be asked."""
+        for process in sorted(processes)[:_MOST_LOOKS]:
+            place = place_of(process, self._pids.get(process, 0)) or "code that cannot be seen"
+            text = f"process {process} did not come to attempt {self._attempt}: it is in {place}"
+            self._output.say(text)
+            self.note(text)
 
     def _close_older(self) -> None:
         while self._older:
@@ -300,9 +329,9 @@ class LocalEngine(BaseEngine):
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns what has happened, at the latest after `timeout_s`.
 
-        Reads the capacity file, where one is given, twice a second. Starts the standbys after the
-        first step of an attempt: the kernel ends them with the thread that has started them, and
-        this thread outlives them.
+        Reads the capacity file, where one is given, twice a second. Starts what waits for the next
+        attempt after the first step of this one: the kernel ends standbys with the thread that has
+        started them, and this thread outlives them.
         """
         if events := self._capacity_events():
             return events
@@ -311,10 +340,18 @@ class LocalEngine(BaseEngine):
         seen = [self._of_this_attempt(event) for event in super().events(timeout_s)]
         if self._older and any(map(self._all_are_back, seen)):
             self._close_older()
-        if self._standbys is not None and not self._warmed and _has_step(seen):
+        if not self._warmed and _has_step(seen):
             self._warmed = True
-            self._standbys.warm(self._environments)
+            self._get_ready(seen)
         return seen
+
+    def _get_ready(self, seen: Sequence[Event]) -> None:
+        """Starts the standbys, and a coordinator where the next attempt may begin at once."""
+        if self._standbys is not None:
+            self._standbys.warm(self._environments)
+        can_stay = any(isinstance(event, Progressed) and event.restartable for event in seen)
+        if can_stay and self._policy.max_failures:
+            self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
 
     def _of_this_attempt(self, event: Event) -> Event:
         """Returns the event; the end of one that was to outlive its attempt is of this attempt."""

@@ -65,6 +65,8 @@ class Coordinator:
         published: Path | None = None,
         secured: bool = False,
     ) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
         self._closed = threading.Event()
         self.secrets: JobSecrets | None = None
         self.credentials = Credentials()
@@ -96,7 +98,17 @@ class Coordinator:
                 arguments=tuple(arguments),
             )
             undone.pop_all()
-        self._folder.publish(RunningJob(job_id, attempt, self.address, self._service.pid))
+        self.publish()
+
+    def publish(self, *, waiting: bool = False) -> None:
+        """Has `holdfast status` find it, unless it is `waiting` for its attempt to begin."""
+        job = RunningJob(self._job_id, self._attempt, self.address, self.pid, waiting=waiting)
+        self._folder.publish(job)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._service.runs
 
     def _make_secrets(self, host: str) -> tuple[str, ...]:
         """Makes token and certificates, and returns the options that name their files."""

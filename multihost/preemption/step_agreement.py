@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost
+from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 
 from ..group.group import ClusterGroup, Group
 from ..group.group_client import Client, Deadline, GroupClient, group_client_of
@@ -349,7 +349,8 @@ class SyncPoint:
             if self._gathers(int(announcer), take_overs):
                 step = self._gather(group_client, number, announcement)
             else:
-                step = self._get(group_client, f"{number}/step", self._take_over_s)
+                source = None if int(announcer) in self._lost() else int(announcer)
+                step = self._get(group_client, f"{number}/step", self._take_over_s, source)
             # The others may have taken this process for dead, and gone on.
             if step is None and self._skip(group_client):
                 return
@@ -397,7 +398,7 @@ class SyncPoint:
             step = str(agreed_step(floors.values()))
             # Another that took over may have written a step, from other floors: that one counts.
             return step if self._insert(group_client, f"{number}/step", step) else None
-        if self._get(group_client, f"{number}/floor/{missing[0]}", 1.0) is None:
+        if self._get(group_client, f"{number}/floor/{missing[0]}", 1.0, missing[0]) is None:
             self._send(group_client, number, announcement, missing)
         return None
 
@@ -418,13 +419,23 @@ class SyncPoint:
             return False
         return True
 
-    def _get(self, group_client: GroupClient, key: str, timeout_s: float) -> str | None:
-        """Waits for a key; returns None when it has not come in time."""
+    def _get(
+        self, group_client: GroupClient, key: str, timeout_s: float, source: int | None = None
+    ) -> str | None:
+        """Waits for a key; returns None when it has not come in time, or its `source` has died."""
+        client: Any = group_client.client
+        has_source = source is not None and group_client.pushes
+        depends_on = {"depends_on": [source]} if has_source else {}
         try:
             with group_client.errors(f"sync point {self.name!r}", self.name, timeout_s):
-                return group_client.client.blocking_key_value_get_bytes(
-                    f"{self.folder}/{key}", Deadline(timeout_s).remaining_ms()
-                ).decode()
+                value: bytes = client.blocking_key_value_get_bytes(
+                    f"{self.folder}/{key}", Deadline(timeout_s).remaining_ms(), **depends_on
+                )
+                return value.decode()
+        except ProcessLost:
+            # The same word may still be on its way to `lost()`.
+            self._closed.wait(_BACK_OFF_S[0])
+            return None
         except CoordinationError as error:
             if error.code != "DEADLINE_EXCEEDED":
                 raise

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import compilation_cache, compiler, distributed, xla_bridge
 
 from holdfast.coordination.client.fork import keep_for_ever
 
@@ -30,6 +30,16 @@ _HEARTBEAT_S = 86400
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 # Among alternative names in DER: the tag, and the length of what follows.
 _URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)
+_WRITE = "_cache_write"  # of jax's compiler: writes an entry of the compilation cache
+_ENTRY = {
+    "cache_key",
+    "compile_time_secs",
+    "module_name",
+    "backend",
+    "executable",
+    "host_callbacks",
+}
+_jax_writes: Any = getattr(compiler, _WRITE, None)
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
@@ -55,6 +65,7 @@ def start_jax(
     """
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
+    _keep_what_each_compiles()
     jax.distributed.initialize(
         route.address,
         spec.num_processes,
@@ -78,6 +89,35 @@ def start_jax(
             attempt=spec.attempt,
             processes=(spec.process_id,),
         )
+
+
+def _keep_what_each_compiles() -> None:
+    """Has this process write what it compiles on CPU to jax's compilation cache.
+
+    jax lets process 0 write for all. On CPU the name of an entry differs from process to process,
+    so that the others would compile everything again in each attempt.
+    """
+    if _jax_writes is not None and inspect.signature(_jax_writes).parameters.keys() >= _ENTRY:
+        setattr(compiler, _WRITE, _write_compiled)
+
+
+def _write_compiled(*given: Any, **named: Any) -> None:
+    _jax_writes(*given, **named)
+    entry = inspect.signature(_jax_writes).bind(*given, **named).arguments
+    backend = entry["backend"]
+    compile_s = entry["compile_time_secs"]
+    config: Any = jax.config  # jax does not type it
+    is_short = compile_s < config.jax_persistent_cache_min_compile_time_secs
+    is_own = backend.platform == "cpu" and distributed.global_state.process_id != 0
+    if is_own and not is_short and not entry["host_callbacks"]:
+        with suppress(Exception):  # a cache that cannot be written costs time alone
+            compilation_cache.put_executable_and_time(
+                entry["cache_key"],
+                entry["module_name"],
+                entry["executable"],
+                backend,
+                int(compile_s),
+            )
 
 
 def end_jax() -> None:

@@ -94,15 +94,16 @@ class Drill:
         whole.write_text(fault)
         whole.replace(self.folder / "fault")
 
-    def first_line(self, pattern: str) -> str:
-        """Returns the first line of the status as soon as it matches, else the last one within 30
-        s.
+    def first_sentence(self, pattern: str) -> str:
+        """Returns what the status says of the job's state, in the line below it, as soon as it
+        matches, else what it said last within 30 s.
         """
         deadline = time.monotonic() + SAID_WITHIN_S
-        line = ""
-        while not re.fullmatch(pattern, line) and time.monotonic() < deadline:
-            line = next(iter(self.status().splitlines()), "")
-        return line
+        sentence = ""
+        while not re.fullmatch(pattern, sentence) and time.monotonic() < deadline:
+            _, _, below = self.status().partition("\n")
+            sentence = below.partition("\n")[0]
+        return sentence
 
 
 @contextmanager

@@ -34,16 +34,14 @@ class Watched:
         self._tab = tab
 
     def says(self, pattern: str) -> None:
-        """Asserts that the first line of the status, and the first sentence of the page, come to
-        match.
-        """
-        line = self._job.first_line(pattern)
-        print(f"first line: {line}")
-        assert re.fullmatch(pattern, line), line
+        """Asserts that the first sentences of the status and of the page come to match."""
+        sentence = self._job.first_sentence(pattern)
+        print(f"first sentence: {sentence}")
+        assert re.fullmatch(pattern, sentence), sentence
         if self._tab is not None:
             first = self._tab.locator("#findings li:first-child")
             first.filter(has_text=re.compile(f"^{pattern}$")).wait_for(timeout=1000 * SAID_WITHIN_S)
-            assert self._tab.locator("#grid .cell").count() == 3
+            assert self._tab.locator("#row-list tr").count() == 3
 
 
 @contextmanager
@@ -54,7 +52,7 @@ def watched(job: Drill, tab: Any) -> Iterator[Watched]:
         return
     with page(job.find_address()) as url:
         tab.goto(url)
-        tab.get_by_text("nothing: the job gets on").wait_for()
+        tab.get_by_text("all 3 processes get on").wait_for()
         yield Watched(job, tab)
 
 
@@ -128,7 +126,7 @@ def test_a_full_disk(tmp_path: Path, tab_if_any: Any) -> None:
         with drill(tmp_path) as job:
             job.wait_for_step(12)
             found = job.json()["tasks"][0]["progress"]["root"]
-            assert (found["path"], found["steps"][-1]["bytes"]) == (str(root), "400000"), found
+            assert (found["path"], found["steps"][-1]["bytes"]) == (str(root), 400000), found
             with watched(job, tab_if_any) as both:
                 try:
                     with open(root / "filler", "wb", buffering=0) as filler:

@@ -110,6 +110,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 POLITE = program("survival_polite")
 
 
+@pytest.mark.slow
 def test_leaving_with_zero_after_a_notice_is_unfinished() -> None:
     """PRE-1: one process gets SIGTERM, all stop at one step and exit with 0; the job is started
     again, and then it is done.

@@ -139,12 +139,15 @@ def test_a_join_does_not_wait_for_the_others() -> None:
 @pytest.mark.parametrize(
     "identity", [{"job": "k", "attempt": 1}, {"job": "j", "attempt": 2}, {"num_processes": 3}]
 )
-def test_another_job_is_fenced(served: Served, identity: dict[str, Any]) -> None:
-    """At the join, with the service's sentence."""
+def test_another_job_is_fenced(
+    served: Served, identity: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the join, with the service's sentence, which the service logs."""
     joined = Joined(served.address, **identity)
     with pytest.raises(Fenced, match="this service coordinates"):
         joined.transport.join(Deadline(20))
     joined.transport.close()
+    assert "a Session was refused: this service coordinates" in caplog.text
 
 
 def test_a_second_session_fences_the_first(served: Served, joined: Joined) -> None:

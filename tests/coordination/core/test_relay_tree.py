@@ -10,7 +10,7 @@ import pytest
 from tests.support.simulated_relays import NONE, Mutations, Tree
 from tests.support.simulated_world import Violation
 
-FAST = 300
+FAST = 150
 SLOW = 10_000
 MOST_TASKS = 64
 
@@ -29,7 +29,7 @@ def test_the_invariants_hold() -> None:
     happened: Counter[str] = Counter()
     for seed in range(FAST):
         happened += lived(seed, 16)
-    assert min(happened[what] for what in ("relay dies", "stall", "replaced", "direct")) > 50
+    assert min(happened[what] for what in ("relay dies", "stall", "replaced", "direct")) > 25
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
@@ -14,8 +15,11 @@ def test_stacks_are_sampled_where_they_are_called_for() -> None:
     """A healthy job costs one status. With stacks, each process that has a Session is sampled
     several times; one that left is not asked.
     """
-    with CoordinationService.spawn(2, recoverable=True) as service:
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(CoordinationService.spawn(2, recoverable=True))
         clients = [CoordinationClient(service.address, process_id) for process_id in range(2)]
+        for client in clients:
+            stack.callback(client.close)
         threads = [threading.Thread(target=client.connect) for client in clients]
         for thread in threads:
             thread.start()
@@ -26,7 +30,8 @@ def test_stacks_are_sampled_where_they_are_called_for() -> None:
             assert (len(healthy.status.tasks), healthy.stacks, healthy.looks) == (2, {}, {})
             clients[1].shutdown()
             evidence = gather(status, with_stacks=True)
-        assert list(evidence.stacks) == [0] and len(evidence.stacks[0]) == 4
+        assert list(evidence.stacks) == [0]
+        assert len(evidence.stacks[0]) == 4
         assert parse(evidence.stacks[0][0])[0].name == "MainThread"
         clients[0].shutdown()
 

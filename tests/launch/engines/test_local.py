@@ -26,6 +26,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.entry import main
+from holdfast.cli.own_jobs import running_jobs
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch import (
     Preempted,
@@ -36,7 +37,15 @@ from holdfast.launch import (
     run_local,
 )
 from holdfast.launch.engines.local import LocalEngine
-from holdfast.launch.supervisor.job import Exited, Kill, Launch, PrepareNext, Release
+from holdfast.launch.supervisor.job import (
+    Exited,
+    Kill,
+    Launch,
+    PrepareNext,
+    Progressed,
+    Rejoin,
+    Release,
+)
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import program
@@ -478,6 +487,44 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
         engine.carry_out(Kill())
         engine.close()
     assert running() == {}
+
+
+def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
+    """From the first step on; `holdfast status` finds the one whose attempt runs. One that has died
+    while it waited is not used.
+    """
+    engine = LocalEngine(
+        python("import time; time.sleep(600)"),
+        "waits",
+        RunSettings(env=os.environ, restart=RestartPolicy(grace_s=0, max_failures=3)),
+        CollectedOutput(),
+    )
+
+    def found() -> list[int]:
+        return [job.attempt for job, _ in running_jobs() if job.job_id == "waits"]
+
+    try:
+        engine.carry_out(Launch(1, 2))
+        engine._queue.put(Progressed(1, step=1))
+        engine.events(10)
+        assert coordinators("waits").keys() == {1}, "nobody can stay"
+        for attempt in (1, 2):
+            engine._warmed = False
+            engine._queue.put(Progressed(attempt, step=1, restartable=frozenset({0, 1})))
+            while attempt + 1 not in coordinators("waits"):
+                engine.events(10)
+            assert found()[-1] == attempt
+            following = coordinators("waits")[attempt + 1]
+            if attempt == 2:
+                (prepared,) = engine._prepared.values()
+                os.kill(prepared.pid, signal.SIGKILL)
+                prepared._service.wait(10)
+            engine.carry_out(Rejoin(attempt + 1, 2, frozenset({0, 1}), "a process died"))
+            assert found()[-1] == attempt + 1
+            assert (coordinators("waits")[attempt + 1] == following) == (attempt == 1)
+    finally:
+        engine.carry_out(Kill())
+        engine.close()
 
 
 def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:

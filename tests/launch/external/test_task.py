@@ -212,6 +212,7 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
     assert not folder.exists() and list((short_path / "shared").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_job_is_open_where_asked_for(short_path: Path) -> None:
     """--insecure: the processes reach the coordinator as anybody does."""
     with two_machines(short_path, "--insecure") as said:
@@ -221,7 +222,12 @@ def test_a_job_is_open_where_asked_for(short_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "owner"), [(0o644, os.getuid()), (0o622, os.getuid()), (0o600, 65534)]
+    ("mode", "owner"),
+    [
+        (0o644, os.getuid()),
+        pytest.param(0o622, os.getuid(), marks=pytest.mark.slow),
+        pytest.param(0o600, 65534, marks=pytest.mark.slow),
+    ],
 )
 def test_an_address_open_to_others_is_refused(short_path: Path, mode: int, owner: int) -> None:
     """It could be a coordinator of theirs, or be read by them."""

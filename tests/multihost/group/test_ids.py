@@ -1,10 +1,13 @@
-"""The id maps before they are known."""
+"""The id maps before they are known, and the table of them as it travels."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
 import holdfast.multihost as multihost
+from holdfast.multihost.group.ids import ProcessIds, packed, unpacked
 
 
 def test_before_they_are_known() -> None:
@@ -23,3 +26,22 @@ def test_before_they_are_known() -> None:
         ValueError, match=r"call initialize_distributed_to_device_ids\(\) in every process"
     ):
         multihost.distributed_to_device_ids()
+
+
+def test_the_table_travels_whole() -> None:
+    """In whatever order a runtime counts, and with other numbers of devices, or none."""
+    rng = random.Random(7)
+    runtime = list(range(500))
+    rng.shuffle(runtime)
+    ids = [
+        ProcessIds(runtime[number], number, tuple(rng.sample(range(4000), rng.randrange(9))))
+        for number in range(500)
+    ]
+    assert unpacked(packed(ids)) == ids
+    assert unpacked(packed([])) == []
+
+
+def test_the_table_of_thousands_is_small() -> None:
+    """What each process is sent grows by less than a byte a process."""
+    ids = [ProcessIds(n, n, tuple(range(8 * n, 8 * n + 8))) for n in range(16_384)]
+    assert len(packed(ids)) < 4_096

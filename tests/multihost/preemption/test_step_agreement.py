@@ -15,6 +15,7 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationService,
     JobIdentity,
+    StatusClient,
     Timeouts,
 )
 from holdfast.multihost import Solo, SyncPoint, agree_on_step
@@ -183,6 +184,22 @@ def test_closing_ends_a_wait_for_nobody(clients: list[CoordinationClient]) -> No
         assert clients[1].blocking_key_value_get(f"{late.folder}/0/floor/1", 30_000)
         late.close()
         assert late._follower is not None and not late._follower.is_alive()
+
+
+@pytest.mark.parametrize("announcer", [0, 2])
+def test_a_death_ends_a_wait_for_the_dead(
+    announcer: int, clients: list[CoordinationClient]
+) -> None:
+    """Closing waits for nobody who has died in the round, as one who answers or who announced."""
+    point = SyncPoint(clients[0], "save", process_id=0, tasks=TASKS)
+    clients[1].key_value_set(f"{point.folder}/0/floor/1", "0")
+    clients[2].key_value_set(f"{point.folder}/0/mail/0", f"{announcer} soon")
+    assert clients[1].blocking_key_value_get(f"{point.folder}/0/floor/0", 30_000)
+    began_s = time.monotonic()
+    with StatusClient(clients[1].address) as status:
+        status.report_exit(2, -9)
+    point.leave()
+    assert time.monotonic() - began_s < 0.6
 
 
 def test_the_last_to_leave_deletes_the_keys(clients: list[CoordinationClient]) -> None:

@@ -19,10 +19,12 @@ from holdfast.multihost.job import Job
 from holdfast.multihost.start.restartable import _clear_frames, _may_come_from_another
 
 ALONE = """
+import gc
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import run_restartable
 calls = []
 assert run_restartable(lambda: calls.append(1) or "done") == "done"
+assert gc.get_freeze_count() > 100_000  # what was imported is not searched when an attempt is left
 def fails():
     calls.append(2)
     raise ProcessLost("process 1 is gone")

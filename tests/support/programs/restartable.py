@@ -7,15 +7,18 @@ before. Process 1 has a habit.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
 import os
+import queue
 import resource
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast import multihost
-from holdfast.checkpoint import CheckpointManager, EveryNSteps
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 
 FOLDER = Path(sys.argv[1])
 STEPS = int(sys.argv[2])
 HABIT = sys.argv[3] if len(sys.argv) > 3 else ""
 ME = int(os.environ["HOLDFAST_PROCESS_ID"])
+ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]  # that this process was started in
 
 
 def note(what: str, **more: Any) -> None:
@@ -41,15 +45,31 @@ def note(what: str, **more: Any) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def open_files() -> Iterator[str]:
+    """Yields what each descriptor stands for."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+
+
 def usage() -> dict[str, int]:
     """Returns what a process must not have more of after each attempt."""
     gc.collect()
+    files = list(open_files())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "files": len(os.listdir("/proc/self/fd")),
+        "files": len(files),
+        "sockets": sum(name.startswith("socket:") for name in files),
         "threads": threading.active_count(),
         "memory": pages * resource.getpagesize(),
     }
+
+
+def began_s() -> float:
+    """Returns when this process was started, on the clock of the notes."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return since_boot_s + time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def die_if_told(where: str, step: int = 0) -> None:
@@ -89,6 +109,12 @@ def indulge(error: Exception) -> None:
     raise error
 
 
+def wait_for_data(step: int) -> None:
+    """Waits for a batch, which never comes to the one that has the habit."""
+    if ME == 1 and HABIT == "waits for data" and step >= 11 and ATTEMPT == "1":
+        queue.SimpleQueue[None]().get()  # the batch
+
+
 def take_step(manager: CheckpointManager, step: int, state: Any) -> None:
     """Does what a trainer does after each step; says every ten steps what is saved."""
     die_if_told("step", step)
@@ -101,11 +127,23 @@ def take_step(manager: CheckpointManager, step: int, state: Any) -> None:
         note("saved", step=step)
 
 
+def open_manager() -> Any:
+    """Returns a manager for a block; one that the block leaves open, where all have that habit."""
+    every = EveryNSteps(5)
+    if HABIT != "leaves it open":
+        return CheckpointManager(FOLDER / "root", save_policy=every)
+    local = Local(FOLDER / f"host{ME}", save_policy=EveryNSteps(1), failure_domain=f"host{ME}")
+    return contextlib.nullcontext(
+        CheckpointManager(FOLDER / "root", save_policy=every, local=local)
+    )
+
+
 def train() -> float:
     """Trains to the last step, and returns what came of it."""
-    note("train", **usage())
+    coordinator = os.environ["HOLDFAST_COORDINATOR"]
+    note("train", began_s=began_s(), coordinator=coordinator, **usage())
     state = begin()
-    with CheckpointManager(FOLDER / "root", save_policy=EveryNSteps(5)) as manager:
+    with open_manager() as manager:
         if manager.latest_step() is not None:
             die_if_told("restore")
             state = manager.restore(like=state)
@@ -113,6 +151,7 @@ def train() -> float:
         note("begins", step=step)
         while step < STEPS:
             try:
+                wait_for_data(step)
                 state = jax.block_until_ready(advance(state))
                 step = int(state["step"])
                 take_step(manager, step, state)

@@ -1,0 +1,68 @@
+"""Ctrl-C at any place of a call: the next calls are answered."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationService,
+    ServiceTimeouts,
+    Timeouts,
+)
+from holdfast.coordination.client import frame_transport
+
+LOCKS = {threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__}
+"""gRPC's compiled code enters its lock through these."""
+
+
+@contextmanager
+def interrupt(place: int) -> Iterator[None]:
+    """Raises KeyboardInterrupt in this thread at one of the places of the transport where Python
+    handles signals: as a function begins, or as one that is not Python's has returned.
+    """
+    left = place
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        code = frame.f_code
+        if event not in ("call", "c_return"):
+            return
+        if code in LOCKS or code.co_filename == frame_transport.__file__:
+            left -= 1
+        if left < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_ctrl_c_at_each_place_of_a_call() -> None:
+    with CoordinationService.spawn(
+        1, timeouts=ServiceTimeouts(heartbeat_s=600), recoverable=True
+    ) as service:
+        place = 0
+        interrupted = True
+        with CoordinationClient(
+            service.address, 0, timeouts=Timeouts(heartbeat_s=600, rpc_s=10)
+        ) as client:
+            while interrupted:
+                interrupted = False
+                try:
+                    with interrupt(place):
+                        client.key_value_set(f"{place}", "", allow_overwrite=True)
+                except KeyboardInterrupt:
+                    interrupted = True
+                print(place, interrupted, flush=True)
+                client.key_value_set("next", str(place), allow_overwrite=True)
+                assert client.key_value_try_get("next") == str(place)
+                place += 1
