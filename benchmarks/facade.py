@@ -4,6 +4,7 @@
 
 Both save at every step by a policy, and write the same layout into memory (/dev/shm). "save" ends
 when the step is committed, "blocked" when `save` returns; "restore" is into a tree of arrays.
+"folder" is the blocked time of a save of one folder: `save_async`, and `AsyncCheckpointer.save`.
 Prints medians and their ratios.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -25,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, save_async
 from holdfast.compat import orbax as ocp
 
 
@@ -52,6 +54,21 @@ def timed(
         "save": saved - began,
         "restore": time.perf_counter() - saved,
     }
+
+
+def blocked_by_native(folder: Path, tree: Any) -> float:
+    began = time.perf_counter()
+    handle = save_async(folder, tree)
+    blocked = time.perf_counter() - began
+    handle.wait()
+    return blocked
+
+
+def blocked_by_checkpointer(folder: Path, tree: Any) -> float:
+    with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        began = time.perf_counter()
+        checkpointer.save(folder, args=ocp.args.StandardSave(tree))
+        return time.perf_counter() - began
 
 
 def main() -> None:
@@ -92,9 +109,13 @@ def main() -> None:
             for step in range(options.rounds + 1):
                 for name in ("native", "facade") if step % 2 else ("facade", "native"):
                     taken = timed(*calls[name], step)
+                    path = Path(folder) / f"{name}-folder"
+                    by = blocked_by_native if name == "native" else blocked_by_checkpointer
+                    taken["folder"] = by(path, tree)
+                    shutil.rmtree(path)
                     if step:  # the first makes plans
                         found[name].append(taken)
-    for figure in ("blocked", "save", "restore"):
+    for figure in ("blocked", "save", "restore", "folder"):
         native_ms, facade_ms = (
             statistics.median(each[figure] for each in found[name]) * 1e3
             for name in ("native", "facade")

@@ -1,4 +1,5 @@
-"""Writes the table of Orbax's public names, and what they are here, into docs/from-orbax.md.
+"""Writes the tables of Orbax's names, and what they are here, into docs/from-orbax.md: of all that
+are public, and of those that the programs in orbax_clients.json use.
 
 The names are those of orbax.checkpoint and its v1. python scripts/list_orbax_names.py [FILE]
 
@@ -9,6 +10,7 @@ from elsewhere is left out.
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,6 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN = "<!-- names: made by scripts/list_orbax_names.py -->"
 END = "<!-- names end -->"
+CLIENTS_BEGIN = "<!-- clients: made by scripts/list_orbax_names.py of orbax_clients.json -->"
+CLIENTS_END = "<!-- clients end -->"
+CLIENTS = Path(__file__).with_name("orbax_clients.json")
 FACE = "holdfast.compat.orbax"
 # Names that are there and do something else than a caller of Orbax's might expect: what.
 TRANSLATED = {
@@ -29,9 +34,12 @@ TRANSLATED = {
     "AtomicityMode": "no effect: the record is the commit",
     "AtomicityOptions": "no effect: the record is the commit",
     "ArrayOptions": "what would change values is refused",
+    "CommitFutureAwaitingContractedSignals": "no signals between handlers; `cancel` does nothing",
     "CheckpointHandler": "each process writes into a folder of its own",
     "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
-    "CheckpointManagerOptions": "names of step folders by a function and trash folders are refused",
+    "CheckpointManagerOptions": (
+        "names of step folders are a prefix and the number; `todelete_full_path` is refused"
+    ),
     "CheckpointableHandler": "each process writes into a folder of its own",
     "Checkpointer": "saves in holdfast's layout, reads both",
     "FileOptions": "permissions are CheckpointManager's; v1 refuses them",
@@ -41,12 +49,23 @@ TRANSLATED = {
     "PyTreeCheckpointer": "saves in holdfast's layout, reads both",
     "PyTreeRestore": "`legacy_transform_fn` is refused",
     "PyTreeRestoreArgs": "`legacy_transform_fn` is refused",
-    "RootMetadata": "a root has no metadata",
     "SafetensorsOptions": "no effect",
     "SaveArgs": "`dtype` casts; the rest has no effect",
+    "JsonHandler": "says that an item is of this kind",
+    "PyTreeHandler": "says that an item is of this kind",
+    "ArrayHandler": "no effect: its leaves are saved in any case",
+    "NumpyHandler": "no effect: its leaves are saved in any case",
+    "ScalarHandler": "no effect: its leaves are saved in any case",
+    "StringHandler": "no effect: its leaves are saved in any case",
+    "SingleReplicaArrayHandler": "no effect: what is replicated is read once by each host",
+    "SingleReplicaArrayRestoreArgs": "`single_replica_sharding` has no effect",
+    "TypeHandler": "handlers of one's own are refused",
+    "register_type_handler": "takes Orbax's own handlers, to no effect",
+    "register_standard_handlers_with_options": "no effect",
     "StatefulCheckpointable": "each process writes into a folder of its own",
     "AsyncCheckpointer": "a save or restore waits for the save in flight",
     "StandardCheckpointer": "a save or restore waits for the save in flight",
+    "partial": "parts of one job, on file systems; a job that dies leaves none",
     "PathAwaitingCreation": "the folder is there already",
     "delete_async": "blocks",
     "load_async": "blocks",
@@ -167,10 +186,29 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def clients_table() -> str:
+    """Returns the table of the names that well-known programs use, in Markdown."""
+    users: dict[str, list[str]] = {}
+    for client, about in json.loads(CLIENTS.read_text()).items():
+        for name in about["names"]:
+            users.setdefault(name, []).append(client)
+    lines = ["\n| name | here | used by |", "|---|---|---|"]
+    for name in sorted(users):
+        kind, note = row(name)
+        here = f"{kind}: {note}" if note else kind
+        lines.append(f"| `{name}` | {here} | {', '.join(users[name])} |")
+    return "\n".join(lines) + "\n"
+
+
 def page(text: str) -> str:
-    """Returns the page with the table of today."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    """Returns the page with the tables of today."""
+    text = _replaced(text, CLIENTS_BEGIN, CLIENTS_END, clients_table())
+    return _replaced(text, BEGIN, END, table())
+
+
+def _replaced(text: str, begin: str, end: str, new: str) -> str:
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

@@ -28,19 +28,25 @@ TOPICS: dict[str, dict[str, str]] = {
     "checkpoint": {
         "Managers": "CheckpointManager Options Local SaveHandle Progress ProgressBar SAVED Swept",
         "One checkpoint, no manager": (
-            "save save_async load load_async structure verify VerifyReport sweep"
+            "save save_async load load_async convert structure verify VerifyReport sweep"
         ),
-        "When to save": "SavePolicy EveryNSteps EveryNSeconds AtSteps FirstSave OnPreemption AnyOf",
+        "Rules for `convert` and `load`": (
+            "Rename Transpose Cast Reshape Repeat Stack Unstack Fuse Split Drop Add"
+        ),
+        "When to save": (
+            "SavePolicy EveryNSteps EveryNSeconds SaveForGoodput AtSteps FirstSave OnPreemption"
+            " AnyOf"
+        ),
         "What to keep": (
             "KeepPolicy KeepLast KeepEvery KeepEverySeconds KeepLatestFor KeepClosestTo KeepBest"
-            " KeepAll KeepAnyOf PolicyContext StepFacts"
+            " KeepAll KeepAnyOf PolicyContext SaveCosts StepFacts"
         ),
         "What a step holds": "Json Files Node Structure ItemStructure register_leaf_type",
         "Watching a root": "iterate_steps wait_for_new_step",
         "Stores": "Storage register_storage",
         "Errors": (
-            "CheckpointError CommitUnknown Corrupt HostileCheckpoint SaveCancelled SaveFailed"
-            " StepExists StepGone StepNotFound TreeMismatch UnsupportedLeaf"
+            "CheckpointError CommitUnknown Corrupt HostileCheckpoint ReplicasDiffer SaveCancelled"
+            " SaveFailed StepExists StepGone StepNotFound TreeMismatch UnsupportedLeaf"
         ),
     },
     "multihost": {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import logging
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
@@ -15,6 +18,7 @@ from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
+_log = logging.getLogger(__name__)
 LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
 # no prefix begins with "." or ends in a digit
@@ -22,6 +26,11 @@ _STEP_PREFIX = re.compile(r"(?!\.)[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")
 _STEP_FORMAT = re.compile(r"([^{}]*)\{(?::(?:0(\d+))?d)?\}")
 _DIGITS_AT_END = re.compile(r"[0-9]{1,18}$")
 STEP_NAMES = ".holdfast/steps.json"
+# An object that each save into a bucket replaces. Whoever waits for steps polls this one key, and
+# lists the bucket when it has changed. It says "look now" and nothing else: only a record makes a
+# step exist. It may come late, or never, so that the bucket is listed now and then all the same.
+HINT = ".holdfast/saved.json"
+_HINT_LIMIT_BYTES = 1 << 12
 
 
 def step_of(name: str) -> int | None:
@@ -104,6 +113,23 @@ def read_step_names(storage: Storage) -> StepNames:
         ) from error
 
 
+def write_hint(storage: Storage, step: int, save_id: str) -> None:
+    """Says that a step was saved. Where that fails, those who wait see the step somewhat later."""
+    data = json.dumps({"step": step, "save": save_id}).encode()
+    try:
+        storage.write(HINT, len(data), [(0, [memoryview(data)])])
+    except OSError as error:
+        _log.info("%s: who waits for steps sees step %d later: %s", storage.root, step, error)
+
+
+def read_hint(storage: Storage) -> bytes | None:
+    """Returns what the last save has said; None where nothing is said, or it cannot be read."""
+    try:
+        return storage.fetch(HINT, _HINT_LIMIT_BYTES)
+    except (OSError, OverflowError):
+        return None
+
+
 def other_step(step: int, storage: Storage, folder: str) -> int | None:
     """Returns the step in the name of a folder of a store, if that is another than `step`: as a
     plain number, or as the folder's root calls its steps.
@@ -143,19 +169,30 @@ def _is_listed(storage: Storage, name: str) -> bool:
         return False
 
 
+def root_folders(storage: Storage) -> list[str]:
+    """Returns the names of a root's folders, steps or not."""
+    return [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
+
+
 def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
     """Returns the folders that are named as steps of the root, by their numbers, which ascend.
 
     `names` are read where they are not known.
     """
-    folders = [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
-    names = names or read_step_names(storage)
+    folders = root_folders(storage)
+    return _steps_among(folders, names or read_step_names(storage))
+
+
+def _steps_among(folders: Collection[str], names: StepNames) -> dict[int, str]:
     steps = [(names.step_of(name), name) for name in folders]
     return dict(sorted((step, name) for step, name in steps if step is not None))
 
 
 def has_record(storage: Storage, folder: str) -> bool:
-    """Returns whether a folder holds a record, readable or not. One small read."""
+    """Returns whether a folder holds a record, readable or not. One small read.
+
+    Raises the OSError of an object store, whose silence says nothing of the record.
+    """
     head = bytearray(len(TOMBSTONE))
     name = join(folder, RECORD_NAME)
     try:
@@ -163,25 +200,39 @@ def has_record(storage: Storage, folder: str) -> bool:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except (CheckpointError, OSError):
+        if storage.posix is None:
+            raise
         return True  # opening the step says what is wrong with its record
     return head != TOMBSTONE
 
 
-def _look(storage: Storage, names: StepNames) -> tuple[dict[int, str], list[int]]:
-    """Returns the folders that are named as steps, and those that have a record."""
+@dataclass(frozen=True)
+class RootListing:
+    """What one look at a root shows: the names of its folders, and its steps, ascending.
+
+    `files` are the names of all files below it; None where the look has not shown them.
+    """
+
+    folders: Collection[str]
+    steps: list[int]
+    files: Collection[str] | None = None
+
+
+def _look(storage: Storage, names: StepNames) -> RootListing:
     if storage.posix is None:
         # One listing of everything has the records too: that is a page for a thousand files, where
         # a look at each record would be a request for each step.
         files = {entry.name for entry in storage.list("", recursive=True, names_only=True)}
         found = {name.partition("/")[0] for name in files if "/" in name}
-        numbers = [(names.step_of(name), name) for name in found]
-        folders = dict(sorted((step, name) for step, name in numbers if step is not None))
-        return folders, [step for step in folders if join(folders[step], RECORD_NAME) in files]
-    folders = step_folders(storage, names)
+        numbered = _steps_among(found, names)
+        steps = [step for step, name in numbered.items() if join(name, RECORD_NAME) in files]
+        return RootListing(found, steps, files)
+    folders = root_folders(storage)
+    numbered = _steps_among(folders, names)
     are_there = run_side_by_side(
-        lambda folder: has_record(storage, folder), list(folders.values()), storage.max_concurrency
+        lambda folder: has_record(storage, folder), list(numbered.values()), storage.max_concurrency
     )
-    return folders, [step for step, is_there in zip(folders, are_there, strict=True) if is_there]
+    return RootListing(folders, list(itertools.compress(numbered, are_there)))
 
 
 def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
@@ -189,14 +240,22 @@ def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
 
     A folder without a record is no step.
     """
-    names = names or read_step_names(storage)
-    before: dict[int, str] = {}
+    return look_at_root(storage, names or read_step_names(storage)).steps
+
+
+def look_at_root(storage: Storage, names: StepNames) -> RootListing:
+    """Returns the steps of a root and all its folders.
+
+    In an object store that is one listing of everything.
+    """
+    before: list[int] = []
     for _ in range(LOOKS):
-        folders, steps = _look(storage, names)
+        listing = _look(storage, names)
+        numbered = list(_steps_among(listing.folders, names))
         # A writer may delete the newest listed step, for one that is newer still, before its record
         # is looked for: the rest would be an older state than any that was there. Two equal
         # listings say that the newest folder is no step.
-        if steps[-1:] == list(folders)[-1:] or folders == before:
-            return steps
-        before = folders
-    return steps
+        if listing.steps[-1:] == numbered[-1:] or numbered == before:
+            break
+        before = numbered
+    return listing

@@ -198,6 +198,21 @@ def join_path(path: str, key: str | int) -> str:
     return f"{path}.{escape(key)}" if path else escape(key)
 
 
+def plain_name(path: str) -> str:
+    """Returns a leaf path without its escapes, as people write it: `\\.` is a dot."""
+    return path if "\\" not in path else "".join(_unescaped(path))
+
+
+def _unescaped(path: str) -> Iterator[str]:
+    characters = iter(path)
+    for character in characters:
+        if character != "\\":
+            yield character
+            continue
+        following = next(characters, "")
+        yield {"r": "value", "e": ""}.get(following, following)
+
+
 def describe(tree: Any) -> tuple[Any, list[str]]:
     """Returns the tree's description and the paths of its leaves, in flatten order.
 

@@ -17,12 +17,13 @@ from ..errors import StepGone, StepNotFound, TreeMismatch
 from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord
-from ..format.step_folders import LOOKS, StepNames, read_step_names
+from ..format.step_folders import LOOKS, RootListing, StepNames, read_step_names, root_folders
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
+from ..restoring.surgery import operate
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
@@ -30,7 +31,17 @@ from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
 from .holdfast import HoldfastCheckpoint, HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
-_NUMBERED = re.compile(r".*?(\d+)/")
+_NUMBERED = re.compile(r".*?(\d+)")
+_PICKLE = "it is a pickle, and to read one is to run it"
+# Weights that no layout here reads, by the ends of their names, and why.
+NOT_READ = {
+    ".distcp": "the index of PyTorch's DCP is a pickle, and to read one is to run it",
+    ".bin": _PICKLE,
+    ".pt": _PICKLE,
+    ".pth": _PICKLE,
+    ".msgpack": "it is one message without ranges to read",
+    ".gguf": "its blocks are of no dtype that jax has",
+}
 _USUAL_ITEMS = ("state", "default", "pytree")
 
 
@@ -62,33 +73,31 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     Our own step comes before another layout's of the same number.
     """
     steps: dict[int, tuple[str, CheckpointLayout]] = {}
-    for step, name, layout in _finished_steps(storage, read_step_names(storage)):
+    for step, name, layout in _finished_steps(
+        storage, read_step_names(storage), root_folders(storage)
+    ):
         if step not in steps or layout.name == "holdfast":
             steps[step] = (name, layout)
     return dict(sorted(steps.items()))
 
 
-def find_foreign_steps(
-    storage: Storage, ours: Collection[int] = (), names: StepNames | None = None
-) -> dict[int, str]:
+def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames) -> dict[int, str]:
     """Returns the folders' names of a root's finished steps in other people's layouts, ascending.
 
-    `ours` are steps that are known to be holdfast's: they are not looked into. `names` are read
-    where they are not known.
+    The steps of `listing` are holdfast's: they are not looked into.
     """
-    names = names or read_step_names(storage)
-    known = {names.name_of(step) for step in ours}
-    finished = _finished_steps(storage, names, known)
+    known = {names.name_of(step) for step in listing.steps}
+    finished = _finished_steps(
+        storage, names, [name for name in listing.folders if name not in known]
+    )
     foreign = {step: name for step, name, layout in finished if layout.name != "holdfast"}
     return dict(sorted(foreign.items()))
 
 
 def _finished_steps(
-    storage: Storage, names: StepNames, known: Collection[str] = ()
+    storage: Storage, names: StepNames, folders: Collection[str]
 ) -> Iterator[tuple[int, str, CheckpointLayout]]:
-    for name in _numbered_folders(storage):
-        if name in known:
-            continue
+    for name in _numbered(folders):
         layout = layout_of(StorePath(storage, name))
         if layout is None:
             continue
@@ -105,9 +114,9 @@ def _step_in(name: str, layout: CheckpointLayout, names: StepNames) -> int | Non
     return names.step_of(name) if layout.name == "holdfast" else layout.step_of(name)
 
 
-def _numbered_folders(storage: Storage) -> dict[str, int]:
+def _numbered(folders: Collection[str]) -> dict[str, int]:
     """Returns the folders of a root that may be steps in some layout, with their numbers."""
-    matches = {entry.name[:-1]: _NUMBERED.fullmatch(entry.name) for entry in storage.list("")}
+    matches = {name: _NUMBERED.fullmatch(name) for name in folders}
     return {name: int(match[1]) for name, match in matches.items() if match}
 
 
@@ -198,7 +207,7 @@ def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
         if layout is not None:
             return StorePath(storage), layout
         before = numbers
-        numbers = _numbered_folders(storage)
+        numbers = _numbered(root_folders(storage))
         latest = _latest_of(storage, numbers)
         # Where the newest folder has no checkpoint it may have been deleted for a newer one.
         if latest is not None and (numbers == before or _is_newest(latest[0], numbers)):
@@ -250,7 +259,7 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if "://" not in storage.root and os.path.isfile(storage.root):
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
-            " .safetensors"
+            f" .safetensors{_why_not_read([os.path.basename(storage.root)])}"
         )
     entries = storage.list("")
     if not entries:
@@ -267,11 +276,23 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             " --local FOLDER` lists those of a host, `holdfast status` of a job that runs those of"
             " all"
         )
-    shown = _some([entry.name for entry in entries])
+    names = [entry.name for entry in entries]
     return (
         f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"
-        f" holds {shown}"
+        f" holds {_some(names)}{_why_not_read(names)}"
     )
+
+
+def _why_not_read(names: Sequence[str]) -> str:
+    """Returns why the first of these names that is a model's is not read; "" where none is."""
+    for ending, why in NOT_READ.items():
+        for name in names:
+            if name.endswith(ending):
+                return (
+                    f"; {name} is not read: {why} (docs/from-hugging-face.md says how to make"
+                    " safetensors of it)"
+                )
+    return ""
 
 
 def _above(storage: Storage) -> str:
@@ -314,9 +335,20 @@ def restore_items(
         picked = [pick_item(checkpoint.info, item) for item in wanted]
         trees = [checkpoint.item(item) for item in picked if kinds.get(item) == "tree"]
         check_rename(options.rename, trees)
+    if options.rules is not None:
+        check_one_tree([pick_item(checkpoint.info, item) for item in wanted], checkpoint.info)
     return {
         item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
     }
+
+
+def check_one_tree(items: Sequence[str], info: CheckpointInfo) -> None:
+    """Raises ValueError unless one of these items is a tree: rules of surgery are for one."""
+    trees = [item for item in items if info.items.get(item) == "tree"]
+    if len(trees) != 1:
+        raise ValueError(
+            f"rules=: expected one tree to operate on, found {trees} in {info.path}; name one item"
+        )
 
 
 def restore_checkpoint(
@@ -343,13 +375,20 @@ def restore_checkpoint(
         return checkpoint.json(item)
     saved = checkpoint.item(item)
     wanted = saved if options.rename is None else renamed(saved, options.rename)
-    if checkpoint.info.layout != "holdfast" and like is not None and like is not SAVED:
-        wanted = _spelled_like(wanted, like)
     reader = checkpoint.reader(item)
     if wanted is not saved:
         reader = RenamedReader(reader, wanted, saved)
+    if options.rules is not None:
+        wanted, reader = operate(wanted, reader, options.rules)
+    is_spelled_so = checkpoint.info.layout == "holdfast" and options.rules is None
+    if not is_spelled_so and like is not None and like is not SAVED:
+        plain = wanted
+        wanted = _spelled_like(plain, like)
+        if wanted is not plain:
+            reader = RenamedReader(reader, wanted, plain)
+    options = replace(options, read_once=False, rename=None, rules=None)
     try:
-        return restore_tree(reader, wanted, like, replace(options, read_once=False, rename=None))
+        return restore_tree(reader, wanted, like, options)
     except TreeMismatch as error:
         error.path = error.path or checkpoint.info.path
         raise

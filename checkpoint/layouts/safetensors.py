@@ -11,8 +11,9 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import ml_dtypes
@@ -34,8 +35,21 @@ from .base import CheckpointInfo, array_record, find_named, verify_by_reading
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_RANK = 32
+INDEX_SUFFIX = ".safetensors.index.json"
+BESIDE = "files"  # the item of what lies beside the tensors
 SHARD_BYTES = 5 << 30  # Hugging Face's usual size of a shard
 RANGE_BYTES = 16 << 20  # the most that one thread reads at once
+# The same weights in other forms: the safetensors files travel, and no second copy of them.
+OTHER_WEIGHTS = (
+    "pytorch_model*.bin",
+    "pytorch_model*.bin.index.json",
+    "flax_model*.msgpack",
+    "flax_model*.msgpack.index.json",
+    "tf_model*.h5",
+    "tf_model*.h5.index.json",
+    "consolidated*.pth",
+    "*.gguf",
+)
 THREADS = 4
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -91,7 +105,7 @@ class SafetensorsLayout:
     name = "safetensors"
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
-        return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
+        return any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in names)
 
     def open(self, folder: StorePath) -> SafetensorsCheckpoint:
         return SafetensorsCheckpoint(folder)
@@ -103,6 +117,9 @@ class SafetensorsLayout:
 class SafetensorsCheckpoint:
     """One file, or one folder of files, as one flat item, "state": {tensor's name: leaf}.
 
+    What lies beside the files of a folder (config, tokenizer, the index of the shards) is an item
+    of files, "files".
+
     `read` may be called from several threads. `counter` says how many bytes of tensors were read.
     """
 
@@ -112,6 +129,7 @@ class SafetensorsCheckpoint:
         self._tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
         sizes = folder.names()
+        self._beside = [] if file else _names_beside(folder, sizes)
         for name in [file] if file else _files_of(folder, sizes):
             if name not in sizes:
                 raise Corrupt(
@@ -119,8 +137,11 @@ class SafetensorsCheckpoint:
                     file=f"{folder}/{name}",
                 )
             self._add(name, sizes[name].size)
+        items = {"state": "tree"}
+        if self._beside:
+            items[BESIDE] = "files"
         self.info = CheckpointInfo(
-            "safetensors", str(folder), {"state": "tree"}, metadata=self._metadata or None
+            "safetensors", str(folder), items, metadata=self._metadata or None
         )
 
     def _add(self, name: str, size: int | None) -> None:
@@ -136,15 +157,19 @@ class SafetensorsCheckpoint:
         self._metadata |= metadata
 
     def item(self, name: str) -> ItemRecord:
-        find_named(self.info, self.info.items, name)
+        self._check_tree(name)
         names = sorted(self._tensors)
         tree = {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}
         leaves = [_leaf(name, self._tensors[name]) for name in names]
         return ItemRecord("state", "tree", (), tree, tuple(leaves))
 
     def reader(self, name: str) -> SafetensorsArrays:
-        find_named(self.info, self.info.items, name)
+        self._check_tree(name)
         return SafetensorsArrays(self, self._tensors)
+
+    def _check_tree(self, name: str) -> None:
+        trees = [each for each, kind in self.info.items.items() if kind == "tree"]
+        find_named(self.info, dict.fromkeys(trees), name)
 
     def json(self, name: str, process: int = 0) -> Any:
         raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
@@ -152,7 +177,19 @@ class SafetensorsCheckpoint:
     def files(
         self, name: str, selection: PerProcessSelection | None = None
     ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-        raise StepNotFound(f"{self._folder} has no item of files '{name}'", path=str(self._folder))
+        if name not in self.info.items or name != BESIDE:
+            raise StepNotFound(
+                f"{self._folder} has no item of files '{name}'", path=str(self._folder)
+            )
+        for own in self._beside:
+            yield own, self._pieces(own)
+
+    def _pieces(self, name: str) -> Iterator[memoryview]:
+        memory = memoryview(bytearray(RANGE_BYTES))
+        offset = 0
+        while got := self._folder.read(name, offset, [memory]):
+            yield memory[:got]
+            offset += got
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
@@ -212,7 +249,7 @@ def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterato
 
 def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     """Returns the files that make up a model: those of the index, or all there are."""
-    index = next((name for name in sorted(names) if name.endswith(".safetensors.index.json")), None)
+    index = next((name for name in sorted(names) if name.endswith(INDEX_SUFFIX)), None)
     if index is None:
         return [name for name in sorted(names) if name.endswith(".safetensors")]
     path = f"{folder}/{index}"
@@ -221,6 +258,42 @@ def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
         if not all(isinstance(name, str) and _is_plain(name) for name in files):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
     return files
+
+
+def _names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
+    """Returns the names of the files that belong to a model, besides its tensors.
+
+    Those are in the folder and the folders below it, but for hidden ones, for folders that have
+    tensors of their own, and for the same weights in other forms.
+    """
+    files = [name for name in names if not name.endswith("/")]
+    if any(name.endswith("/") and not name.startswith(".") for name in names):
+        skip = len(folder.name) + 1 if folder.name else 0
+        entries = folder.storage.list(folder.name, recursive=True)
+        files = [entry.name[skip:] for entry in entries]
+    models = {
+        name.rpartition("/")[0] for name in files if "/" in name and name.endswith(".safetensors")
+    }
+    return sorted(name for name in files if _is_beside(name, models))
+
+
+def _is_beside(name: str, models: Set[str]) -> bool:
+    *folders, base = name.split("/")
+    above = {"/".join(folders[: depth + 1]) for depth in range(len(folders))}
+    return not (
+        any(each.startswith(".") for each in (*folders, base))
+        or above & models
+        or base.endswith(".safetensors")
+        or any(fnmatchcase(base, pattern) for pattern in OTHER_WEIGHTS)
+    )
+
+
+def shards_of_index(data: bytes) -> int | None:
+    """Returns of how many files an index says that they are; None for what is no index."""
+    try:
+        return len(set(json.loads(data)["weight_map"].values())) or None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _is_plain(name: str) -> bool:
@@ -334,9 +407,9 @@ def header_of(
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data.
 
-    That order is by falling item size, then by name.
+    That order is by falling item size, and else the one that is given.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name))
+    order = sorted(tensors, key=lambda name: -tensors[name][1].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in order:
@@ -363,6 +436,25 @@ def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     for name, size in sizes.items():
         if not shards or (filled + size > shard_bytes and filled):
             shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def split_evenly(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Returns names in so many shards of about the same size, in order; at most one for each."""
+    count = min(count, len(sizes))
+    shards: list[list[str]] = []
+    rest_bytes = sum(sizes.values())
+    filled = goal = 0
+    for index, (name, size) in enumerate(sizes.items()):
+        to_open = count - len(shards)
+        is_due = 2 * filled + size > 2 * goal or len(sizes) - index == to_open
+        if not shards or (to_open and is_due):
+            shards.append([])
+            rest_bytes -= filled
+            goal = rest_bytes // to_open
             filled = 0
         shards[-1].append(name)
         filled += size

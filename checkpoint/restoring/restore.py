@@ -39,6 +39,7 @@ from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed
+from .surgery_rules import Rules
 
 WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
 _Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one array on the host
@@ -52,7 +53,8 @@ class RestoreOptions:
     leaves to read: the others come back as None, or as they are in a `like`. `cast=True` allows
     another dtype. `types` are classes that may be rebuilt without a `like`; with `plain` all others
     become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in
-    `like`: a mapping, rules of (pattern, replacement), or a function. `read_once=True` reads
+    `like`: a mapping, rules of (pattern, replacement), or a function. `rules` are rules of surgery,
+    applied after it by `restore_checkpoint`. `read_once=True` reads
     replicated arrays once in the whole job and spreads them by a device collective: every process
     calls it alike. `before_collective` is called when this process has read all that it reads, and
     may raise. `per_process` says whose copies of leaves that were kept per process come back (None:
@@ -64,6 +66,7 @@ class RestoreOptions:
     types: Sequence[type] = ()
     plain: bool = False
     rename: Names = None
+    rules: Rules | None = None
     read_once: bool = False
     per_process: PerProcessSelection | None = None
     host_memory_bytes: int | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,15 +20,21 @@ from holdfast.multihost import Solo
 from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.dtypes import dtype_named
-from ..format.grid import Chunk
+from ..format.grid import Chunk, Grid
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
-from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
+from ..format.own_files import (
+    StagedFiles,
+    is_folder_name,
+    own_names,
+    put_files,
+    scratch_folder,
+)
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
 from ..format.step_folders import named_step
-from ..format.tree import describe, flatten, rebuild
+from ..format.tree import describe, flatten, plain_name, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
     BATCH_BYTES,
@@ -36,17 +44,31 @@ from ..layouts.base import (
     leaves_below,
     read_leaves,
 )
-from ..layouts.safetensors import INDEX, NAMES, SHARD_BYTES, SINGLE, header_of, split_shards
+from ..layouts.detect import check_one_tree
+from ..layouts.safetensors import (
+    INDEX,
+    INDEX_SUFFIX,
+    NAMES,
+    SHARD_BYTES,
+    SINGLE,
+    header_of,
+    shards_of_index,
+    split_evenly,
+    split_shards,
+)
 from ..options import Options
 from ..restoring.devices import Region, slices_in
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
+from ..restoring.surgery import SurgeryReader, operate
+from ..restoring.surgery_rules import Rules
 from ..saving.commit import SaveTarget, run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import RecordHead, build_record, check_plan
+from ..saving.replicas import ReplicaSums
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
@@ -96,8 +118,10 @@ def convert(  # noqa: PLR0913
     items: Sequence[str] = (),
     under: str = "",
     rename: Names = None,
+    rules: Rules | None = None,
     process: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
+    shards: int | None = None,
+    shard_bytes: int | None = None,
     claims: Claims | None = None,
     progress: Progress = lambda done_bytes: None,
 ) -> str:
@@ -107,8 +131,11 @@ def convert(  # noqa: PLR0913
     safetensors it is the folder itself. `items` chooses among several, of whatever kind (none: all;
     JSON items are left out where the layout does not hold them). `under` keeps
     the leaves below one path. `rename` gives leaves other paths (their tree becomes a flat dict).
+    `rules` are applied after it, to the one tree that is converted.
     `process` says whose copies to take of what was kept per process: leaves, JSON items, items of
-    files.
+    files. For safetensors `shards` is how many files there will be, or `shard_bytes` how large each
+    is at most; with neither there are as many as the checkpoint had when it came from safetensors,
+    else files of 5 GiB. Items of files lie beside them.
 
     Arrays pass through memory a few at a time; what can be read only whole (a chunk of Orbax's) is
     held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
@@ -124,6 +151,9 @@ def convert(  # noqa: PLR0913
         chosen = {name: _of_process(found, process) for name, found in chosen.items()}
     if under or rename is not None:
         chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
+    if rules is not None:
+        check_one_tree(list(wanted), checkpoint.info)
+        chosen = {name: operate(*found, rules) for name, found in chosen.items()}
     others = {name: kind for name, kind in wanted.items() if kind != "tree"}
     conversion = Conversion(checkpoint, chosen, others, process, progress=progress)
     if to == "holdfast":
@@ -131,7 +161,7 @@ def convert(  # noqa: PLR0913
     _refuse_per_process_values(chosen, to)
     _refuse_others(conversion, to, is_named=bool(items))
     if to == "safetensors":
-        return _to_safetensors(conversion, target, shard_bytes)
+        return _to_safetensors(conversion, target, ShardLimits(shards, shard_bytes))
     if to == "orbax":
         return _to_orbax(conversion, target)
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
@@ -182,10 +212,23 @@ def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
 
 
 def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
-    """Raises UnsupportedLeaf for files, and for JSON that is named and has no place."""
-    what = {"files": "a folder of files"}
-    if to == "safetensors" and is_named:
-        what["json"] = "JSON"
+    """Raises UnsupportedLeaf for what has no place: files, unless they only lay beside tensors and
+    are not named, and JSON that is named.
+    """
+    info = conversion.checkpoint.info
+    what = {}
+    if to == "orbax" and (is_named or info.layout != "safetensors"):
+        what["files"] = "a folder of files"
+    if to == "safetensors":
+        what |= {"json": "JSON"} if is_named else {}
+        for name, kind in conversion.others.items():
+            if kind == "files" and name in info.owners and conversion.process is None:
+                raise UnsupportedLeaf(
+                    f"the item '{name}' of {info.path} has files of each of"
+                    f" {info.owners[name]} processes, and safetensors holds one folder; say whose"
+                    " to take (--process N)",
+                    leaf=name,
+                )
     for name, kind in conversion.others.items():
         if kind in what:
             message = (
@@ -232,45 +275,130 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
     return str(target)
 
 
-def _to_safetensors(conversion: Conversion, folder: StorePath, shard_bytes: int) -> str:
-    """Writes the chosen items as one file, or as shards of `shard_bytes` with an index.
+class ShardLimits(NamedTuple):
+    """How many files of tensors there will be, or how large each is at most; None: as it comes."""
 
-    Returns where. One leaf is in memory at a time; on an object store one file. Raises StepExists,
+    files: int | None
+    shard_bytes: int | None
+
+    def split(
+        self, sizes: Mapping[str, int], kept: int | None, max_file_bytes: int | None
+    ) -> list[list[str]]:
+        """Returns the names of the tensors of each file. `kept` is how many files there were."""
+        limit = max_file_bytes - HEADER_BYTES if max_file_bytes is not None else math.inf
+        count = self.files
+        if count is None and self.shard_bytes is None:
+            count = kept
+        if count is not None:
+            shards = split_evenly(sizes, count)
+            if all(sum(sizes[name] for name in names) <= limit for names in shards):
+                return shards
+        size = SHARD_BYTES if self.shard_bytes is None else self.shard_bytes
+        return split_shards(sizes, int(min(size, limit)))
+
+
+def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimits) -> str:
+    """Writes the chosen items as one file, or as shards with an index, and files beside them.
+
+    Returns where. One leaf is in memory at a time, or a piece of it. Raises StepExists,
     UnsupportedLeaf.
     """
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in folder.names()):
+    there = folder.names()
+    if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
         raise StepExists(
             f"{folder} holds safetensors files already; choose another folder", path=str(folder)
         )
+    info = conversion.checkpoint.info
     leaves, texts = _named(conversion.chosen)
-    step = conversion.checkpoint.info.step
-    if step is not None:
-        texts["step"] = str(step)
+    if isinstance(info.metadata, Mapping):
+        texts = {k: v for k, v in info.metadata.items() if isinstance(v, str)} | texts
+    if info.step is not None:
+        texts["step"] = str(info.step)
     shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-    shards = _shards(sizes, shard_bytes, folder.storage.max_file_bytes)
-    try:
-        for file, names in shards.items():
-            head, order = header_of({name: shapes[name] for name in names}, texts)
-            size = len(head) + sum(sizes[name] for name in names)
-            parts = _parts(head, order, leaves, conversion.progress)
-            folder.storage.write((folder / file).name, size, parts)
-        if len(shards) > 1:
-            _write_index(folder, shards, sum(sizes.values()))
-    except BaseException:
-        begun = [(folder / file).name for file in [*shards, INDEX]]
-        folder.storage.delete([*begun, f"{folder.name}/"] if folder.name else begun)
-        raise
+    begun: list[str] = []
+    with scratch_folder() as scratch:
+        beside = _stage_beside(conversion, scratch)
+        taken = [name for name in beside.names if name in there]
+        if taken:
+            raise StepExists(
+                f"{folder} holds '{taken[0]}' already; choose another folder", path=str(folder)
+            )
+        split = limits.split(sizes, beside.shards, folder.storage.max_file_bytes)
+        shards = _named_shards(split)
+        try:
+            for file, names in shards.items():
+                head, order = header_of({name: shapes[name] for name in names}, texts)
+                size = len(head) + sum(sizes[name] for name in names)
+                begun.append((folder / file).name)
+                parts = _parts(head, order, leaves, conversion.progress)
+                folder.storage.write(begun[-1], size, parts)
+            for name in beside.names:
+                begun.append((folder / name).name)
+                _write_file(folder.storage, begun[-1], scratch / name)
+            # The index comes last: with it the folder is whole.
+            if len(shards) > 1:
+                begun.append((folder / INDEX).name)
+                _write_index(folder, shards, sum(sizes.values()))
+        except BaseException:
+            folder.storage.delete([*begun, *_folders_of(folder, begun)])
+            raise
     return str(folder)
 
 
-def _shards(
-    sizes: Mapping[str, int], shard_bytes: int, max_file_bytes: int | None
-) -> dict[str, Sequence[str]]:
+def _write_file(storage: Storage, name: str, source: Path) -> None:
+    with source.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+
+        def parts() -> Iterator[Part]:
+            offset = 0
+            while data := file.read(BATCH_BYTES):
+                yield offset, [memoryview(data)]
+                offset += len(data)
+
+        storage.write(name, size, parts())
+
+
+def _folders_of(folder: StorePath, names: Sequence[str]) -> list[str]:
+    """Returns the folder of a model and those below it that have these files, the inmost first."""
+    parents = {parent for name in names for parent in map(str, PurePosixPath(name).parents)}
+    below = [each for each in parents if each != "." and each.startswith(folder.name)]
+    return [f"{each}/" for each in sorted(below, key=len, reverse=True)]
+
+
+class _Beside(NamedTuple):
+    """The files that lie beside tensors, and of how many shards an index among them was."""
+
+    names: list[str]
+    shards: int | None
+
+
+def _stage_beside(conversion: Conversion, scratch: Path) -> _Beside:
+    """Puts the files of all items of files into a scratch folder; an old index is left out."""
+    shards = None
+    for name, kind in conversion.others.items():
+        if kind != "files":
+            continue
+        selection = PerProcessSelection(conversion.process or 0)
+        files = conversion.checkpoint.files(name, selection)
+        put_files(scratch, files, conversion.checkpoint.info.path)
+    names = []
+    for own in own_names(scratch):
+        if own.endswith(INDEX_SUFFIX):
+            shards = shards_of_index((scratch / own).read_bytes())
+        elif own.endswith(".safetensors"):
+            raise UnsupportedLeaf(
+                f"'{own}' among the files of {conversion.checkpoint.info.path} would be taken for"
+                " tensors; name the items to take (--item NAME)",
+                leaf=own,
+            )
+        elif not is_folder_name(own):
+            names.append(own)
+    return _Beside(names, shards)
+
+
+def _named_shards(shards: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
     """Returns the files to write, each with the names of its tensors."""
-    if max_file_bytes is not None:
-        shard_bytes = min(shard_bytes, max_file_bytes - HEADER_BYTES)
-    shards = split_shards(sizes, shard_bytes)
     if len(shards) <= 1:
         return {SINGLE: shards[0] if shards else []}
     count = len(shards)
@@ -286,7 +414,7 @@ def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, Named], dict[str, 
     texts: dict[str, str] = {"format": "pt"}
     for item_name, (item, reader) in chosen.items():
         prefix = f"{item_name}." if len(chosen) > 1 else ""
-        for leaf in item.leaves:
+        for leaf in _in_reading_order(item, reader):
             name = prefix + plain_name(leaf.path)
             if name in leaves or name in texts:
                 raise UnsupportedLeaf(
@@ -303,26 +431,18 @@ def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, Named], dict[str, 
     return leaves, texts
 
 
+def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRecord]:
+    if not isinstance(reader, SurgeryReader):
+        return item.leaves
+    places = {path: place for place, path in enumerate(reader.order)}
+    return sorted(item.leaves, key=lambda leaf: places.get(leaf.path, -1))
+
+
 def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
     weight_map = {name: file for file, names in shards.items() for name in names}
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     data = json.dumps(index, indent=2).encode()
     folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])
-
-
-def plain_name(path: str) -> str:
-    """Returns a leaf path without its escapes, as people write it: `\\.` is a dot."""
-    return path if "\\" not in path else "".join(_unescaped(path))
-
-
-def _unescaped(path: str) -> Iterator[str]:
-    characters = iter(path)
-    for character in characters:
-        if character != "\\":
-            yield character
-            continue
-        following = next(characters, "")
-        yield {"r": "value", "e": ""}.get(following, following)
 
 
 def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -347,16 +467,34 @@ def _parts(
     yield 0, [memoryview(head)]
     offset = len(head)
     for name in order:
-        leaf, reader = leaves[name]
-        if leaf.grid is None:
-            array = np.asarray(leaf.value)
-        else:
-            _, array = next(read_leaves(reader, [leaf]))
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if data.nbytes:
-            yield offset, [data.data]
-        offset += data.nbytes
-        progress(data.nbytes)
+        for array in _rows(*leaves[name]):
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            if data.nbytes:
+                yield offset, [data.data]
+            offset += data.nbytes
+            progress(data.nbytes)
+
+
+def _rows(leaf: LeafRecord, reader: ArrayReader) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields an array whole, or a large one in rows, as far as it can be read so."""
+    if leaf.grid is None:
+        yield np.asarray(leaf.value)
+        return
+    whole = tuple((0, size) for size in leaf.shape)
+    least = math.prod(leaf.grid.chunk_shape) * leaf.numpy_dtype.itemsize
+    if leaf.nbytes <= CHUNK_BYTES or least > CHUNK_BYTES:
+        rows = leaf.shape[0] if leaf.shape else 1
+    else:
+        chunk = leaf.grid.chunk_shape[0]
+        rows = max(CHUNK_BYTES * leaf.shape[0] // leaf.nbytes // chunk, 1) * chunk
+    for first in range(0, max(leaf.shape[0], 1) if leaf.shape else 1, max(rows, 1)):
+        region = whole
+        if leaf.shape:
+            region = ((first, min(first + rows, leaf.shape[0])), *whole[1:])
+        read = ReadRequest(leaf, region)
+        reader.fill([read], fresh)
+        assert read.array is not None
+        yield read.array
 
 
 def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str:
@@ -483,6 +621,10 @@ class _ConversionWork:
 
     def plans(self) -> Mapping[str, Plan]:
         """Returns nothing: nobody's plan can differ."""
+        return {}
+
+    def replicas(self) -> Mapping[str, ReplicaSums]:
+        """Returns nothing: what is converted is on no device."""
         return {}
 
     def own_files(self) -> list[str]:
@@ -635,7 +777,18 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
         for (start, _), cut in zip(whole, chunk.inside, strict=True)
     )
     reads_little_more = math.prod(grid.chunk_shape) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
-    return _ChunkRegion(leaf, region, region if reads_little_more else whole)
+    return _ChunkRegion(leaf, region, region if reads_little_more else _around(region, whole, grid))
+
+
+def _around(region: Region, whole: Region, grid: Grid) -> Region:
+    """Returns the chunks of the grid around a region of one shard."""
+    return tuple(
+        (
+            first + (start - first) // chunk * chunk,
+            min(last, first + -(-(stop - first) // chunk) * chunk),
+        )
+        for (start, stop), (first, last), chunk in zip(region, whole, grid.chunk_shape, strict=True)
+    )
 
 
 def _shard_region(placement: ShardPlacement | None, slot: int, shape: Sequence[int]) -> Region:

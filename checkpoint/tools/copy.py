@@ -71,7 +71,7 @@ def copy_checkpoint(
     for name in sorted(files, key=lambda name: (name in _LAST, name)):
         _check_size(target, name, files[name])
         job = CopyJob(name, name, 0, files[name])
-        _copy_file(source, target, job, done, progress, is_there=_is_same)
+        copy_file(source, target, job, done, progress, is_there=_is_same)
     copy = open_if_finished(target)
     if copy is None:
         raise CheckpointError(
@@ -120,7 +120,7 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
         _refuse_other(target, source, data)
     with _claimed(source, target, claims, record.writer_id) as claim:
         for job in jobs:
-            _copy_file(source, target, job, done, progress, is_there=_has_size)
+            copy_file(source, target, job, done, progress, is_there=has_size)
         _verify(source, record, target, copied)
         if not is_there:
             try:
@@ -167,7 +167,7 @@ def _verify(source: StorePath, record: Record, target: StorePath, copied: Record
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
 
 
-def _copy_file(
+def copy_file(
     source: StorePath,
     target: StorePath,
     job: CopyJob,
@@ -217,7 +217,7 @@ def shared_bytes(folder: StorePath) -> int:
     )
 
 
-def _has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
+def has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
     """Returns whether the target has a file of exactly the job's size, by one read: of an object
     `Storage.size` makes many.
     """
@@ -230,7 +230,7 @@ def _has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
 
 def _is_same(source: StorePath, target: StorePath, job: CopyJob) -> bool:
     """Returns whether the target has a file of the very bytes; reads both files."""
-    if not _has_size(source, target, job):
+    if not has_size(source, target, job):
         return False
     for offset, (data,) in _parts(source, job, lambda done_bytes: None):
         there = bytearray(len(data))

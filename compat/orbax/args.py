@@ -15,7 +15,7 @@ class CheckpointArgs:
     """The base of all arguments."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SaveArgs:
     """How one leaf is saved. `dtype` casts.
 
@@ -71,10 +71,13 @@ class StandardSave(CheckpointArgs):
 
 
 @dataclass
-class PyTreeSave(StandardSave):
+class PyTreeSave(CheckpointArgs):
     """Saves a tree."""
 
+    item: Any
+    save_args: Any = None
     ocdbt_target_data_file_size: int | None = None
+    custom_metadata: Any = None
 
 
 @dataclass
@@ -196,7 +199,7 @@ class Composite(CheckpointArgs, Mapping[str, Any]):
         return f"Composite({self._items!r})"
 
 
-TREE_SAVES = (StandardSave, ArraySave, JaxRandomKeySave, NumpyRandomKeySave)
+TREE_SAVES = (StandardSave, PyTreeSave, ArraySave, JaxRandomKeySave, NumpyRandomKeySave)
 
 
 def cast(value: Any, save_args: SaveArgs | None) -> Any:

@@ -13,11 +13,12 @@ from typing import Any, Self
 import numpy as np
 
 import holdfast.compat.orbax.args as args_lib
+import holdfast.compat.orbax.handling.items as items_lib
 import holdfast.compat.orbax.handling.standard as standard
-import holdfast.compat.orbax.items as items_lib
 from holdfast.checkpoint import CheckpointManager as NativeManager
 from holdfast.checkpoint import (
     Options,
+    SaveHandle,
     StepNotFound,
     Structure,
     TreeMismatch,
@@ -27,15 +28,16 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import open_storage
-from holdfast.multihost import is_primary_host
+from holdfast.multihost import is_primary_host, sync_global_processes
 
 from .handlers import is_own, make_args, to_path
-from .items import DEFAULT_ITEM, SavedItem, orbax_errors
-from .items import StepAlreadyExistsError as StepAlreadyExistsError
+from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
+from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
 from .metadata import RootMetadata, StepMetadata, step_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
-from .policies import AskToKeep, AskToSave, PolicyCheckpointInfo, asks_for_metrics
 from .refusals import not_covered, refuse
+from .roots.policies import AskToKeep, AskToSave, PolicyCheckpointInfo, asks_for_metrics
+from .roots.root import Trash, read_root_metadata, write_root_metadata
 
 CALL = "CheckpointManager"
 METRIC_ITEM_NAME = "metrics"
@@ -67,15 +69,11 @@ class CheckpointManager(AbstractCheckpointManager):
         # The arguments are Orbax's, in Orbax's order.
         refuse(
             CALL,
-            "pass metadata to save(custom_metadata=...): a root has none",
-            metadata=metadata or None,
-        )
-        refuse(
-            CALL,
             "name items and their arguments: Composite(name=StandardSave(...))",
             handler_registry=handler_registry,
         )
         self._options = options or CheckpointManagerOptions()
+        read_only = self._options.read_only
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
@@ -88,7 +86,14 @@ class CheckpointManager(AbstractCheckpointManager):
         elif handlers is not None:
             self._single = True
         self._saving: tuple[int, dict[str, float]] | None = None
+        self._handle: SaveHandle | None = None
+        self._trash = Trash(directory, None if read_only else self._options.todelete_subdir)
         self.native = self._open()
+        self._metadata = metadata
+        if metadata is not None and self._options.save_root_metadata and not read_only:
+            if is_primary_host(0):
+                write_root_metadata(directory, metadata)
+            sync_global_processes("holdfast.compat.orbax.root_metadata")
 
     def _open(self) -> NativeManager:
         mode = self._options.file_options.path_permission_mode
@@ -101,7 +106,7 @@ class CheckpointManager(AbstractCheckpointManager):
                 self.is_saving_in_progress,
                 self._options.multiprocessing_options,
             ),
-            keep_policy=AskToKeep(self._options.keep_policy()),
+            keep_policy=AskToKeep(self._options.keep_policy(), self._trash.put_aside),
             options=Options(
                 save_timeout_s=timeout_s,
                 read_only=self._options.read_only,
@@ -178,6 +183,8 @@ class CheckpointManager(AbstractCheckpointManager):
         if self._options.read_only:
             return
         with orbax_errors():
+            if is_primary_host(0) and not self._trash.put_aside(step):
+                raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
             self.native.delete(step)
 
     # --- saving
@@ -258,6 +265,7 @@ class CheckpointManager(AbstractCheckpointManager):
             )
             if not wanted:
                 return False
+            self._handle = wanted
             self._saving = (step, numbers or {})
             if not self._options.enable_async_checkpointing:
                 self.native.wait_until_finished()
@@ -346,10 +354,7 @@ class CheckpointManager(AbstractCheckpointManager):
         with orbax_errors():
             if chosen in self._in_flight():
                 self.native.wait_until_finished()
-            if directory is None:
-                saved = self.native.structure(chosen)
-            else:
-                saved = structure(directory, chosen)
+            saved = self._find(chosen, directory)
             if self._single is None:
                 several = isinstance(args, args_lib.Composite)
                 self._single = DEFAULT_ITEM in saved.items and not several
@@ -368,6 +373,16 @@ class CheckpointManager(AbstractCheckpointManager):
                 handler = self._handlers.get(name)
                 restored[name] = standard.restore_item(item, each, handler, folder)
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
+
+    def _find(self, step: int, directory: Any) -> Structure:
+        if directory is not None:
+            return structure(directory, step)
+        try:
+            return self.native.structure(step)
+        except StepNotFound as error:
+            if self._options.step_name_format is None:
+                raise
+            raise ValueError(str(error)) from error  # as such formats have it
 
     def _chosen(self, step: int | None, directory: Any) -> int:
         if step is None and directory is None:
@@ -399,9 +414,10 @@ class CheckpointManager(AbstractCheckpointManager):
         return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
 
     def metadata(self, step: int | None = None) -> StepMetadata | RootMetadata:
-        """Returns what is known of a step, or of the root: nothing."""
+        """Returns what is known of a step, or of the root."""
         if step is None:
-            return RootMetadata()
+            given = dict(self._metadata or {}) if self._options.read_only else {}
+            return read_root_metadata(self._directory) or RootMetadata(custom_metadata=given)
         with orbax_errors():
             saved = self.native.structure(step)
             return step_metadata(saved, self._item_metadata(saved))
@@ -416,6 +432,11 @@ class CheckpointManager(AbstractCheckpointManager):
         """Blocks until no save is in flight; raises the error of one that failed."""
         with orbax_errors():
             self.native.wait_until_finished()
+
+    def cancel(self) -> None:
+        """Calls the save in flight off; blocks until it has ended. One that commits goes on."""
+        if self._handle is not None:
+            cancel(self._handle)
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed, once."""

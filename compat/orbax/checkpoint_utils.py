@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,8 +19,14 @@ from .checkpoint_manager import steps_in
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
 from .refusals import refuse
 
-TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"  # of Orbax's unfinished folders; holdfast has none
-NAMES = "leave it out: steps with prefixes and padding are found by their numbers"
+# How steps are called, and where snapshots go: of no effect, steps are found by their numbers.
+NAMES = (
+    "ignore_snapshot_errors",
+    "snapshot_dir",
+    "step_format_fixed_length",
+    "step_name_format",
+    "step_prefix",
+)
 
 
 class _Durations:
@@ -81,6 +87,13 @@ def construct_restore_args(
     return jax.tree.map(of_leaf, target, sharding_tree)
 
 
+def check_names(call: str, names: Mapping[str, Any]) -> None:
+    """Raises TypeError for words that are none of Orbax's."""
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
+
+
 @contextlib.contextmanager
 def wait_for_new_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
@@ -95,8 +108,7 @@ def wait_for_new_checkpoint(
 
     It is -1 when `timeout` seconds have passed.
     """
-    names.pop("ignore_snapshot_errors", None)
-    refuse("wait_for_new_checkpoint", NAMES, **names)
+    check_names("wait_for_new_checkpoint", names)
     refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
     after = None if until_step is None else until_step - 1
     timeout_s = math.inf if timeout is None else timeout
@@ -117,8 +129,7 @@ def checkpoints_iterator(
 
     Ends when `timeout` seconds have passed without one (and `timeout_fn` says so).
     """
-    names.pop("ignore_snapshot_errors", None)
-    refuse("checkpoints_iterator", NAMES, **names)
+    check_names("checkpoints_iterator", names)
     last: int | None = None
     timeout_s = math.inf if timeout is None else timeout
     while True:

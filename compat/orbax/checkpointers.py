@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.standard as standard
-from holdfast.checkpoint import SaveHandle, save, save_async, structure
+from holdfast.checkpoint import SaveHandle, save, save_async
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.multihost import is_primary_host
 
 from .handlers import is_own, make_args
+from .handling.items import cancel, orbax_errors
 from .handling.standard import CompositeCheckpointHandler
-from .items import orbax_errors
 from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
 
@@ -92,8 +92,8 @@ class Checkpointer(AbstractCheckpointer):
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Returns what is known of the checkpoint without reading it."""
         with orbax_errors():
-            saved = structure(directory)
-        return step_metadata(saved, standard.folder_metadata(saved, self._handler))
+            saved, name = standard.find_folder(directory)
+        return step_metadata(saved, standard.folder_metadata(saved, name, self._handler))
 
     def structure(self, directory: str | os.PathLike[str]) -> Any:
         """Returns the tree of an item with what is known of its leaves."""
@@ -149,6 +149,11 @@ class AsyncCheckpointer(Checkpointer):
         with orbax_errors():
             handle.wait()
         _mark(directory)
+
+    def cancel(self) -> None:
+        """Calls the save in flight off; blocks until it has ended. One that commits goes on."""
+        if self._in_flight is not None and cancel(self._in_flight[1]):
+            self._in_flight = None
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed, once. Does not block."""

@@ -5,10 +5,12 @@ from . import (
     checkpoint_manager,
     checkpoint_utils,
     checkpointers,
+    future,
     handlers,
     metadata,
     modules,
     options,
+    type_handlers,
     v1,
 )
 from .args import ArrayRestoreArgs, RestoreArgs, SaveArgs
@@ -21,6 +23,7 @@ from .checkpointers import (
     StandardCheckpointer,
 )
 from .handlers import AsyncCheckpointHandler, CheckpointHandler
+from .handling.items import PLACEHOLDER
 from .handling.standard import (
     ArrayCheckpointHandler,
     CompositeCheckpointHandler,
@@ -30,7 +33,6 @@ from .handling.standard import (
     PyTreeCheckpointHandler,
     StandardCheckpointHandler,
 )
-from .items import PLACEHOLDER
 from .options import AsyncOptions, CheckpointManagerOptions
 
 __all__ = [
@@ -60,9 +62,11 @@ __all__ = [
     "checkpoint_manager",
     "checkpoint_utils",
     "checkpointers",
+    "future",
     "handlers",
     "metadata",
     "options",
+    "type_handlers",
     "v1",
 ]
 

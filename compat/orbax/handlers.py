@@ -111,9 +111,11 @@ def register_with_handler(
 def get_registered_handler_cls(arg: Any) -> type:
     """Returns the handler that a class of arguments, or one of them, is registered with.
 
-    Raises ValueError.
+    Raises TypeError for what is no class of arguments, ValueError where there is none.
     """
     cls = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(cls, CheckpointArgs):
+        raise TypeError(f"{cls} must be a subclass of `CheckpointArgs`.")
     handler_cls = _handler_cls(cls)
     if handler_cls is None:
         raise ValueError(

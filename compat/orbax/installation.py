@@ -13,7 +13,19 @@ from types import ModuleType
 REAL = "orbax.checkpoint"
 FACE = "holdfast.compat.orbax"
 # For the PYTHONPATH of children.
+_OWN_NAMES = frozenset(vars(ModuleType("module")))
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+
+
+def _module_in(module: object, name: str) -> object:
+    """Returns what a module has under a name: a module of stand-ins, where all of it is refused."""
+    found = getattr(module, name, None)
+    reason = getattr(module, "__holdfast_refusal__", None)
+    if reason is None or isinstance(found, ModuleType):
+        return found
+    refusals = importlib.import_module(f"{FACE}.refusals")
+    assert isinstance(module, ModuleType)
+    return refusals.make_module(f"{module.__name__.removeprefix(f'{FACE}.')}.{name}", reason=reason)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -35,8 +47,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Returns the stand-in; raises ModuleNotFoundError, naming the page, for none."""
         stand_in: object = importlib.import_module(f"{FACE}.face")
-        for part in spec.name.split(".")[2:]:
-            stand_in = getattr(stand_in, part, None)
+        for name in spec.name.split(".")[2:]:
+            stand_in = _module_in(stand_in, name)
         if not isinstance(stand_in, ModuleType):
             raise ModuleNotFoundError(
                 f"{spec.name} is not covered by {FACE}: leave it out, or use what"
@@ -45,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             )
         # A module of its own: the import system writes into what it gets.
         alias = ModuleType(spec.name, stand_in.__doc__)
-        names = {key: value for key, value in vars(stand_in).items() if not key.startswith("__")}
+        names = {key: value for key, value in vars(stand_in).items() if key not in _OWN_NAMES}
         vars(alias).update(names)
         return alias
 

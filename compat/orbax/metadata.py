@@ -11,6 +11,8 @@ import numpy as np
 
 from holdfast.checkpoint import Structure
 
+from .refusals import refuse
+
 
 @dataclass(frozen=True)
 class Metadata:
@@ -18,6 +20,15 @@ class Metadata:
 
     name: str
     directory: Any
+
+
+@dataclass(frozen=True)
+class StorageMetadata:
+    """How an array lies in a checkpoint: in chunks of its shards' shape."""
+
+    chunk_shape: tuple[int, ...] | None
+    write_shape: tuple[int, ...] | None = None
+    zarr_metadata: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class ScalarMetadata(Metadata):
     shape: tuple[int, ...] = ()
     sharding: Any = None
     dtype: Any = None
+    storage: Any = None
 
 
 @dataclass(frozen=True)
@@ -102,17 +114,24 @@ def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
         return StringMetadata(name, directory)
     if isinstance(leaf, bool | int | float | complex):
         return ScalarMetadata(name, directory, dtype=np.asarray(leaf).dtype)
-    return ArrayMetadata(name, directory, leaf.shape, leaf.sharding, dtype=leaf.dtype)
+    shards = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    storage = StorageMetadata(chunk_shape=shards)
+    return ArrayMetadata(
+        name, directory, leaf.shape, leaf.sharding, dtype=leaf.dtype, storage=storage
+    )
 
 
-def to_shape_dtype_struct(leaf: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
+def to_shape_dtype_struct(
+    arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
+) -> Any:
     """Returns an array, or the metadata of a leaf, as jax.ShapeDtypeStruct; a number as it is."""
-    if isinstance(leaf, StringMetadata):
+    refuse("to_shape_dtype_struct", "pass shardings", support_format=support_format)
+    if isinstance(arr, StringMetadata):
         return ""
-    if not hasattr(leaf, "shape"):
-        return leaf if scalar_dtype is None else scalar_dtype(leaf)
-    sharding = getattr(leaf, "sharding", None)  # numpy's arrays have none
-    return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    if not hasattr(arr, "shape"):
+        return arr if scalar_dtype is None else scalar_dtype(arr)
+    sharding = getattr(arr, "sharding", None)  # numpy's arrays have none
+    return jax.ShapeDtypeStruct(arr.shape, dtype or arr.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def nanoseconds(time_s: float | None) -> int | None:

@@ -13,17 +13,18 @@ from . import (
     checkpoint_manager,
     checkpoint_utils,
     checkpointers,
+    future,
     handlers,
-    items,
     metadata,
     options,
-    policies,
+    type_handlers,
     v1,
 )
-from .handling import standard
+from .handling import items, standard
 from .refusals import make_module, stand_in
+from .roots import policies, step_names, testing
 from .trees import flat as trees
-from .trees import transforms
+from .trees import nested, transforms
 
 OWN_HANDLER = (
     "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
@@ -32,9 +33,11 @@ OWN_HANDLER = (
 BYTES = "leave it out: how bytes lie in files is holdfast's own affair"
 PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"
 METADATA = "manager.metadata(step), or holdfast.checkpoint.structure(path)"
-FUTURES = (
-    "save returns when the arrays may be reused; manager.wait_until_finished() waits for the commit"
+EMERGENCY = (
+    "holdfast.checkpoint.CheckpointManager(local=Local(...)) keeps copies on the hosts:"
+    " docs/local-tier.md"
 )
+SURGERY = "holdfast.checkpoint.load(path, like, rename=...) fits a checkpoint to another tree"
 TESTING = "it serves Orbax's own tests"
 PATHWAYS = (
     "holdfast.multihost.is_pathways_backend() says where a program runs; a save needs nothing more"
@@ -46,7 +49,6 @@ REFUSED: Mapping[str, str] = {
     "CheckpointHandlerRegistry": OWN_HANDLER,
     "CompositeOptions": OWN_HANDLER,
     "DefaultCheckpointHandlerRegistry": OWN_HANDLER,
-    "Future": FUTURES,
     "ProtoCheckpointHandler": "save message.SerializeToString() as a leaf",
 }
 # Modules of `orbax.checkpoint`: their refused names, and why.
@@ -58,60 +60,34 @@ MODULES: Mapping[str, tuple[str, str]] = {
         "jax.sharding says how an array is sharded",
     ),
     "checkpoint_managers": ("", ""),
-    "future": ("ChainedFuture CommitFutureAwaitingContractedSignals Future NoopFuture", FUTURES),
     "logging": (
-        "AbstractLogger CompositeLogger StandardLogger step_statistics",
+        (
+            "AbstractLogger CloudLogger CloudLoggerOptions CompositeLogger StandardLogger"
+            " step_statistics"
+        ),
         "manager.statistics() of holdfast's counts",
     ),
     "multihost": ("is_cloud_pathways_persistence_enabled", PATHWAYS),
     "msgpack_utils": ("msgpack_restore msgpack_serialize", "flax.serialization has both"),
-    "path": ("atomicity atomicity_defaults atomicity_types deleter format_utils step", PATHS),
+    "path": ("atomicity atomicity_defaults atomicity_types deleter format_utils", PATHS),
     "pathways": ("", PATHWAYS),
     "serialization": (
         "async_deserialize async_serialize get_ts_context tensorstore_utils ts_utils",
         BYTES,
     ),
-    "step": (
-        (
-            "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN NameFormat Metadata"
-            " MetadataT all_temporary_paths build_step_metadatas build_step_path"
-            " composite_name_format find_step_path get_save_directory is_path_finalized"
-            " is_path_temporary is_standard_name_format is_tmp_checkpoint latest_step_metadata"
-            " maybe_find_step_metadata single_host_load_and_broadcast_name_format"
-            " standard_name_format step_metadata_of_checkpoint_path step_prefix_with_underscore"
-            " checkpoint_steps_paths is_checkpoint_finalized step_from_checkpoint_name"
-            " tmp_checkpoints"
-        ),
-        PATHS,
-    ),
+    "step": ("all_temporary_paths build_step_metadatas MetadataT", PATHS),
     "test_utils": ("", TESTING),
     "transform_utils": ("MultiValueFn ValueFn", "it is a name for annotations"),
     "tree": (
-        (
-            "JsonType PyTree PyTreeKey PyTreeOf PyTreePath deserialize_tree serialize_tree"
-            " tree_difference tree_trim"
-        ),
+        ("JsonType PyTree PyTreeKey PyTreeOf PyTreePath tree_difference tree_trim"),
         "jax.tree_util and flax.traverse_util do this",
-    ),
-    "type_handlers": (
-        (
-            "ArrayHandler NumpyHandler ParamInfo ScalarHandler SingleReplicaArrayHandler"
-            " SingleReplicaArrayRestoreArgs StringHandler TypeHandler TypeHandlerRegistry"
-            " check_input_arguments create_type_handler_registry get_cast_tspec_deserialize"
-            " get_cast_tspec_serialize get_json_tspec_read get_json_tspec_write get_ts_context"
-            " get_type_handler has_type_handler is_ocdbt_checkpoint is_supported_empty_value"
-            " is_supported_type merge_ocdbt_per_process_files"
-            " register_standard_handlers_with_options register_type_handler supported_types"
-        ),
-        "leaves are arrays, numbers and texts; turn other values into them before saving",
     ),
     "utils": (
         (
-            "all_leaves_are_placeholders checkpoint_steps_paths deserialize_tree"
-            " from_flattened_with_keypath fully_replicated_host_local_array_to_global_array"
-            " get_save_directory is_checkpoint_finalized is_gcs_path is_scalar is_tmp_checkpoint"
+            "all_leaves_are_placeholders fully_replicated_host_local_array_to_global_array"
+            " get_tmp_directory is_gcs_path is_scalar is_supported_aggregation_type"
             " leaf_is_placeholder leaf_placeholder name_from_leaf_placeholder pytree_structure"
-            " serialize_tree step_from_checkpoint_name tmp_checkpoints"
+            " register_ts_spec_for_serialization should_skip_device_sync"
         ),
         "use holdfast's manager for steps, and jax.tree_util for trees",
     ),
@@ -133,7 +109,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
     metadata: (
         (
             "MetadataStore NamedShardingMetadata ShardingMetadata SingleDeviceShardingMetadata"
-            " StorageMetadata get_step_metadata metadata_store tree value"
+            " get_step_metadata metadata_store tree value"
         ),
         METADATA,
     ),
@@ -145,7 +121,19 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
         ),
         METADATA,
     ),
-    checkpoint_utils: ("STANDARD_ARRAY_TYPES get_snapshot_dir_from_step_dir", PATHS),
+    type_handlers: (
+        (
+            "ParamInfo TypeHandlerRegistry check_input_arguments create_type_handler_registry"
+            " get_cast_tspec_deserialize get_cast_tspec_serialize get_json_tspec_read"
+            " get_json_tspec_write get_ts_context is_supported_aggregation_type"
+            " is_supported_empty_value merge_ocdbt_per_process_files"
+        ),
+        type_handlers.LEAF_TYPES,
+    ),
+    checkpoint_utils: (
+        "STANDARD_ARRAY_TYPES get_snapshot_dir_from_step_dir restore_args_from_target",
+        PATHS,
+    ),
 }
 
 
@@ -191,7 +179,12 @@ def add_modules(package: str) -> None:
         {name: getattr(handlers, name) for name in registry},
         CheckpointHandler=handlers.CheckpointHandler,
     )
-    face["experimental"] = make_module("experimental", v1=v1)
+    face["Future"] = future.Future
+    emergency = make_module("experimental.emergency", reason=EMERGENCY)
+    surgery = make_module("experimental.model_surgery", reason=SURGERY)
+    face["experimental"] = make_module(
+        "experimental", v1=v1, emergency=emergency, model_surgery=surgery
+    )
 
 
 def _handler_args() -> dict[str, Any]:
@@ -208,6 +201,7 @@ def _covered(module: str) -> dict[str, Any]:
     """Returns what a module without a file of its own has to offer."""
     struct = {"to_shape_dtype_struct": metadata.to_shape_dtype_struct}
     flat = {name: getattr(trees, name) for name in trees.__all__}
+    nested_trees = _public(nested)
     abstract = {"AbstractCheckpointManager": checkpoint_manager.AbstractCheckpointManager}
     steps = {
         "checkpoint_steps": checkpoint_utils.checkpoint_steps,
@@ -226,15 +220,9 @@ def _covered(module: str) -> dict[str, Any]:
             "save_decision_policy": policies,
         }
         return names | managers | abstract
-    if module == "type_handlers":
-        return {
-            "SaveArgs": args.SaveArgs,
-            "RestoreArgs": args.RestoreArgs,
-            "ArrayRestoreArgs": args.ArrayRestoreArgs,
-        }
     if module == "utils":
         durations = {
-            "TMP_DIR_SUFFIX": checkpoint_utils.TMP_DIR_SUFFIX,
+            "TMP_DIR_SUFFIX": step_names.TMP_DIR_SUFFIX,
             "record_saved_duration": checkpoint_utils.record_saved_duration,
             "sync_global_devices": multihost.sync_global_processes,
         }
@@ -246,9 +234,9 @@ def _covered(module: str) -> dict[str, Any]:
             "sync_global_processes",
         )
         shared = {name: getattr(multihost, name) for name in processes}
-        return struct | steps | durations | flat | shared
+        return struct | steps | durations | flat | shared | _steps() | nested_trees
     if module == "tree":
-        return struct | flat
+        return struct | flat | nested_trees | {"merge_trees": nested.merge_trees}
     if module == "transform_utils":
         return _transforms() | {"RestoreArgs": args.RestoreArgs}
     if module == "multihost":
@@ -258,8 +246,30 @@ def _covered(module: str) -> dict[str, Any]:
     if module == "arrays":
         return struct
     if module == "step":
-        return steps | {"TMP_DIR_SUFFIX": checkpoint_utils.TMP_DIR_SUFFIX}
+        return steps | _public(step_names)
+    if module == "path":
+        return {"step": step_names}
+    if module == "test_utils":
+        return _public(testing)
     return {}
+
+
+def _public(module: Any) -> dict[str, Any]:
+    """Returns the names that a module of this package defines for users."""
+    return {name: getattr(module, name) for name in module.__all__}
+
+
+def _steps() -> dict[str, Any]:
+    """Returns what `utils` has of the names of steps."""
+    names = (
+        "checkpoint_steps_paths",
+        "get_save_directory",
+        "is_checkpoint_finalized",
+        "is_tmp_checkpoint",
+        "step_from_checkpoint_name",
+        "tmp_checkpoints",
+    )
+    return {name: getattr(step_names, name) for name in names}
 
 
 def _transforms() -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
-import holdfast.compat.orbax.policies as policies
+import holdfast.compat.orbax.roots.policies as policies
+import holdfast.compat.orbax.roots.step_names as step_names
 
 from .refusals import refuse
 
@@ -84,8 +85,7 @@ class AtomicityOptions:
 class MemoryLimitOptions:
     """Limits of memory. They have no effect."""
 
-    save_concurrent_bytes: int | None = None
-    restore_concurrent_bytes: int | None = None
+    max_transfer_concurrent_gb: int | None = None
 
 
 @dataclass
@@ -95,8 +95,9 @@ class CheckpointManagerOptions:
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories,
     single_host_load_and_broadcast, enable_background_delete, num_deletion_threads,
     atomicity_options, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. Refused: what would name steps by a function, or move
-    them.
+    enable_per_process_directory_creation. `todelete_subdir` is a folder of the root: what is let go
+    lies there from then on. In a bucket it has no effect, as with Orbax. `step_name_format` is a
+    prefix and the number (see step_names.NameFormat).
     """
 
     save_interval_steps: int = 1
@@ -146,8 +147,7 @@ class CheckpointManagerOptions:
         call = "CheckpointManagerOptions"
         refuse(
             call,
-            "leave it out: what is let go is deleted",
-            todelete_subdir=self.todelete_subdir,
+            "give todelete_subdir on a file system; in a bucket what is let go is deleted",
             todelete_full_path=self.todelete_full_path,
         )
         refuse(
@@ -155,19 +155,20 @@ class CheckpointManagerOptions:
             "leave it out: the record is the commit",
             temporary_path_class=self.temporary_path_class,
         )
-        if not self.read_only:
-            refuse(
-                call,
-                "give step_prefix and step_format_fixed_length",
-                step_name_format=self.step_name_format,
-            )
+        self.step_format()  # refuses names that are more than a prefix and the number
 
     def step_format(self) -> str | None:
-        """Returns how folders of steps are called, None where the options do not say."""
+        """Returns how folders of steps are called, None where the options do not say, and for a
+        reader, which finds steps by their numbers.
+        """
+        if self.read_only:
+            return None
+        if self.step_name_format is not None:
+            return step_names.step_format(self.step_name_format)
         if self.step_prefix is None and self.step_format_fixed_length is None:
             return None
-        prefix = f"{self.step_prefix}_" if self.step_prefix else ""
-        return f"{prefix}{{:0{self.step_format_fixed_length or 1}d}}"
+        names = step_names.StandardNameFormat(self.step_prefix, self.step_format_fixed_length)
+        return step_names.step_format(names)
 
     def save_policy(self) -> Any:
         """Returns the policy of saving that the options mean, in Orbax's words."""

@@ -53,13 +53,17 @@ def refusal_of(value: Any) -> str | None:
 
 
 def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
-    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins."""
+    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins.
+
+    With a reason, and without a list of the refused names, every other name is a stand-in.
+    """
     module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
     real = f"orbax.checkpoint.{name}"
     stand_ins = {each: stand_in(real, each, reason) for each in refused.split()}
     vars(module).update(stand_ins, **names)
     if not names:
         vars(module)["__holdfast_refusal__"] = reason
+    if not names or (reason and not refused):
         vars(module)["__getattr__"] = lambda each: _any_name(real, each, reason)
     sys.modules[module.__name__] = module
     return module

@@ -17,13 +17,15 @@ from typing import Any, ClassVar
 
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handlers as handlers_lib
-import holdfast.compat.orbax.items as items_lib
+import holdfast.compat.orbax.handling.items as items_lib
 from holdfast.checkpoint import SaveHandle, Structure, load, save_async, structure
+from holdfast.checkpoint.layouts.detect import layout_of
+from holdfast.checkpoint.storage.path import StorePath, split
 
 from ..args import CheckpointArgs
 from ..handlers import CheckpointHandler, handler_for, is_own, run_to_end, to_path
-from ..items import DEFAULT_ITEM, SavedItem, orbax_errors
-from ..refusals import not_covered
+from ..refusals import not_covered, refuse
+from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 
 # What a handler is called for: to say what to save, or to restore. None: it is called by itself.
 _saving: contextvars.ContextVar[list[CheckpointArgs] | None]
@@ -85,7 +87,7 @@ class Handler(CheckpointHandler):
     def metadata(self, directory: Any) -> Any:
         """Returns what is known of an item without reading it."""
         with orbax_errors():
-            return folder_metadata(structure(directory), self)
+            return folder_metadata(*find_folder(directory), self)
 
     def handler_of(self, item: str) -> Any:
         """Returns the handler of an item in a folder of its own: this one."""
@@ -127,6 +129,14 @@ class PyTreeCheckpointHandler(Handler):
 
     save_args = args_lib.PyTreeSave
     restore_args = args_lib.PyTreeRestore
+
+    def __init__(self, *args: Any, handler_impl: Any = None, **options: Any) -> None:
+        refuse(
+            type(self).__name__,
+            "override save and restore of a subclass of PyTreeCheckpointHandler",
+            handler_impl=handler_impl,
+        )
+        super().__init__(*args, **options)
 
 
 class JsonCheckpointHandler(Handler):
@@ -266,22 +276,35 @@ def restore_item(item: SavedItem, args: Any, handler: Any, directory: Any) -> An
 def restore_folder(call: str, directory: Any, handler: Any, given: Any) -> Any:
     """Restores the checkpoint in a folder: its only item, or a Composite of several."""
     with orbax_errors():
-        saved = structure(directory)
+        saved, name = find_folder(directory)
         of_item = handler.handler_of if isinstance(handler, Handler) else lambda name: handler
 
         def read(name: str, like: Any, **options: Any) -> Any:
             return load(saved.path, like, item=name, **options)
 
-        def restored(name: str, args: Any) -> Any:
-            item = SavedItem.find(call, saved, name, read)
-            return restore_item(item, args, of_item(name), to_path(saved.path) / name)
+        def restored(item_name: str, args: Any) -> Any:
+            item = SavedItem.find(call, saved, item_name, read)
+            return restore_item(item, args, of_item(item_name), to_path(saved.path) / item_name)
 
-        if isinstance(handler, CompositeCheckpointHandler):
+        if name is None and isinstance(handler, CompositeCheckpointHandler):
             wanted = given if isinstance(given, Mapping) and given else dict.fromkeys(saved.items)
             return args_lib.Composite(
                 **{name: restored(name, args) for name, args in wanted.items()}
             )
-        return restored(only_item(saved.items), given)
+        return restored(name or only_item(saved.items), given)
+
+
+def find_folder(directory: Any) -> tuple[Structure, str | None]:
+    """Returns the checkpoint of a folder; with its name, where the folder is an item of a step."""
+    layout = layout_of(StorePath.of(directory))
+    if layout is None or layout.name not in ("holdfast", "orbax"):
+        step, name = split(os.fspath(directory))
+        above = layout_of(StorePath.of(step))
+        if above is not None and above.name == "holdfast":
+            saved = structure(step)
+            if name in saved.items:
+                return saved, name
+    return structure(directory), None
 
 
 def only_item(items: Mapping[str, Any]) -> str:
@@ -289,9 +312,9 @@ def only_item(items: Mapping[str, Any]) -> str:
     return DEFAULT_ITEM if DEFAULT_ITEM in items or len(items) != 1 else next(iter(items))
 
 
-def folder_metadata(saved: Structure, handler: Any) -> Any:
-    """Returns what is known of a folder's only item, or a Composite of several."""
-    if isinstance(handler, CompositeCheckpointHandler):
+def folder_metadata(saved: Structure, name: str | None, handler: Any) -> Any:
+    """Returns what is known of an item, of a folder's only one, or a Composite of several."""
+    if name is None and isinstance(handler, CompositeCheckpointHandler):
         return args_lib.Composite(**items_lib.trees_metadata(saved))
-    item = items_lib.item_of(saved, only_item(saved.items))
+    item = items_lib.item_of(saved, name or only_item(saved.items))
     return items_lib.tree_metadata(item, to_path(saved.path))

@@ -34,16 +34,16 @@ def str_keypath(keypath: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(str(get_key_name(key)) for key in keypath)
 
 
-def is_empty_or_leaf(node: Any) -> bool:
+def is_empty_or_leaf(x: Any) -> bool:
     """Says whether a value has no children: an empty container, None or a leaf."""
     # Only the node itself is opened: its children count as leaves.
-    children = jax.tree.leaves(node, is_leaf=lambda child: child is not node)
-    return not children or children[0] is node
+    children = jax.tree.leaves(x, is_leaf=lambda child: child is not x)
+    return not children or children[0] is x
 
 
-def is_empty_node(node: Any) -> bool:
+def is_empty_node(x: Any) -> bool:
     """Says whether a value is an empty container or None."""
-    return not jax.tree.leaves(node, is_leaf=lambda child: child is not node)
+    return not jax.tree.leaves(x, is_leaf=lambda child: child is not x)
 
 
 def to_flat_dict(
@@ -60,11 +60,32 @@ def to_flat_dict(
     return flat if sep is None else {sep.join(path): leaf for path, leaf in flat.items()}
 
 
-def from_flat_dict(flat_dict: Mapping[Any, Any], target: Any = None, sep: str | None = None) -> Any:
-    """Returns the tree of a flat dict, in the structure of `target`; None: in dicts."""
+def from_flat_dict(
+    flat_dict: Mapping[Any, Any],
+    target: Any = None,
+    sep: str | None = None,
+    *,
+    inplace: bool = False,
+) -> Any:
+    """Returns the tree of a flat dict, in the structure of `target`; None: in dicts.
+
+    With `inplace` the flat dict is empty afterwards of what is in the tree.
+    """
+    if inplace and not isinstance(flat_dict, dict):
+        raise ValueError("Inplace operations require flat_dict to be a dict.")
     if target is not None:
-        leaves = [flat_dict[path] for path in to_flat_dict(target, sep=sep)]
-        return jax.tree.unflatten(jax.tree.structure(target), leaves)
+        paths = list(to_flat_dict(target, sep=sep))
+        tree = jax.tree.unflatten(jax.tree.structure(target), [flat_dict[path] for path in paths])
+    else:
+        paths = list(flat_dict)
+        tree = _in_dicts(flat_dict, sep)
+    if isinstance(flat_dict, dict) and inplace:
+        for path in paths:
+            del flat_dict[path]
+    return tree
+
+
+def _in_dicts(flat_dict: Mapping[Any, Any], sep: str | None) -> Any:
     if sep is None and () in flat_dict:  # the tree is one leaf
         return flat_dict[()]
     tree: dict[str, Any] = {}

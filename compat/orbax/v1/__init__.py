@@ -1,8 +1,6 @@
 """`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood."""
 
-from holdfast import multihost
-
-from . import options, training
+from . import multihost, options, partial, training
 from .checkpointables import CheckpointableHandler, StatefulCheckpointable
 from .checkpoints import (
     PLACEHOLDER,
@@ -20,7 +18,7 @@ from .checkpoints import (
     save_checkpointables,
     save_checkpointables_async,
 )
-from .modules import arrays, errors, handlers, partial, path, tree
+from .modules import arrays, errors, handlers, path, tree
 from .options import Context
 from .results import AsyncResponse, CheckpointMetadata
 

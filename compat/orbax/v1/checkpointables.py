@@ -9,6 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from holdfast.checkpoint import Files
 
 from ..handlers import run_to_end, to_path
+from .options import Context, current
+from .registry import STANDARD, global_registry
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -57,31 +59,43 @@ class CheckpointableHandler(Generic[T, A]):
     """
 
 
-_registered: list[tuple[str | None, Any]] = []
-
-
 def register_handler(
     cls: Any, *, checkpointable_name: str | None = None, secondary_typestrs: Any = None
 ) -> Any:
     """Registers a class of v1's handlers, for one item or (None) for all.
 
-    Of several that can handle a value the last one does.
+    Of several that can handle a value the last one does. Raises AlreadyExistsError (a ValueError).
     """
-    _registered.append((checkpointable_name, cls))
+    global_registry().add(
+        cls, checkpointable_name=checkpointable_name, secondary_typestrs=secondary_typestrs
+    )
     return cls
 
 
-def _find(name: str, can: Callable[[Any], Any]) -> Any:
-    handlers = (cls() for chosen, cls in reversed(_registered) if chosen in (None, name))
+def _entries(context: Context | None) -> list[tuple[str | None, Any]]:
+    """Returns the handlers that hold in a context, the last one first."""
+    registry = current(context).registry or global_registry()
+    return [(name, cls) for cls, name in reversed(registry.get_all_entries())]
+
+
+def _find(name: str, can: Callable[[Any], Any], context: Context | None) -> Any:
+    """Returns the handler of an item: its own, else one for all items that can handle it."""
+    entries = _entries(context)
+    for chosen, cls in entries:
+        if chosen == name:
+            return cls()
+    handlers = (cls() for chosen, cls in entries if chosen is None and cls not in STANDARD)
     return next((handler for handler in handlers if can(handler)), None)
 
 
-def checkpointable_to_save(name: str, value: Any) -> Any:
+def checkpointable_to_save(name: str, value: Any, context: Context | None = None) -> Any:
     """Returns a value for `save(items=...)`: files, where it or a handler writes them.
 
     Else the value itself.
     """
-    handler = _find(name, lambda handler: handler.is_handleable(value))
+    handler = _find(name, lambda handler: handler.is_handleable(value), context)
+    if isinstance(handler, STANDARD):
+        return handler.item(value)
     if handler is None and not isinstance(value, StatefulCheckpointable):
         return value
 
@@ -99,19 +113,22 @@ def checkpointable_to_save(name: str, value: Any) -> Any:
     return Files(write_into, shared=True)
 
 
-def checkpointable_to_load(name: str, target: Any) -> Files | None:
+def checkpointable_to_load(name: str, target: Any, context: Context | None = None) -> Files | None:
     """Returns the `like` by which an item of files is loaded, None where nobody knows how.
 
     Without a target it is the handler that was registered for that item, or the only one that is
     registered for all.
     """
     if target is None:
-        by_item = [cls for chosen, cls in _registered if chosen == name]
-        for_all = [cls for chosen, cls in _registered if chosen is None]
+        own = [(chosen, cls) for chosen, cls in _entries(context) if cls not in STANDARD]
+        by_item = [cls for chosen, cls in own if chosen == name]
+        for_all = [cls for chosen, cls in own if chosen is None]
         classes = set(by_item or for_all)
         handler = classes.pop()() if len(classes) == 1 else None
     else:
-        handler = _find(name, lambda handler: handler.is_abstract_handleable(target))
+        handler = _find(name, lambda handler: handler.is_abstract_handleable(target), context)
+    if isinstance(handler, STANDARD):
+        handler = None
     if handler is None and not isinstance(target, StatefulCheckpointable):
         return None
 

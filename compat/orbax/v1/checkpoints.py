@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import holdfast.compat.orbax.args as args_lib
-import holdfast.compat.orbax.items as items_lib
+import holdfast.compat.orbax.handling.items as items_lib
 from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
@@ -17,7 +17,7 @@ from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import is_primary_host, sync_global_processes
 
-from ..items import SavedItem, orbax_errors
+from ..handling.items import SavedItem, orbax_errors
 from ..refusals import PAGE, not_covered
 from .checkpointables import checkpointable_to_load, checkpointable_to_save
 from .options import Context, current
@@ -33,9 +33,12 @@ class InvalidLayoutError(ValueError):
     """There is no checkpoint of a layout that is known."""
 
 
-def to_items(checkpointables: Mapping[str, Any]) -> dict[str, Any]:
+def to_items(checkpointables: Mapping[str, Any], context: Context | None = None) -> dict[str, Any]:
     """Returns checkpointables for `save(items=...)`."""
-    return {name: checkpointable_to_save(name, value) for name, value in checkpointables.items()}
+    return {
+        name: checkpointable_to_save(name, value, context)
+        for name, value in checkpointables.items()
+    }
 
 
 def save_checkpointables(
@@ -134,7 +137,7 @@ def _load_item(item: SavedItem, target: Any, context: Context) -> Any:
     """Loads an item of a checkpoint like `target` (or its metadata); None: as it was saved."""
     target = _metadata_or(target)
     if item.kind == "files":
-        like = checkpointable_to_load(item.name, target)
+        like = checkpointable_to_load(item.name, target, context)
         if like is None:
             raise ValueError(
                 f"{item.call}: the item {item.name!r} is of files, and {type(target).__name__} does"

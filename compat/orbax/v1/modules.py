@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import holdfast.compat.orbax.policies as policies
+import holdfast.compat.orbax.roots.policies as policies
+import holdfast.compat.orbax.roots.step_names as step_names
 
 from ..metadata import to_shape_dtype_struct
 from ..refusals import make_module
-from . import training
+from . import registry, training
 from .checkpointables import (
     CheckpointableHandler,
     PathAwaitingCreation,
@@ -14,7 +15,7 @@ from .checkpointables import (
     register_handler,
 )
 from .checkpoints import InvalidLayoutError
-from .results import CheckpointMetadata, RootMetadata
+from .results import RootMetadata, StepMetadata
 
 OWN_FILES = "register a handler for all checkpoints: handlers.register_handler(cls)"
 TYPES = "it is a name for annotations: numpy's and jax's types stand for it"
@@ -33,26 +34,29 @@ errors = make_module(
 )
 handlers = make_module(
     "v1.handlers",
-    refused=(
-        "CheckpointableHandlerRegistry JsonHandler ProtoHandler PyTreeHandler global_registry"
-        " local_registry orbax"
-    ),
+    refused="ProtoHandler orbax",
     reason=OWN_FILES,
     AbstractCheckpointable=object,
     Checkpointable=object,
     CheckpointableHandler=CheckpointableHandler,
     StatefulCheckpointable=StatefulCheckpointable,
+    CheckpointableHandlerRegistry=registry.CheckpointableHandlerRegistry,
+    JsonHandler=registry.JsonHandler,
+    PyTreeHandler=registry.PyTreeHandler,
+    global_registry=registry.global_registry,
+    local_registry=registry.local_registry,
     register_handler=register_handler,
-)
-partial = make_module(
-    "v1.partial",
-    refused="finalize save save_async",
-    reason="save all parts as items of one checkpoint",
 )
 path = make_module(
     "v1.path",
-    refused="Path PathLike step",
+    refused="Path PathLike",
     reason="pathlib.Path, str and URLs are paths",
+    step=make_module(
+        "v1.path.step",
+        NameFormat=step_names.NameFormat,
+        composite_name_format=step_names.composite_name_format,
+        standard_name_format=step_names.standard_name_format,
+    ),
     PathAwaitingCreation=PathAwaitingCreation,
 )
 tree = make_module(
@@ -78,7 +82,7 @@ def _add_names() -> None:
         pathways=pathways,
         save_decision_policies=policies,
         preservation_policies=policies,
-        CheckpointMetadata=CheckpointMetadata,
+        CheckpointMetadata=StepMetadata,
         RootMetadata=RootMetadata,
     )
 

@@ -14,11 +14,18 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from ..options import AsyncOptions as AsyncOptions
-from ..options import FileOptions as FileOptions
+from ..options import FileOptions as FileOptionsV0
 from ..options import MultiprocessingOptions as MultiprocessingOptions
 from ..refusals import refuse
 
 CAST = "cast the tree before saving it"
+
+
+@dataclass
+class FileOptions(FileOptionsV0):
+    """How files are made. `path_class` has no effect: paths are texts, pathlib's or etils's."""
+
+    path_class: Any = None
 
 
 class CheckpointLayout(enum.Enum):
@@ -65,11 +72,9 @@ class SafetensorsOptions(_Tuning):
 
 
 class CheckpointablesOptions(_Tuning):
-    """How items that are no trees are handled."""
+    """How items that are no trees are handled: by the handlers of `registry` (None: of all)."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "registry": "register a handler for all checkpoints: handlers.register_handler(cls)"
-    }
+    registry: Any = None
 
 
 class DeletionOptions(_Tuning):
@@ -149,6 +154,11 @@ class Context:
             path_permission_mode=self.options["file_options"].path_permission_mode,
         )
         return float(self.options["async_options"].timeout_secs)
+
+    @property
+    def registry(self) -> Any:
+        """The registry of handlers that holds here; None: the global one."""
+        return self.options["checkpointables_options"].registry
 
     @property
     def partial_load(self) -> bool:

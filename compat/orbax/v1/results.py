@@ -12,7 +12,7 @@ import jax
 from holdfast.checkpoint import ItemStructure, Structure
 
 from ..handlers import to_path
-from ..items import plain
+from ..handling.items import plain
 from ..metadata import nanoseconds
 
 T = TypeVar("T")
@@ -92,6 +92,13 @@ class CheckpointMetadata(Generic[T]):
         )
 
 
+class StepMetadata(CheckpointMetadata[T]):
+    """What is known of a step: `training.CheckpointMetadata`, whose first parameter is the step."""
+
+    def __init__(self, step: int, path: Any = None, *, metadata: T, **known: Any) -> None:
+        super().__init__(path, metadata=metadata, step=step, **known)
+
+
 class RootMetadata:
     """What is known of a root: where it is."""
 
@@ -108,15 +115,16 @@ def describe(
     saved: Structure, metadata: Any, *, step: int | None = None
 ) -> CheckpointMetadata[Any]:
     """Returns what is known of a checkpoint, with the `metadata` of its items."""
-    return CheckpointMetadata(
-        to_path(saved.path),
-        metadata=metadata,
-        init_timestamp_nsecs=nanoseconds(saved.started_s),
-        commit_timestamp_nsecs=nanoseconds(saved.finished_s),
-        custom_metadata=saved.metadata or {},
-        step=step,
-        metrics=dict(saved.metrics) or None,
-    )
+    known = {
+        "metadata": metadata,
+        "init_timestamp_nsecs": nanoseconds(saved.started_s),
+        "commit_timestamp_nsecs": nanoseconds(saved.finished_s),
+        "custom_metadata": saved.metadata or {},
+        "metrics": dict(saved.metrics) or None,
+    }
+    if step is None:
+        return CheckpointMetadata(to_path(saved.path), **known)
+    return StepMetadata(step, to_path(saved.path), **known)
 
 
 def tree_of(item: ItemStructure) -> Any:

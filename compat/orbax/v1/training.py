@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import holdfast.compat.orbax.policies as policies
+import holdfast.compat.orbax.roots.policies as policies
 from holdfast.checkpoint import StepNotFound
 
 from ..checkpoint_manager import CheckpointManager
-from ..items import StepAlreadyExistsError as StepIsThereError
-from ..items import orbax_errors
+from ..handling.items import StepAlreadyExistsError as StepIsThereError
+from ..handling.items import orbax_errors
 from ..options import CheckpointManagerOptions
 from ..refusals import refuse
 from . import checkpoints as checkpoints_lib
 from .options import AsyncOptions, Context, current
-from .results import AsyncResponse, CheckpointMetadata, RootMetadata, describe
+from .results import AsyncResponse, CheckpointMetadata, RootMetadata, StepMetadata, describe
 
 CALL = "training.Checkpointer"
 
@@ -27,6 +27,17 @@ class StepAlreadyExistsError(FileExistsError):
 
 class StepNotFoundError(FileNotFoundError):
     """There is no such step."""
+
+
+def _usual_policy() -> policies.AnySavePolicy:
+    """Returns the policy that saves each step but while another is being saved."""
+    return policies.AnySavePolicy(
+        [
+            policies.InitialSavePolicy(),
+            policies.ContinuousCheckpointingPolicy(),
+            policies.PreemptionCheckpointingPolicy(),
+        ]
+    )
 
 
 class Checkpointer:
@@ -49,15 +60,16 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
-        refuse(CALL, "pass it to save(): a root has none", custom_metadata=custom_metadata)
         self._context = context
         options = CheckpointManagerOptions(
-            save_decision_policy=save_decision_policy or policies.FixedIntervalPolicy(1),
+            save_decision_policy=save_decision_policy or _usual_policy(),
             preservation_policy=preservation_policy or policies.PreserveAll(),
             step_name_format=step_name_format,
             async_options=AsyncOptions(timeout_secs=int(current(context).timeout_s)),
         )
-        self._manager = CheckpointManager(directory, options=options, item_names=())
+        self._manager = CheckpointManager(
+            directory, options=options, metadata=custom_metadata, item_names=()
+        )
 
     @property
     def directory(self) -> Any:
@@ -79,7 +91,7 @@ class Checkpointer:
         try:
             return describe(self._manager.native.structure(step), None, step=step)
         except StepNotFound:  # in flight
-            return CheckpointMetadata(metadata=None, step=step)
+            return StepMetadata(step, metadata=None)
 
     # --- saving
 
@@ -135,7 +147,7 @@ class Checkpointer:
                 f"Step {step} already exists in {self.directory}; pass overwrite=True to"
                 " replace it."
             )
-        items = checkpoints_lib.to_items(checkpointables)
+        items = checkpoints_lib.to_items(checkpointables, self._context)
         try:
             wanted = self._manager.save_items(
                 step, items, metrics, custom_metadata, force=force, overwrite=overwrite
@@ -221,8 +233,9 @@ class Checkpointer:
         return checkpoints_lib.describe_all(self._manager.native.structure(number), step=number)
 
     def root_metadata(self) -> RootMetadata:
-        """Returns what is known of the root: where it is."""
-        return RootMetadata(self.directory)
+        """Returns what is known of the root: where it is, and what was given for it."""
+        found = self._manager.metadata()
+        return RootMetadata(self.directory, found.custom_metadata)
 
     # --- steps and the end
 
@@ -245,8 +258,11 @@ class Checkpointer:
         return AsyncResponse.done(self.delete(step, **options))
 
     def cancel(self, step: Any = None) -> None:
-        """Raises NotImplementedError: a save that was begun is committed or fails."""
-        refuse(CALL, "wait(), then delete(step)", cancel=True)
+        """Calls the save in flight off, and deletes a step, where it is there. Blocks."""
+        self._manager.cancel()
+        if step is not None:
+            self.wait()
+            self.delete(step, missing_ok=True)
 
     def is_saving_in_progress(self) -> bool:
         """Says whether a save is in flight."""

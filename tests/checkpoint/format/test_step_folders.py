@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.step_folders import has_record, list_steps, step_folders, step_of
+from holdfast.checkpoint.format.step_folders import (
+    HINT,
+    has_record,
+    list_steps,
+    read_hint,
+    step_folders,
+    step_of,
+    write_hint,
+)
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -69,3 +77,17 @@ def test_a_record_that_cannot_be_read_is_there(tmp_path: Path) -> None:
     assert list_steps(LocalStorage(tmp_path)) == [0, 1, 2] and has_record(
         LocalStorage(tmp_path / "1"), ""
     )
+
+
+def test_a_hint_says_that_something_was_saved(tmp_path: Path) -> None:
+    """Each save's is another; where it cannot be read or written, nothing fails."""
+    storage = LocalStorage(tmp_path)
+    assert read_hint(storage) is None
+    write_hint(storage, 7, "0a0b0c0d00000001")
+    first = read_hint(storage)
+    write_hint(storage, 7, "0a0b0c0d00000002")
+    assert first and read_hint(storage) not in (first, None)
+    (tmp_path / HINT).unlink()
+    (tmp_path / HINT).mkdir()
+    write_hint(storage, 8, "0a0b0c0d00000003")
+    assert read_hint(storage) is None

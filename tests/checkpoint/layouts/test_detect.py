@@ -25,7 +25,7 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
-from holdfast.checkpoint.format.step_folders import list_steps
+from holdfast.checkpoint.format.step_folders import PLAIN_NAMES, list_steps, look_at_root
 from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
@@ -36,12 +36,16 @@ from holdfast.checkpoint.layouts.detect import (
     open_if_finished,
     pick_item,
 )
-from holdfast.checkpoint.storage.base import Entry
+from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from tests.support.layouts import LAYOUTS, write
 from tests.support.libraries import need
+
+
+def foreign_steps(storage: Storage) -> dict[int, str]:
+    return find_foreign_steps(storage, look_at_root(storage, PLAIN_NAMES), PLAIN_NAMES)
 
 
 def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
         )
     assert f"taking the latest, {tmp_path / '9'}" in caplog.text
     assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 8).info.layout == "safetensors"
-    assert find_foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(
+    assert foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(
         find_steps(LocalStorage(tmp_path))
     ) == [7, 8, 9]
 
@@ -178,7 +182,7 @@ def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
         for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()
     } == {7: ("7", "holdfast")}
     assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(
-        find_foreign_steps(LocalStorage(tmp_path))
+        foreign_steps(LocalStorage(tmp_path))
     ) == {7}
 
 
@@ -213,7 +217,7 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
     """
     Path(write("orbax", str(tmp_path / "made"))).rename(tmp_path / "3")
     storage = LocalStorage(tmp_path)
-    steps = ForeignSteps(storage, find_foreign_steps(storage))
+    steps = ForeignSteps(storage, foreign_steps(storage))
     assert (
         list(steps) == [3]
         and 3 in steps
@@ -291,3 +295,23 @@ def test_a_load_gives_an_iterator_its_state(tmp_path: Path) -> None:
     next(own), next(own)
     save(tmp_path / "one", items={"data": own})
     assert load(tmp_path / "one", other, item="data") is other and list(other) == list(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("pytorch_model.bin", "it is a pickle"),
+        ("model.pth", "it is a pickle"),
+        ("__0_0.distcp", r"the index of PyTorch's DCP is a pickle"),
+        ("flax_model.msgpack", "it is one message without ranges"),
+        ("model.gguf", "its blocks are of no dtype that jax has"),
+    ],
+)
+def test_weights_in_other_forms_are_refused_by_name(name: str, why: str, tmp_path: Path) -> None:
+    """The message has the file, why it is not read, and the page that says what to do."""
+    for other in ("config.json", "a", "b", "c", "d", name):
+        (tmp_path / other).write_bytes(b"")
+    message = rf"; {name} is not read: {why}.*docs/from-hugging-face\.md"
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(StepNotFound, match=message):
+            load(path)

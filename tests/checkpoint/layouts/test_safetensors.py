@@ -20,7 +20,9 @@ from safetensors.numpy import load_file, save_file
 from holdfast.checkpoint import (
     CheckpointError,
     Corrupt,
+    Files,
     HostileCheckpoint,
+    Stack,
     StepExists,
     TreeMismatch,
     UnsupportedLeaf,
@@ -28,11 +30,12 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
+from holdfast.checkpoint.format.tree import plain_name
 from holdfast.checkpoint.layouts.detect import open_checkpoint
-from holdfast.checkpoint.layouts.safetensors import runs, split_shards
+from holdfast.checkpoint.layouts.safetensors import runs, split_evenly, split_shards
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import convert, plain_name
+from holdfast.checkpoint.tools.convert import convert
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2", "bool", "int64")
 
@@ -319,3 +322,159 @@ def test_names_and_shards() -> None:
     """
     assert plain_name(r"a\.b.c\[0\]") == "a.b.c[0]"
     assert split_shards({"a": 4, "b": 4, "c": 20, "d": 1}, 8) == [["a", "b"], ["c"], ["d"]]
+
+
+BESIDE = {
+    "config.json": b'{"hidden_size": 16}',
+    "tokenizer.json": b"\x00\xff words",
+    "empty.txt": b"",
+    "chat_templates/default.jinja": b"{{ messages }}",
+}
+NOT_BESIDE = (
+    "pytorch_model-00001-of-00002.bin",
+    "flax_model.msgpack",
+    "model.gguf",
+    ".gitattributes",
+    ".cache/huggingface/lock",
+    "checkpoint-500/model.safetensors",
+    "checkpoint-500/config.json",
+)
+
+
+def write_beside(folder: Path) -> None:
+    for name in (*BESIDE, *NOT_BESIDE):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(BESIDE.get(name, b"other"))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def tensors_in(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of all tensors of a folder, as the safetensors library has them."""
+    return {
+        name: bytes(entry["data"])
+        for path in folder.glob("*.safetensors")
+        for name, entry in deserialize(path.read_bytes())
+    }
+
+
+@pytest.mark.parametrize("by_way_of", ["holdfast", "safetensors"])
+def test_what_lies_beside_a_model_travels(
+    by_way_of: str, model: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Config, tokenizer and templates come back byte for byte, and as many shards with an index;
+    hidden files, other checkpoints and the same weights in other forms stay where they are.
+    """
+    folder, tensors = model
+    write_beside(folder)
+    there = to_layout(folder, tmp_path / "there", by_way_of)
+    convert(open_checkpoint(there), StorePath.of(tmp_path / "back"), "safetensors")
+    back = files_of(tmp_path / "back")
+    shards = {name for name in back if name.endswith(".safetensors")}
+    index = json.loads(back.pop("model.safetensors.index.json"))
+    assert set(index["weight_map"].values()) == shards and len(shards) == 2
+    assert {name: data for name, data in back.items() if name not in shards} == BESIDE
+    found = tensors_in(tmp_path / "back")
+    assert found.keys() == tensors.keys()
+    assert all(found[name] == tensors[name].tobytes() for name in tensors)
+    with safe_open(tmp_path / "back" / sorted(shards)[0], "numpy") as file:
+        assert file.metadata()["format"] == "pt"
+    assert load(there, item="files")["config.json"] == BESIDE["config.json"]
+
+
+def to_layout(path: Path, root: Path, layout: str) -> str:
+    return convert(open_checkpoint(path), StorePath(LocalStorage(root)), layout)
+
+
+def test_the_number_of_files_is_asked_for(
+    model: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """As many as asked for, of about one size; one file has no index."""
+    folder, tensors = model
+    for count in (1, 3, 8):
+        out = tmp_path / str(count)
+        convert(open_checkpoint(folder), StorePath.of(out), "safetensors", shards=count)
+        files = [path for path in out.iterdir() if path.suffix == ".safetensors"]
+        assert len(files) == count
+        assert (out / "model.safetensors.index.json").exists() == (count > 1)
+        assert tensors_in(out).keys() == tensors.keys()
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    st.integers(1, 12),
+)
+def test_names_are_split_evenly(sizes: list[int], count: int) -> None:
+    """In order, none left out, as many as asked for, none empty; no shard is larger than its share
+    and one more tensor.
+    """
+    named = {str(number): size for number, size in enumerate(sizes)}
+    shards = split_evenly(named, count)
+    assert [name for shard in shards for name in shard] == list(named)
+    assert len(shards) == min(count, len(sizes)) and all(shards)
+    largest = max(sum(named[name] for name in shard) for shard in shards)
+    assert largest <= sum(sizes) / len(shards) + 2 * max(sizes)
+
+
+def test_files_of_a_run_lie_beside_its_tensors(tmp_path: Path) -> None:
+    """What a trainer saved as files is exported with the weights; what stands there already, and
+    what would be taken for tensors, is refused, and nothing is left of the attempt.
+    """
+    tokenizer = Files(lambda folder: (folder / "tokenizer.json").write_text("a b"))
+    save(tmp_path / "c", items={"model": {"w": np.ones(3)}, "tokenizer": tokenizer})
+    to_layout(tmp_path / "c", tmp_path / "hf", "safetensors")
+    assert (tmp_path / "hf" / "tokenizer.json").read_text() == "a b"
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "tokenizer.json").write_text("mine")
+    with pytest.raises(StepExists, match=r"taken holds 'tokenizer\.json' already"):
+        to_layout(tmp_path / "c", taken, "safetensors")
+    assert files_of(taken) == {"tokenizer.json": b"mine"}
+    other = Files(lambda folder: (folder / "x.safetensors").write_text("a b"))
+    save(tmp_path / "d", items={"model": {"w": np.ones(3)}, "other": other})
+    with pytest.raises(UnsupportedLeaf, match=r"'x\.safetensors' among the files of .*--item"):
+        to_layout(tmp_path / "d", tmp_path / "no", "safetensors")
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_lies_beside_a_model_is_no_part_of_orbax(
+    model: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """A model is written in Orbax's layout as before; its files are refused where they are
+    named.
+    """
+    folder, tensors = model
+    write_beside(folder)
+    rules = {r"model\.layers\.\d+\.(\w+)\.weight": r"\1"}
+    there = convert(
+        open_checkpoint(folder), StorePath(LocalStorage(tmp_path / "o")), "orbax", rules=rules
+    )
+    assert load(there).keys() == {name.split(".")[3] for name in tensors}
+    with pytest.raises(UnsupportedLeaf, match=r"'files' of .* is a folder of files, which orbax"):
+        convert(
+            open_checkpoint(folder),
+            StorePath(LocalStorage(tmp_path / "p")),
+            "orbax",
+            items=["state", "files"],
+        )
+
+
+def test_a_large_tensor_is_written_in_pieces(tmp_path: Path) -> None:
+    """A stack of layers that is larger than a chunk comes out bit for bit."""
+    layers = {
+        f"l.{place}": np.random.default_rng(place).integers(0, 255, (5 << 20, 5), np.uint8)
+        for place in range(3)
+    }
+    save(tmp_path / "c", layers)
+    rules = {r"l\.(\d)": Stack("l")}
+    there = StorePath.of(tmp_path / "hf")
+    convert(open_checkpoint(tmp_path / "c"), there, "safetensors", rules=rules)
+    (found,) = tensors_in(tmp_path / "hf").values()
+    assert found == b"".join(array.tobytes() for array in layers.values())

@@ -422,12 +422,8 @@ def test_the_newest_step_stays_though_not_best(tmp_path: Path) -> None:
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Each refusal names the call, what is nearest, and the page."""
     refused = {
-        r"step_name_format=.*step_prefix": lambda: ours.CheckpointManagerOptions(
-            step_name_format=1
-        ),
-        r"todelete_subdir='trash'": lambda: ours.CheckpointManagerOptions(todelete_subdir="trash"),
-        r"CheckpointManager\(metadata=.*custom_metadata": lambda: ours.CheckpointManager(
-            tmp_path, metadata={"a": 1}
+        r"todelete_full_path='trash'": lambda: ours.CheckpointManagerOptions(
+            todelete_full_path="trash"
         ),
         r"legacy_transform_fn=.*rename=": lambda: ours.args.PyTreeRestore(legacy_transform_fn=dict),
         r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: (

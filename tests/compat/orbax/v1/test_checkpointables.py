@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from holdfast.compat.orbax import v1 as ours_v1
-from holdfast.compat.orbax.v1 import checkpointables
+from holdfast.compat.orbax.v1 import registry
 from tests.support.orbax_programs import run_both
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins without v1's handlers of others."""
-    monkeypatch.setattr(checkpointables, "_registered", [])
+    monkeypatch.setattr(registry, "_global", registry._new_registry())
 
 
 class Counter:

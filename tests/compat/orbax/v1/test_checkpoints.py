@@ -127,12 +127,11 @@ def test_each_reads_the_checkpoints_of_the_other_side(tmp_path: Path) -> None:
 
 
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
-    """Registries of one's own, options that change values, other contexts."""
+    """Options that change values, and parts of a checkpoint."""
     refused = {
         r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(
             enable_padding_and_truncation=True
         ),
-        r"v1\.handlers\.local_registry.*register_handler": lambda: ours.handlers.local_registry(),
         r"delete of an item": lambda: ours.delete(tmp_path / "a", checkpointable_name="x"),
     }
     for message, call in refused.items():

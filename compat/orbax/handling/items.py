@@ -17,6 +17,8 @@ from holdfast.checkpoint import (
     ItemStructure,
     Json,
     Node,
+    SaveCancelled,
+    SaveHandle,
     StepExists,
     StepNotFound,
     Structure,
@@ -25,10 +27,10 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
-from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
-from .refusals import PAGE, not_covered
-from .trees.flat import from_flat_dict, to_flat_dict
-from .trees.transforms import SEPARATOR, Rules
+from ..metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
+from ..refusals import PAGE, not_covered
+from ..trees.flat import from_flat_dict, to_flat_dict
+from ..trees.transforms import SEPARATOR, Rules
 
 DEFAULT_ITEM = "default"
 PLACEHOLDER = ...
@@ -54,6 +56,15 @@ def orbax_errors() -> Iterator[None]:
         raise StepAlreadyExistsError(str(error)) from error
     except StepNotFound as error:
         raise FileNotFoundError(str(error)) from error
+
+
+def cancel(handle: SaveHandle) -> bool:
+    """Calls a save off and blocks until it has ended; returns False where that comes too late."""
+    if not handle.cancel():
+        return False
+    with contextlib.suppress(SaveCancelled):
+        handle.wait()
+    return True
 
 
 def to_save(call: str, args: Any, handler: Any = None) -> Any:
@@ -226,11 +237,48 @@ def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
     if target is None:
         return plain(item.read(SAVED))
     if not args.strict and _shapes_differ(saved, target):
-        raise not_covered(
-            f"{item.call} with StandardRestore(strict=False)",
-            "nothing is padded or cut; restore the saved shapes and slice them",
-        )
+        return _restore_fitted(item, target)
     return restore_tree(item, target)
+
+
+def _restore_fitted(item: SavedItem, target: Any) -> Any:
+    """Restores like `target`; arrays of other shapes are cut, or get zeros at their ends.
+
+    Such an array is read whole by each process. Raises ValueError where ranks differ.
+    """
+    saved = dict(_by_path(item.structure.tree))
+    leaves = list(_by_path(target))
+    likes = [_as_it_was_saved(item, path, saved.get(path), leaf) for path, leaf in leaves]
+    treedef = flatten(target)[1]
+    found = flatten(restore_tree(item, jax.tree.unflatten(treedef, likes)))[0]
+    fitted = [_fitted(value, leaf) for value, (_, leaf) in zip(found, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, fitted)
+
+
+def _as_it_was_saved(item: SavedItem, path: str, saved: Any, leaf: Any) -> Any:
+    shape = getattr(leaf, "shape", None)
+    if shape is None or not hasattr(saved, "shape") or saved.shape == shape:
+        return leaf
+    if len(saved.shape) != len(shape):
+        raise ValueError(
+            f"{item.call}: the leaf {path!r} has the shape {saved.shape} in the checkpoint and"
+            f" {shape} in the target; expected as many axes, also with strict=False"
+        )
+    return _on_host(saved.shape, leaf.dtype)
+
+
+def _fitted(value: Any, leaf: Any) -> Any:
+    """Returns an array in the shape of a target's leaf; numpy's stay as they were saved."""
+    shape = getattr(leaf, "shape", None)
+    if shape is None or value.shape == shape or isinstance(leaf, np.ndarray):
+        return value
+    fitted = np.zeros(shape, value.dtype)
+    common = tuple(slice(0, min(sizes)) for sizes in zip(shape, value.shape, strict=True))
+    fitted[common] = value[common]
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None:
+        return jax.numpy.asarray(fitted)
+    return jax.make_array_from_callback(shape, sharding, lambda index: fitted[index])
 
 
 def _tree(given: Any) -> Any:
@@ -266,14 +314,17 @@ def restore_tree(
 ) -> Any:
     """Restores in the structure of `target` (None: as saved).
 
-    Leaves are like `restore_args`, then (not `as_saved`) like `target`.
+    Leaves are like `restore_args`, then (not `as_saved`) like `target`. With `partial` saved leaves
+    that the target lacks are left out, and the target keeps its own where nothing was saved.
     """
     target = _tree(target)
     saved = dict(_by_path(item.structure.tree))
     tree = item.structure.tree if target is None else _mark_nones(target, saved)
     leaves = list(_by_path(tree))
     likes = _likes(saved, leaves, _tree(restore_args), as_saved or target is None)
-    left_out = {path for path, leaf in leaves if leaf in _LEFT_OUT}
+    left_out = {
+        path for path, leaf in leaves if leaf in _LEFT_OUT or (partial and path not in saved)
+    }
     if left_out and not partial:
         _check_all_are_asked_for(item, saved, leaves)
     chosen = (lambda path: path not in left_out) if left_out else partial
@@ -446,9 +497,8 @@ def _like_args(saved: Any, args: Any) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """Returns a tree as Orbax gives it back without a target: dicts and lists.
-
-    An empty namedtuple is None.
+    """Returns a tree as Orbax gives it back without a target: dicts, whose keys are texts, and
+    lists. An empty namedtuple is None.
     """
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return {key: plain(value) for key, value in zip(tree._fields, tree, strict=True)} or None
@@ -461,7 +511,7 @@ def plain(tree: Any) -> Any:
             return [plain(value) for value in tree.values()]
         return {str(key): plain(value) for key, value in tree.items()} or None
     if isinstance(tree, Mapping):
-        return {key: plain(value) for key, value in tree.items()}
+        return {str(key): plain(value) for key, value in tree.items()}
     return tree
 
 

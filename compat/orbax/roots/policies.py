@@ -356,10 +356,12 @@ class AskToSave:
 class AskToKeep:
     """A keep policy of holdfast's that asks one of Orbax's.
 
-    The newest step stays whatever the policy answers.
+    The newest step stays whatever the policy answers. `put_aside(step)` is called before a step is
+    let go, and says whether it may be.
     """
 
     policy: Any
+    put_aside: Callable[[int], bool] = lambda step: True
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that stay."""
@@ -369,4 +371,7 @@ class AskToKeep:
             for facts, time in zip(steps, times, strict=True)
         ]
         flags = self.policy.should_preserve(infos, context=PreservationContext())
-        return {info.step for info, stays in zip(infos, flags, strict=True) if stays}
+        kept = {info.step for info, stays in zip(infos, flags, strict=True) if stays}
+        newest = {info.step for info in infos[-1:]}
+        others = sorted({info.step for info in infos} - kept - newest)
+        return kept | newest | {step for step in others if not self.put_aside(step)}

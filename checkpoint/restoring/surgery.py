@@ -1,0 +1,653 @@
+"""Surgery: a tree as rules make it of a stored one, and the reader that makes its arrays.
+
+What is made of what is known before anything is read. A region of a new leaf is made of the regions
+of stored ones that it needs, so that memory is bounded by what is asked for at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import TreeMismatch, UnsupportedLeaf
+from ..format.dtypes import can_store, dtype_named, name_of
+from ..format.grid import Grid
+from ..format.record import ItemRecord, LeafRecord
+from ..format.tree import describe, escape, flatten, plain_name
+from .array_views import (
+    Casted,
+    Expanded,
+    Given,
+    Joined,
+    Read,
+    Repeated,
+    Reshaped,
+    SavedArray,
+    Sliced,
+    Squeezed,
+    Transposed,
+    View,
+    axis_of,
+)
+from .devices import Region, slices_in
+from .match import listed
+from .reader import Allocate, ArrayReader, ReadRequest
+from .surgery_rules import (
+    Add,
+    Cast,
+    Drop,
+    Fuse,
+    Group,
+    NameRule,
+    Rename,
+    Repeat,
+    Reshape,
+    Rules,
+    RuleSet,
+    ShapeRule,
+    Split,
+    Stack,
+    Steps,
+    Transpose,
+    Unstack,
+    steps_of,
+)
+
+BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
+_KEY = re.compile(r"(?:[^\\.]|\\.)+", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class NewLeaf:
+    """A leaf of the new tree.
+
+    `view` makes it; None for a Python value. `origins` are the stored leaves that it is made of.
+    """
+
+    path: str
+    record: LeafRecord
+    view: View | None
+    origins: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name that patterns are matched with."""
+        return plain_name(self.path)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Says whether the leaf can be renamed and dropped, and nothing else."""
+        return self.view is None or self.record.kind == "key" or self.record.per_process
+
+
+class Matched(NamedTuple):
+    """A leaf whose name a pattern matches; its shape rules are applied."""
+
+    leaf: NewLeaf
+    match: re.Match[str]
+
+    def name_of(self, template: str) -> str:
+        """Returns the name that a template gives the leaf."""
+        try:
+            return self.match.expand(template)
+        except (re.error, IndexError) as error:
+            raise ValueError(
+                f"rules={{{self.match.re.pattern!r}: ...}}: {template!r} is no template for it:"
+                f" {error}"
+            ) from None
+
+    def group(self, by: Group) -> str:
+        """Returns what a group of the pattern has matched."""
+        try:
+            return self.match[by] or ""
+        except (IndexError, re.error):
+            raise ValueError(
+                f"rules={{{self.match.re.pattern!r}: ...}}: by={by!r}: the pattern has no such"
+                " group; expected one in brackets"
+            ) from None
+
+
+def operate(
+    item: ItemRecord, reader: ArrayReader, rules: Rules
+) -> tuple[ItemRecord, SurgeryReader]:
+    """Returns an item as rules make it, and the reader of its arrays. Reads nothing yet.
+
+    Its tree is one of nested dicts, or stays where no name changes. Raises TreeMismatch for rules
+    that match no leaf, the same leaf twice, or do not fit their leaves; ValueError for what are no
+    rules.
+    """
+    leaves = [_stored(leaf) for leaf in item.leaves]
+    for mapping in [rules] if isinstance(rules, Mapping) else rules:
+        leaves = _Operation(item.name, mapping).run(leaves)
+    tree, ordered = _tree_of(item, leaves)
+    views = {leaf.path: leaf.view for leaf in ordered if leaf.view is not None}
+    # `leaves` are in the order of what they are made of, and keep their views in the tree's.
+    paths = {id(leaf.view): leaf.path for leaf in ordered}
+    order = [paths[id(leaf.view)] for leaf in leaves if leaf.view is not None]
+    records = tuple(_record(leaf) for leaf in ordered)
+    new = ItemRecord(item.name, item.kind, item.files, tree, records)
+    return new, SurgeryReader(reader, views, order)
+
+
+class _HeldChunks(threading.local):
+    """The whole chunks that each thread read last, one array at a time."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, Region] | None = None
+        self._array: np.ndarray[Any, Any] | None = None
+
+    def get(
+        self, key: tuple[str, Region], read: Callable[[], np.ndarray[Any, Any]]
+    ) -> np.ndarray[Any, Any]:
+        """Returns the array of a key, held or read now in place of the one before."""
+        if self._array is None or self._key != key:
+            self._array = None
+            self._array = read()
+            self._key = key
+        return self._array
+
+
+class SurgeryReader:
+    """Fills leaves of a tree that was operated on: see ArrayReader.
+
+    `order` are the paths of its arrays so that those that are made of one stored leaf follow each
+    other: read in this order, no chunk is read twice that can be read only whole.
+    """
+
+    def __init__(
+        self, reader: ArrayReader, views: Mapping[str, View], order: Sequence[str]
+    ) -> None:
+        self._reader = reader
+        self._views = views
+        self._held = _HeldChunks()
+        self.order = order
+
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array: see ArrayReader.
+
+        What is stored as it is asked for is read straight to where it goes.
+        """
+        views = [self._views[read.leaf.path] for read in reads]
+        straight: list[tuple[ReadRequest, ReadRequest]] = []
+        made: list[tuple[ReadRequest, View]] = []
+        for read, view in zip(reads, views, strict=True):
+            if isinstance(view, SavedArray):
+                straight.append((read, ReadRequest(view.leaf, read.region)))
+            else:
+                made.append((read, view))
+        if straight:
+            self._reader.fill([inner for _, inner in straight], allocate)
+        for read, inner in straight:
+            assert inner.array is not None
+            read.take(inner.array)
+        needed = [each for read, view in made for each in view.reads(read.region)]
+        arrays = self._arrays(needed)
+        for read, view in made:
+            read.lie_in(allocate(read.nbytes))
+            assert read.array is not None
+            view.put(read.region, arrays, read.array)
+
+    def _arrays(self, needed: Sequence[Read]) -> Iterator[np.ndarray[Any, Any]]:
+        """Yields regions of stored leaves, read in batches; each is let go of when it is passed."""
+        batch: list[ReadRequest] = []
+        held = 0
+        for leaf, region in needed:
+            around = around_chunks(leaf, region)
+            if around != region:
+                if batch:
+                    yield from self._read(batch)
+                    held = 0
+                yield self._chunks(leaf, around)[slices_in(region, around)]
+                continue
+            read = ReadRequest(leaf, region)
+            if batch and held + read.nbytes > BATCH_BYTES:
+                yield from self._read(batch)
+                held = 0
+            batch.append(read)
+            held += read.nbytes
+        if batch:
+            yield from self._read(batch)
+
+    def _chunks(self, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
+        return self._held.get((leaf.path, region), lambda: self._one(leaf, region))
+
+    def _one(self, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
+        (array,) = self._read([ReadRequest(leaf, region)])
+        return array
+
+    def _read(self, batch: list[ReadRequest]) -> Iterator[np.ndarray[Any, Any]]:
+        self._reader.fill(batch, lambda nbytes: np.empty(nbytes, np.uint8))
+        while batch:
+            array = batch.pop(0).array
+            assert array is not None
+            yield array
+
+
+def around_chunks(leaf: LeafRecord, region: Region) -> Region:
+    """Returns the whole chunks around a region where it costs as much to read them, else itself.
+
+    Of our own chunks rows are read, of others' none less than a chunk.
+    """
+    grid = leaf.grid
+    assert grid is not None
+    is_own = leaf.files is not None
+    around = tuple(
+        (start, stop)
+        if is_own and axis == 0
+        else (start // chunk * chunk, min(-(-stop // chunk) * chunk, size))
+        for axis, ((start, stop), chunk, size) in enumerate(
+            zip(region, (max(chunk, 1) for chunk in grid.chunk_shape), leaf.shape, strict=True)
+        )
+    )
+    if any(start >= stop for start, stop in region):
+        return region
+    return around if _count(around) >= 2 * _count(region) else region
+
+
+def _count(region: Region) -> int:
+    return math.prod(stop - start for start, stop in region)
+
+
+class _Operation:
+    """One mapping of rules, applied to the leaves of an item."""
+
+    def __init__(self, item: str, rules: RuleSet) -> None:
+        self._item = item
+        if not isinstance(rules, Mapping):
+            raise TypeError(
+                f"rules=: expected a mapping of patterns to rules, or several, found {rules!r}"
+            )
+        self._rules = {pattern: steps_of(pattern, given) for pattern, given in rules.items()}
+
+    def run(self, leaves: Sequence[NewLeaf]) -> list[NewLeaf]:
+        """Returns the leaves after it; each is where the first that it is made of was."""
+        matched = self._match(leaves)
+        place = {leaf.path: index for index, leaf in enumerate(leaves)}
+        touched = {found.leaf.path for each in matched.values() for found in each}
+        results = [(place[leaf.path], leaf) for leaf in leaves if leaf.path not in touched]
+        for pattern, steps in self._rules.items():
+            if isinstance(steps, Add):
+                results.append((len(place), self._added(pattern, steps)))
+                continue
+            first = {id(found.leaf): place[found.leaf.path] for found in matched[pattern]}
+            for sources, leaf in self._apply(pattern, steps, matched[pattern]):
+                results.append((min(first[id(each.leaf)] for each in sources), leaf))
+        results.sort(key=lambda each: each[0])
+        new = [leaf for _, leaf in results]
+        self._check_names(new)
+        return new
+
+    def _match(self, leaves: Sequence[NewLeaf]) -> dict[str, list[Matched]]:
+        matched: dict[str, list[Matched]] = {}
+        touched: dict[str, str] = {}
+        for pattern, steps in self._rules.items():
+            if isinstance(steps, Add):
+                continue
+            compiled = _compiled(pattern)
+            found = [
+                Matched(leaf, match) for leaf in leaves if (match := compiled.fullmatch(leaf.name))
+            ]
+            for each in found:
+                path = each.leaf.path
+                if path in touched:
+                    self._refuse(
+                        f"the rules {touched[path]!r} and {pattern!r} both touch the leaf"
+                        f" {each.leaf.name!r}; let one of them match it, or put the second into"
+                        " another mapping: rules=[{...}, {...}]",
+                        leaf=path,
+                        expected="one rule",
+                        found=listed([touched[path], pattern]),
+                    )
+                touched[path] = pattern
+            matched[pattern] = found
+        unused = [pattern for pattern, found in matched.items() if not found]
+        if unused:
+            free = [leaf.name for leaf in leaves if leaf.path not in touched]
+            self._refuse(
+                f"the rules {listed(unused)} match no leaf; no rule touches the leaves"
+                f" {listed(free) or 'none'} (a pattern has to match a whole name)",
+                expected=unused[0],
+                found=listed(free),
+            )
+        return matched
+
+    def _added(self, name: str, rule: Add) -> NewLeaf:
+        view = Given.of(rule.value)
+        _check_storable(name, view.dtype)
+        path = _path(name)
+        return NewLeaf(path, LeafRecord(path, "array"), view, (f"Add({name!r})",))
+
+    def _apply(
+        self, pattern: str, steps: Steps, matched: Sequence[Matched]
+    ) -> Iterator[tuple[Sequence[Matched], NewLeaf]]:
+        """Yields the results of a rule, with the leaves that each is made of."""
+        is_gentle = steps.naming is None or isinstance(steps.naming, Rename | Drop)
+        for found in matched:
+            if found.leaf.is_fixed and not (is_gentle and not steps.before and not steps.after):
+                leaf = found.leaf
+                self._refuse(
+                    f"the rule {pattern!r} touches the leaf {leaf.name!r}, which is"
+                    f" {_what(leaf)}: it can be renamed and dropped, and nothing else",
+                    leaf=leaf.path,
+                    expected="an array",
+                    found=_what(leaf),
+                )
+        try:
+            shaped = [Matched(_shaped(found.leaf, steps.before), found.match) for found in matched]
+            before = {id(new.leaf): old for new, old in zip(shaped, matched, strict=True)}
+            for sources, leaf in _named(steps.naming, shaped):
+                yield [before[id(each.leaf)] for each in sources], _shaped(leaf, steps.after)
+        except _Misfit as error:
+            self._refuse(
+                f"the rule {pattern!r} does not fit the leaf {error.leaf.name!r}: {error.text}",
+                leaf=error.leaf.path,
+                expected=error.text,
+                found=_what(error.leaf),
+            )
+
+    def _check_names(self, leaves: Sequence[NewLeaf]) -> None:
+        taken: dict[str, NewLeaf] = {}
+        for leaf in leaves:
+            other = taken.setdefault(leaf.path, leaf)
+            if other is not leaf:
+                self._refuse(
+                    f"the rules give one name, {leaf.name!r}, to {listed(other.origins)} and to"
+                    f" {listed(leaf.origins)}; change one of them",
+                    leaf=leaf.path,
+                    expected="a name for each leaf",
+                    found=leaf.name,
+                )
+
+    def _refuse(self, text: str, *, leaf: str = "", expected: str, found: str) -> None:
+        raise TreeMismatch(
+            f"item {self._item!r}: {text}", leaf=leaf, expected=expected, found=found
+        )
+
+
+class _Misfit(Exception):
+    """A leaf that a rule does not fit."""
+
+    def __init__(self, leaf: NewLeaf, text: str) -> None:
+        super().__init__(text)
+        self.leaf = leaf
+        self.text = text
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the rule {pattern!r} is no regular expression: {error}") from None
+
+
+def _stored(leaf: LeafRecord) -> NewLeaf:
+    view = None if leaf.grid is None else SavedArray.of(leaf)
+    return NewLeaf(leaf.path, leaf, view, (plain_name(leaf.path),))
+
+
+def _what(leaf: NewLeaf) -> str:
+    if leaf.view is None:
+        return f"a Python {leaf.record.kind}"
+    if leaf.record.kind == "key":
+        return "an array of random keys"
+    if leaf.record.per_process:
+        return "kept per process"
+    return f"{leaf.view.dtype.name}{list(leaf.view.shape)}"
+
+
+def _shaped(leaf: NewLeaf, rules: Sequence[ShapeRule]) -> NewLeaf:
+    """Returns a leaf after rules that do not change its name."""
+    for rule in rules:
+        view = leaf.view
+        assert view is not None
+        try:
+            leaf = replace(leaf, view=_view(view, rule))
+        except ValueError as error:
+            raise _Misfit(leaf, str(error)) from None
+    return leaf
+
+
+def _view(view: View, rule: ShapeRule) -> View:
+    match rule:
+        case Transpose(axes):
+            return Transposed.of(view, axes)
+        case Cast(dtype):
+            return Casted.of(view, _dtype(dtype))
+        case Reshape(shape):
+            return Reshaped.of(view, shape)
+        case Repeat(count, axis):
+            return Repeated.of(view, count, axis)
+
+
+def _dtype(given: Any) -> np.dtype[Any]:
+    dtype = dtype_named(given) if isinstance(given, str) else None
+    dtype = dtype or np.dtype(given)
+    _check_storable("", dtype)
+    return dtype
+
+
+def _check_storable(name: str, dtype: np.dtype[Any]) -> None:
+    if not can_store(dtype):
+        what = f"Add({name!r})" if name else "Cast"
+        raise UnsupportedLeaf(
+            f"rules=: {what}: a checkpoint cannot hold the dtype {dtype}; expected a dtype of"
+            " numbers, little-endian",
+            leaf=name,
+            found=str(dtype),
+        )
+
+
+def _named(
+    rule: NameRule | None, matched: Sequence[Matched]
+) -> Iterator[tuple[Sequence[Matched], NewLeaf]]:
+    """Yields the results of the rule that names them, with the leaves that each is made of."""
+    match rule:
+        case None:
+            yield from (([found], found.leaf) for found in matched)
+        case Drop():
+            return
+        case Rename(to):
+            for found in matched:
+                yield [found], replace(found.leaf, path=_path(found.name_of(to)))
+        case Stack(to):
+            for name, sources in _by_name(matched, to).items():
+                yield sources, _stacked(name, sources, rule)
+        case Fuse(to):
+            for name, sources in _by_name(matched, to).items():
+                yield sources, _fused(name, sources, rule)
+        case Unstack():
+            for found in matched:
+                yield from (([found], leaf) for leaf in _unstacked(found, rule))
+        case Split():
+            for found in matched:
+                yield from (([found], leaf) for leaf in _divided(found, rule))
+
+
+def _by_name(matched: Sequence[Matched], template: str) -> dict[str, list[Matched]]:
+    groups: dict[str, list[Matched]] = {}
+    for found in matched:
+        groups.setdefault(found.name_of(template), []).append(found)
+    return groups
+
+
+def _stacked(name: str, sources: Sequence[Matched], rule: Stack) -> NewLeaf:
+    places: dict[int, NewLeaf] = {}
+    for found in sources:
+        text = found.group(rule.by)
+        if not text.isdecimal():
+            raise _Misfit(found.leaf, f"its place is {text!r}; expected a number")
+        if int(text) in places:
+            other = places[int(text)].name
+            raise _Misfit(found.leaf, f"it has the place {text} of {name!r}, as {other!r} has")
+        places[int(text)] = found.leaf
+    missing = sorted(set(range(len(places))) - places.keys())
+    if missing:
+        raise _Misfit(
+            sources[-1].leaf,
+            f"{name!r} is stacked of the places {_numbers(places)}; expected each from 0 on, and"
+            f" {missing[0]} is missing",
+        )
+    ordered = [places[place] for place in range(len(places))]
+    return _joined(name, ordered, rule.axis, is_stack=True)
+
+
+def _numbers(places: Mapping[int, Any]) -> str:
+    return listed([str(place) for place in sorted(places)])
+
+
+def _fused(name: str, sources: Sequence[Matched], rule: Fuse) -> NewLeaf:
+    by_name: dict[str, NewLeaf] = {}
+    for found in sources:
+        text = found.group(rule.by)
+        if text not in rule.names or text in by_name:
+            raise _Misfit(
+                found.leaf, f"{name!r} is fused of one of each of {listed(list(rule.names))}"
+            )
+        by_name[text] = found.leaf
+    missing = [each for each in rule.names if each not in by_name]
+    if missing:
+        raise _Misfit(
+            sources[-1].leaf,
+            f"{name!r} is fused of {listed(list(rule.names))}, and {missing[0]!r} is missing; found"
+            f" {listed([found.leaf.name for found in sources])}",
+        )
+    return _joined(name, [by_name[each] for each in rule.names], rule.axis, is_stack=False)
+
+
+def _joined(name: str, leaves: Sequence[NewLeaf], axis: int, *, is_stack: bool) -> NewLeaf:
+    first = leaves[0]
+    views: list[View] = []
+    for leaf in leaves:
+        assert leaf.view is not None
+        try:
+            views.append(Expanded.of(leaf.view, axis) if is_stack else leaf.view)
+            # Each is compared with the first, so that the message names the one that differs.
+            Joined.of([views[0], views[-1]], axis)
+        except ValueError as error:
+            raise _Misfit(leaf, f"{error}, the shape or dtype of {first.name!r}") from None
+    origins = tuple(origin for leaf in leaves for origin in leaf.origins)
+    return NewLeaf(_path(name), _changed(first.record), Joined.of(views, axis), origins)
+
+
+def _unstacked(found: Matched, rule: Unstack) -> Iterator[NewLeaf]:
+    leaf = found.leaf
+    view = leaf.view
+    assert view is not None
+    axis = _axis(leaf, rule.axis)
+    name = found.name_of(rule.to)
+    for index in range(view.shape[axis]):
+        path = _path(_placed(name, "{index}", str(index), found))
+        entry = Squeezed.of(Sliced.of(view, axis, index, 1), axis)
+        yield NewLeaf(path, _changed(leaf.record), entry, leaf.origins)
+
+
+def _divided(found: Matched, rule: Split) -> Iterator[NewLeaf]:
+    leaf = found.leaf
+    view = leaf.view
+    assert view is not None
+    axis = _axis(leaf, rule.axis)
+    whole = view.shape[axis]
+    sizes = rule.names
+    if not isinstance(sizes, Mapping):
+        sizes = dict.fromkeys(sizes, whole // max(len(sizes), 1))
+    if sum(sizes.values()) != whole or min(sizes.values(), default=-1) < 0:
+        raise _Misfit(
+            leaf,
+            f"its axis {axis} has {whole} entries, and {dict(sizes)} are {sum(sizes.values())}",
+        )
+    template = found.name_of(rule.to)
+    first = 0
+    for name, size in sizes.items():
+        path = _path(_placed(template, "{name}", name, found))
+        yield NewLeaf(path, _changed(leaf.record), Sliced.of(view, axis, first, size), leaf.origins)
+        first += size
+
+
+def _axis(leaf: NewLeaf, axis: int) -> int:
+    assert leaf.view is not None
+    try:
+        return axis_of(leaf.view.shape, axis)
+    except ValueError as error:
+        raise _Misfit(leaf, str(error)) from None
+
+
+def _placed(name: str, where: str, value: str, found: Matched) -> str:
+    if where not in name:
+        raise ValueError(
+            f"rules={{{found.match.re.pattern!r}: ...}}: its results would all be called {name!r};"
+            f" expected {where} in `to`"
+        )
+    return name.replace(where, value)
+
+
+def _changed(record: LeafRecord) -> LeafRecord:
+    """Returns what stays of a record whose array has another shape."""
+    kind = "numpy" if record.kind == "scalar" else record.kind
+    return replace(record, kind=kind, sharding=None)
+
+
+def _record(leaf: NewLeaf) -> LeafRecord:
+    """Returns the record of a leaf of the new tree."""
+    view = leaf.view
+    record = leaf.record
+    if view is None or isinstance(view, SavedArray):
+        return replace(record, path=leaf.path)
+    if view.shape != record.shape:
+        record = _changed(record)
+    grid = Grid(view.shape, view.shape, tuple(max(size, 1) for size in view.chunk))
+    return replace(
+        record,
+        path=leaf.path,
+        dtype=name_of(view.dtype),
+        shape=view.shape,
+        grid=grid,
+        files=None,
+    )
+
+
+def _path(name: str) -> str:
+    keys = _keys(name)
+    if not keys:
+        raise ValueError(f"rules=: {name!r} is no name: expected keys with dots between them")
+    return ".".join(escape(key) for key in keys)
+
+
+def _keys(name: str) -> list[str]:
+    """Returns the keys that the dots of a name divide, [] for a name with an empty key."""
+    texts = _KEY.findall(name)
+    return [plain_name(text) for text in texts] if ".".join(texts) == name else []
+
+
+def _tree_of(item: ItemRecord, leaves: Sequence[NewLeaf]) -> tuple[Any, list[NewLeaf]]:
+    """Returns the description of the new tree, and the leaves in its order."""
+    by_path = {leaf.path: leaf for leaf in leaves}
+    if by_path.keys() == {leaf.path for leaf in item.leaves}:
+        return item.tree, [by_path[leaf.path] for leaf in item.leaves]
+    nested: dict[str, Any] = {}
+    for index, leaf in enumerate(leaves):
+        *above, last = _keys(leaf.path) or [leaf.name]
+        level = nested
+        for key in above:
+            level = level.setdefault(key, {})
+            if not isinstance(level, dict):
+                break
+        if not isinstance(level, dict) or last in level:
+            raise TreeMismatch(
+                f"item {item.name!r}: {leaf.name!r} cannot stand beside the others: a leaf has the"
+                " name of a dict there; rename one of them",
+                leaf=leaf.path,
+                expected="a leaf or a dict",
+                found="both",
+            )
+        level[last] = index
+    tree, paths = describe(nested)
+    order = flatten(nested)[0]
+    return tree, [
+        replace(leaves[index], path=path) for index, path in zip(order, paths, strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""Makes one checkpoint of several that hold parts of one tree: their files stay as they are, and
+one record names them all.
+
+In a folder of a POSIX file system files get second names; elsewhere they are copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..format.record import fetch_record, parse_record
+from ..steps.claims import FOLDER, this_writer, writer_of
+from ..steps.object_claims import open_claims
+from ..storage.base import NameTaken
+from ..storage.path import StorePath
+from ..storage.tombstone import RECORD_NAME, sealed
+from .copy import Copied, copy_file, has_size
+from .repack import CopyJob
+
+
+@dataclass
+class _MergedItem:
+    """A tree item that parts are added to. In `tree` a leaf is its number in `leaves`, for now."""
+
+    tree: Any = field(default_factory=lambda: {"kind": "dict", "keys": [], "nodes": []})
+    leaves: list[dict[str, Any]] = field(default_factory=list)
+    values: dict[int, Any] = field(default_factory=dict)  # by the leaf's number
+    runs: list[Any] = field(default_factory=list)
+    shardings: list[Any] = field(default_factory=list)
+    files: list[Any] = field(default_factory=list)
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Adds a part. Raises ValueError where it has a path that is there, or is no dict."""
+        first = len(self.leaves)
+        values = iter(other["values"])
+        for leaf in other["leaves"]:
+            if "cells" not in leaf:
+                self.values[len(self.leaves)] = next(values)
+                self.leaves.append(leaf)
+                continue
+            cells = leaf["cells"] + len(self.runs)
+            sharding = leaf["sharding"] + len(self.shardings)
+            self.leaves.append(leaf | {"cells": cells, "sharding": sharding})
+        offset = len(self.files)
+        self.runs += [[[run[0] + offset, *run[1:]] for run in runs] for runs in other["cells"]]
+        self.shardings += other["shardings"]
+        self.files += other["files"]
+        self.tree = _merge(self.tree, _shifted(other["tree"], first), ())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the item as a record has it: leaves in the order of the tree."""
+        order = list(_numbers(self.tree))
+        new = {old: number for number, old in enumerate(order)}
+        return {
+            "kind": "tree",
+            "tree": _renumbered(self.tree, new),
+            "leaves": [self.leaves[old] for old in order],
+            "cells": self.runs,
+            "shardings": self.shardings,
+            "values": [self.values[old] for old in order if old in self.values],
+            "files": self.files,
+        }
+
+
+def _merge(one: Any, two: Any, path: tuple[str, ...]) -> Any:
+    """Returns a node with the children of two dicts."""
+    if not _is_dict(one) or not _is_dict(two):
+        where = ".".join(path) or "the tree itself"
+        raise ValueError(f"{where} is in two parts, and not a dict in both")
+    children = dict(zip(one["keys"], one["nodes"], strict=True))
+    for key, node in zip(two["keys"], two["nodes"], strict=True):
+        children[key] = _merge(children[key], node, (*path, str(key))) if key in children else node
+    keys = sorted(children)  # as jax has them
+    return {"kind": "dict", "keys": keys, "nodes": [children[key] for key in keys]}
+
+
+def _is_dict(node: Any) -> bool:
+    return isinstance(node, dict) and node["kind"] == "dict"
+
+
+def _shifted(node: Any, by: int) -> Any:
+    return _renumbered(node, {number: number + by for number in _numbers(node)})
+
+
+def _renumbered(node: Any, new: dict[int, int]) -> Any:
+    if node is None:
+        return None
+    if isinstance(node, int):
+        return new[node]
+    return node | {"nodes": [_renumbered(child, new) for child in node["nodes"]]}
+
+
+def _numbers(node: Any) -> Iterator[int]:
+    if isinstance(node, int):
+        yield node
+    elif node is not None:
+        for child in node["nodes"]:
+            yield from _numbers(child)
+
+
+def merge_checkpoints(
+    parts: Sequence[StorePath], target: StorePath, item: str, metadata: Any = None
+) -> None:
+    """Makes `target` the checkpoint that has the trees of all parts as one: each has the one item
+    `item`, a dict, and no two a path.
+
+    Nothing is there before everything is. The parts stay; their files are needed no longer. Blocks.
+    Raises ValueError for parts that do not fit, NameTaken where a checkpoint is there,
+    StepNotFound, Corrupt, the stores' OSErrors.
+    """
+    records = [json.loads(fetch_record(part.storage, part.name)) for part in parts]
+    merged = _MergedItem()
+    for record in records:
+        merged.add(record["items"][item])
+    about = records[0] | {
+        "processes": max(record["processes"] for record in records),
+        "finished_s": time.time(),
+        "metadata": metadata,
+        "items": {item: merged.to_json()},
+    }
+    del about["crc32c"]
+    data = sealed(json.dumps(about, separators=(",", ":")).encode()[:-1])
+    parse_record(data, f"{target}/{RECORD_NAME}")
+    claims = open_claims(target.storage)
+    me = this_writer()
+    # By these no sweep takes the files for those of dead writers.
+    holders = [replace(me, id=writer_of(record["writer"])) for record in records]
+    for writer in (me, *holders):
+        claims.take(writer)
+    try:
+        for part, record in zip(parts, records, strict=True):
+            _take_files(part, target, record["items"][item]["files"])
+        target.storage.commit((target / RECORD_NAME).name, data, f"{FOLDER}/{me.id}")
+    except NameTaken:
+        taken = [(target / name).name for name, *_ in about["items"][item]["files"]]
+        target.storage.delete(taken)
+        raise
+    finally:
+        for writer in (me, *holders):
+            claims.fence(writer.id)
+        claims.forget_fenced()
+        target.storage.delete([f"{FOLDER}/"])
+
+
+def _take_files(origin: StorePath, target: StorePath, files: Sequence[Any]) -> None:
+    source = origin.storage.posix
+    store = target.storage.posix
+    for name, size, *_ in files:
+        if source is None or store is None or not store.can_link:
+            job = CopyJob(name, name, 0, size)
+            copy_file(origin, target, job, Copied(), lambda done_bytes: None, is_there=has_size)
+            continue
+        new = store.path / target.name / name
+        new.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source.path / origin.name / name, new)
+        store.make_durable(new.parent.relative_to(store.path).as_posix())

@@ -1,0 +1,142 @@
+"""`orbax.checkpoint.type_handlers`: the kinds of leaves, and who saves them.
+
+Orbax's own handlers may be made and registered: their leaves are saved here in any case. Another
+handler writes files of its own for each leaf, which has no counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from .args import ArrayRestoreArgs
+from .args import RestoreArgs as RestoreArgs
+from .args import SaveArgs as SaveArgs
+from .handlers import to_path
+from .refusals import not_covered
+
+LEAF_TYPES = (
+    "holdfast.checkpoint.register_leaf_type saves a type of your own by arrays, numbers and texts"
+)
+
+
+class TypeHandler:
+    """The base of handlers of leaves."""
+
+
+class _Standard(TypeHandler):
+    """A handler of Orbax's own. How bytes lie in files is of no effect."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
+class ArrayHandler(_Standard):
+    """jax.Array."""
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """jax.Array. What is replicated is read once by each host, and not broadcast."""
+
+
+class NumpyHandler(_Standard):
+    """np.ndarray."""
+
+
+class ScalarHandler(_Standard):
+    """Python's numbers, and numpy's."""
+
+
+class StringHandler(_Standard):
+    """Texts."""
+
+
+@dataclass
+class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
+    """Restores a jax.Array with a sharding; `single_replica_sharding` has no effect."""
+
+    single_replica_sharding: Any = None
+
+
+_SAVED = {
+    int: ScalarHandler,
+    float: ScalarHandler,
+    bytes: ScalarHandler,
+    np.number: ScalarHandler,
+    np.ndarray: NumpyHandler,
+    jax.Array: ArrayHandler,
+    str: StringHandler,
+}
+
+
+def register_type_handler(
+    ty: Any, handler: Any, func: Callable[[Any], bool] | None = None, override: bool = False
+) -> None:
+    """Takes one of Orbax's own handlers for a type that is saved in any case, to no effect.
+
+    Raises ValueError without `override`, as Orbax does; NotImplementedError for another handler.
+    """
+    if not isinstance(handler, _Standard) or not isinstance(ty, type):
+        raise not_covered(f"type_handlers.register_type_handler({ty!r})", LEAF_TYPES)
+    if not has_type_handler(ty):
+        raise not_covered(f"type_handlers.register_type_handler({ty!r})", LEAF_TYPES)
+    if not override:
+        raise ValueError(f'A type handler for "{ty}" is already registered.')
+
+
+def get_type_handler(ty: Any) -> TypeHandler:
+    """Returns a handler of a type. Raises ValueError where leaves of it are not saved."""
+    for known, handler in _SAVED.items():
+        if isinstance(ty, type) and issubclass(ty, known):
+            return handler()
+    raise ValueError(f'Unknown type: "{ty}". Must register a TypeHandler.')
+
+
+def has_type_handler(ty: Any) -> bool:
+    """Says whether leaves of a type are saved."""
+    return isinstance(ty, type) and issubclass(ty, tuple(_SAVED))
+
+
+def supported_types() -> list[Any]:
+    """Returns the types of leaves, that of PLACEHOLDER among them."""
+    return [*_SAVED, type(...)]
+
+
+def is_supported_type(value: Any, pytree_metadata_options: Any = None) -> bool:
+    """Says whether a value is a leaf."""
+    return isinstance(value, tuple(_SAVED))
+
+
+def is_ocdbt_checkpoint(path: Any) -> bool:
+    """Says whether a folder holds an item of Orbax's in the files of OCDBT."""
+    return bool((to_path(path) / "manifest.ocdbt").exists())
+
+
+def register_standard_handlers_with_options(**options: Any) -> None:
+    """Does nothing: how bytes lie in files is holdfast's own affair."""
+
+
+__all__ = [
+    "ArrayHandler",
+    "ArrayRestoreArgs",
+    "NumpyHandler",
+    "RestoreArgs",
+    "SaveArgs",
+    "ScalarHandler",
+    "SingleReplicaArrayHandler",
+    "SingleReplicaArrayRestoreArgs",
+    "StringHandler",
+    "TypeHandler",
+    "get_type_handler",
+    "has_type_handler",
+    "is_ocdbt_checkpoint",
+    "is_supported_type",
+    "register_standard_handlers_with_options",
+    "register_type_handler",
+    "supported_types",
+]

@@ -1,0 +1,153 @@
+"""Registries of v1's handlers: who saves and loads an item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from holdfast.checkpoint import Json
+
+
+class CheckpointableHandlerRegistry(Protocol):
+    """What a registry does."""
+
+    def add(self, handler_type: type, *, checkpointable_name: str | None = None) -> Any:
+        """Adds a class of handlers."""
+        ...
+
+    def get(self, checkpointable_name: str) -> type:
+        """Returns the class of handlers of an item."""
+        ...
+
+    def has(self, checkpointable_name: str) -> bool:
+        """Says whether an item has handlers of its own."""
+        ...
+
+    def get_all_entries(self) -> Sequence[tuple[type, str | None]]:
+        """Returns the classes of handlers, each with its item (None: any)."""
+        ...
+
+
+class AlreadyExistsError(ValueError):
+    """The item or the class has an entry."""
+
+
+class NoEntryError(KeyError):
+    """The item has none."""
+
+
+class Registry:
+    """Classes of handlers, for one item or (None) for all. Of several the last one counts."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[type, str | None]] = []
+        self._typestrs: dict[type, Sequence[str]] = {}
+
+    def add(
+        self,
+        handler_type: type,
+        *,
+        checkpointable_name: str | None = None,
+        secondary_typestrs: Sequence[str] | None = None,
+    ) -> Registry:
+        """Adds a class of handlers and returns the registry.
+
+        Raises AlreadyExistsError where the item, or without one the class, has an entry.
+        """
+        if not isinstance(handler_type, type):
+            raise ValueError(f"The `handler_type` must be a type, but got {handler_type}.")
+        if checkpointable_name and self.has(checkpointable_name):
+            raise AlreadyExistsError(
+                f"Entry for checkpointable_name={checkpointable_name} already exists in the"
+                " registry."
+            )
+        if not checkpointable_name and any(cls is handler_type for cls, _ in self._entries):
+            raise AlreadyExistsError(f"Handler type {handler_type} already exists in the registry.")
+        self._entries.append((handler_type, checkpointable_name))
+        if secondary_typestrs is not None:
+            self._typestrs[handler_type] = secondary_typestrs
+        return self
+
+    def get(self, checkpointable_name: str) -> type:
+        """Returns the class of handlers of an item. Raises NoEntryError."""
+        for cls, name in self._entries:
+            if name == checkpointable_name:
+                return cls
+        raise NoEntryError(
+            f"No entry for checkpointable_name={checkpointable_name} in the registry."
+        )
+
+    def has(self, checkpointable_name: str) -> bool:
+        """Says whether an item has handlers of its own."""
+        return any(name == checkpointable_name for _, name in self._entries)
+
+    def get_all_entries(self) -> Sequence[tuple[type, str | None]]:
+        """Returns the classes of handlers, each with its item (None: any)."""
+        return self._entries
+
+    def get_secondary_typestrs(self, handler_type: type) -> Sequence[str]:
+        """Returns other names of a class of handlers; they have no effect here."""
+        return self._typestrs.get(handler_type, [])
+
+    def add_all(self, other: Any) -> Registry:
+        """Adds all entries of another registry and returns this one."""
+        for cls, name in other.get_all_entries():
+            self.add(
+                cls,
+                checkpointable_name=name,
+                secondary_typestrs=other.get_secondary_typestrs(cls),
+            )
+        return self
+
+
+class PyTreeHandler:
+    """Trees: as an item's own handler it says that the item is one. Options have no effect."""
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    @staticmethod
+    def item(value: Any) -> Any:
+        """Returns a value for `save(items=...)`."""
+        return value
+
+
+class JsonHandler:
+    """JSON values: as an item's own handler it says that the item is one."""
+
+    def __init__(self, filename: str | None = None) -> None:
+        pass
+
+    @staticmethod
+    def item(value: Any) -> Json:
+        """Returns a value for `save(items=...)`."""
+        return Json(value)
+
+
+STANDARD = (JsonHandler, PyTreeHandler)
+
+
+def _new_registry() -> Registry:
+    registry = Registry().add(JsonHandler).add(PyTreeHandler)
+    return registry.add(PyTreeHandler, checkpointable_name="state")
+
+
+_global = _new_registry()
+
+
+def global_registry() -> Registry:
+    """Returns the registry that `register_handler` adds to."""
+    return _global
+
+
+def local_registry(other_registry: Any = None, *, include_global_registry: bool = True) -> Registry:
+    """Returns a registry for `Context.checkpointables.registry`.
+
+    It has the entries of the global one, unless told otherwise, and of another.
+    """
+    registry = Registry()
+    if include_global_registry:
+        registry.add_all(global_registry())
+    if other_registry is not None:
+        registry.add_all(other_registry)
+    return registry

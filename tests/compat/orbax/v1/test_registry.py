@@ -1,0 +1,94 @@
+"""Registries of v1's handlers: the same on Orbax and on holdfast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from tests.support.orbax_programs import outcome, run_both
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sharding info not provided"),  # Orbax's own
+    pytest.mark.filterwarnings("ignore:.*asyncio.*:DeprecationWarning"),  # Orbax's own
+]
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+def _handler(ocp: Any) -> Any:
+    class PointHandler(ocp.handlers.CheckpointableHandler[Point, None]):  # type: ignore[misc]
+        async def save(self, directory: Any, value: Any) -> Any:
+            async def later() -> None:
+                folder = await directory.await_creation()
+                (folder / "x.txt").write_text(str(value.x))
+
+            return later()
+
+        async def load(self, directory: Any, abstract: Any = None) -> Any:
+            async def later() -> Point:
+                return Point(int((directory / "x.txt").read_text()))
+
+            return later()
+
+        async def metadata(self, directory: Any) -> Any:
+            return None
+
+        def is_handleable(self, value: Any) -> bool:
+            return isinstance(value, Point)
+
+        def is_abstract_handleable(self, abstract: Any) -> bool:
+            return isinstance(abstract, Point)
+
+    return PointHandler
+
+
+def test_a_local_registry(tmp_path: Path) -> None:
+    """It holds in its context alone, for functions and for a Checkpointer that is given it."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        handler = _handler(ocp)
+        registry = ocp.handlers.local_registry()
+        registry.add(handler).add(ocp.handlers.JsonHandler, checkpointable_name="about")
+        items = {"state": {"w": jnp.ones(2)}, "point": Point(7), "about": {"a": [1, None]}}
+        context = ocp.Context()
+        context.checkpointables.registry = registry
+        with context:
+            ocp.save_checkpointables(root / "a", items)
+            alone = ocp.load_checkpointables(root / "a", {"point": Point(0), "about": None})
+        with ocp.training.Checkpointer(root / "b", context=context) as checkpointer:
+            checkpointer.save_checkpointables(3, items)
+            step = checkpointer.load_checkpointables(3, {"point": Point(0), "state": None})
+        assert not ocp.handlers.global_registry().has("about")
+        return alone["point"].x, alone["about"], step["point"].x, step["state"]
+
+    run_both(program, tmp_path, v1=True)
+
+
+def test_entries(tmp_path: Path) -> None:
+    """An item, or a class without one, has one entry; a registry may begin with those of others."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        handler = _handler(ocp)
+        new = ocp.handlers.local_registry
+        first = new(include_global_registry=False)
+        first.add(handler, checkpointable_name="a", secondary_typestrs=["old"])
+        second = new(first)
+        return [
+            len(first.get_all_entries()),
+            first.get("a") is handler,
+            [first.has(name) for name in ("a", "b", "state")],
+            [second.has(name) for name in ("a", "b", "state")],
+            second.get_secondary_typestrs(handler),
+            outcome(lambda: first.get("b")),
+            outcome(lambda: first.add(handler)),
+            outcome(lambda: first.add(ocp.handlers.JsonHandler, checkpointable_name="a")),
+            outcome(lambda: first.add("handler")),
+        ]
+
+    run_both(program, tmp_path, v1=True)
