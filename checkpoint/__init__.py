@@ -5,6 +5,7 @@ from .errors import (
     CommitUnknown,
     Corrupt,
     HostileCheckpoint,
+    ReplicasDiffer,
     SaveCancelled,
     SaveFailed,
     StepExists,
@@ -19,7 +20,7 @@ from .format.own_files import Files
 from .format.tree import Node
 from .layouts.inspection import ItemStructure, Structure
 from .manager import CheckpointManager
-from .oneshot import load, load_async, save, save_async, structure, verify
+from .oneshot import convert, load, load_async, save, save_async, structure, verify
 from .options import Local, Options, Progress, ProgressBar
 from .policy import (
     AnyOf,
@@ -38,12 +39,27 @@ from .policy import (
     KeepPolicy,
     OnPreemption,
     PolicyContext,
+    SaveCosts,
     SavePolicy,
     StepFacts,
 )
 from .restoring.match import SAVED
 from .restoring.restore import VerifyReport
+from .restoring.surgery_rules import (
+    Add,
+    Cast,
+    Drop,
+    Fuse,
+    Rename,
+    Repeat,
+    Reshape,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+)
 from .saving.async_saver import SaveHandle
+from .scheduling.goodput import SaveForGoodput
 from .steps.garbage import Swept, sweep
 from .storage.base import Storage
 from .storage.path import register_storage
@@ -51,16 +67,20 @@ from .watch import iterate_steps, wait_for_new_step
 
 __all__ = [
     "SAVED",
+    "Add",
     "AnyOf",
     "AtSteps",
+    "Cast",
     "CheckpointError",
     "CheckpointManager",
     "CommitUnknown",
     "Corrupt",
+    "Drop",
     "EveryNSeconds",
     "EveryNSteps",
     "Files",
     "FirstSave",
+    "Fuse",
     "HostileCheckpoint",
     "ItemStructure",
     "Json",
@@ -80,10 +100,18 @@ __all__ = [
     "PolicyContext",
     "Progress",
     "ProgressBar",
+    "Rename",
+    "Repeat",
+    "ReplicasDiffer",
+    "Reshape",
     "SaveCancelled",
+    "SaveCosts",
     "SaveFailed",
+    "SaveForGoodput",
     "SaveHandle",
     "SavePolicy",
+    "Split",
+    "Stack",
     "StepExists",
     "StepFacts",
     "StepGone",
@@ -91,9 +119,12 @@ __all__ = [
     "Storage",
     "Structure",
     "Swept",
+    "Transpose",
     "TreeMismatch",
+    "Unstack",
     "UnsupportedLeaf",
     "VerifyReport",
+    "convert",
     "iterate_steps",
     "load",
     "load_async",

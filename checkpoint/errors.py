@@ -36,14 +36,23 @@ class StepGone(CheckpointError):
 
 class SaveFailed(CheckpointError):
     """Says that a save did not commit, on which process it failed and, where a leaf is to blame,
-    the leaf.
+    the leaf. `passes`: a store or a time-out is to blame, so the next save may succeed.
     """
 
     leaf: str = ""
+    passes: bool = False
 
 
 class SaveCancelled(SaveFailed):
     """Says that a process called a save off before it was committed."""
+
+
+class ReplicasDiffer(CheckpointError):
+    """Says that replicas that should be equal differ: the first leaf, and the first process whose
+    replica is not that of most; all of them in the message.
+    """
+
+    leaf: str = ""
 
 
 class CommitUnknown(CheckpointError):
@@ -101,6 +110,7 @@ SENT_ERRORS: dict[str, type[HoldfastError]] = {
         Corrupt,
         Fenced,
         HostileCheckpoint,
+        ReplicasDiffer,
         SaveCancelled,
         SaveFailed,
         StepExists,
@@ -125,15 +135,18 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
             f"step {step} was not saved: {error.message}",
             step=step,
             process=next(iter(missing), None),
+            passes=isinstance(error, BarrierTimeout),
         )
     return SaveFailed(
         f"step {step} was not saved: process {process} failed: {error_text(error)}",
         step=step,
         process=process,
+        passes=isinstance(error, OSError),
     )
 
 
 _PERMISSION = "this process lacks the permission: see its user and the mode of the folders above"
+_LOOK = "look at the disk or the mount, then call it again"
 _ADVICE = {
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
@@ -170,7 +183,8 @@ def naming_path(path: str) -> Iterator[None]:
         if isinstance(error, HoldfastError):
             raise
         where = error.filename if isinstance(error.filename, str) else path
-        advice = _ADVICE.get(error.errno or 0, "look at the disk or the mount, then call it again")
+        # The error of an object store has said itself what to look at.
+        advice = "then call it again" if "://" in path else _ADVICE.get(error.errno or 0, _LOOK)
         raise CheckpointError(
             f"{where} cannot be read: {error.strerror or error}; {advice}", path=where
         ) from error

@@ -11,8 +11,8 @@ from .format.limits import check_step, is_step
 from .local_tier.tier import LocalTier
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.save import StepSaver
-from .saving.scheduler import SaveScheduler
 from .saving.stager import SaveOrder, SaveRequest, SaveStager
+from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .steps.opening import claim_root
 
@@ -34,8 +34,10 @@ class SaveLane(Protocol):
     def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a save; returns when the caller may donate or overwrite its arrays."""
 
-    def raise_error(self) -> None:
-        """Raises the error of the last save, once. Does not block."""
+    def raise_error(self, *, missed: bool = False) -> None:
+        """Raises the error of the last save, once; that of a miss with `missed` alone. Does not
+        block.
+        """
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the save in flight. Raises TimeoutError after `timeout_s`."""
@@ -103,12 +105,14 @@ class DurableLane:
             raise
         self.started(step)
         group.report(step=step, save_blocked_s=self._state.statistics.save_blocked_s)
-        handle = self._saver.start(request)
-        self._saver.wait_for_snapshots()
+        handle = self._saver.begin(request)
+        handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - request.began))
         # The machine of a process that leaves is taken: it reports its part before all else.
         if group.index in leaving and not request.own_bytes:
             self._saver.join()
-        self._state.statistics.add(save_blocked_s=time.perf_counter() - called_s)
+        blocked_s = time.perf_counter() - called_s
+        self._state.statistics.add(save_blocked_s=blocked_s)
+        self._scheduler.note_blocked(blocked_s)
         # Only now: every process begins the same saves, whenever it hears of a failure.
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
@@ -126,11 +130,12 @@ class DurableLane:
             save_id=f"{self._root.writer.id}{self._counter:08x}",
             overwrite=order.overwrite or (is_known and self._state.index.was_passed_over(step)),
             folder=self._state.index.folder(step),
+            may_miss=not self._scheduler.is_preempted,
         )
 
-    def raise_error(self) -> None:
-        """Raises the error of the last save, once."""
-        self._saver.raise_error()
+    def raise_error(self, *, missed: bool = False) -> None:
+        """Raises the error of the last save, once; that of a miss with `missed` alone."""
+        self._saver.raise_error(missed=missed)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the save in flight; without `timeout_s` for the save's own time."""
@@ -163,7 +168,7 @@ class LocalLane:
         handle.on_commit(lambda _: self._state.reporter.report())
         return handle
 
-    def raise_error(self) -> None:
+    def raise_error(self, *, missed: bool = False) -> None:
         """Raises the error of the last save, once, if the tier is strict."""
         self._tier.raise_error()
 

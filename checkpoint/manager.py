@@ -144,7 +144,8 @@ class CheckpointManager:
 
         Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an
         earlier save that failed in the background is raised here too, after this save has begun:
-        every process then begins the same saves, whenever it learns of a failure.
+        every process then begins the same saves, whenever it learns of a failure. A miss (see
+        Options.on_save_error) is not raised here.
         """
         self._refuse_in_callback("save")
         self._parts.watchdog.progress()
@@ -185,15 +186,15 @@ class CheckpointManager:
         return durable if is_durable else None
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Blocks until no save is in flight; raises the error of the last one if it failed,
-        TimeoutError after `timeout_s`.
+        """Blocks until no save is in flight; raises the error of the last one if it failed, a miss
+        too, TimeoutError after `timeout_s`.
 
         When it returns, every save that was begun is durable, and steps that the keep policy let go
         are no longer listed.
         """
         self._refuse_in_callback("wait_until_finished")
         self._join_lanes(timeout_s)
-        self.check_for_errors()
+        self._raise_errors(missed=True)
 
     def is_saving_in_progress(self) -> bool:
         """Says whether a save is in flight on this process."""
@@ -208,9 +209,14 @@ class CheckpointManager:
             lane.join(timeout_s)
 
     def check_for_errors(self) -> None:
-        """Raises the error of a save that failed in the background, once. Does not block."""
+        """Raises the error of a save that failed in the background, once, unless it was a miss.
+        Does not block.
+        """
+        self._raise_errors(missed=False)
+
+    def _raise_errors(self, *, missed: bool) -> None:
         for lane in self._parts.lanes:
-            lane.raise_error()
+            lane.raise_error(missed=missed)
 
     def _refuse_in_callback(self, call: str) -> None:
         refuse_in_callback(self._root.writer.id, call)
@@ -393,7 +399,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Waits for the save in flight and for deletions, gives the claim up, and raises the error
-        of a save that failed. Idempotent.
+        of a save that failed, a miss too. Idempotent.
         """
         if self._closed:
             return
@@ -404,7 +410,8 @@ class CheckpointManager:
         finally:
             _open_managers.discard(self)
             self._parts.close(self._options.exit_timeout_s)
-        self.check_for_errors()
+        # No save comes that would try again.
+        self._raise_errors(missed=True)
 
     def _finish_at_exit(self) -> None:
         """Lets a save in flight finish, within bounds, when the interpreter ends with this manager
@@ -418,7 +425,7 @@ class CheckpointManager:
             # The save still runs: its claim has to stand as long as it may commit.
             return
         try:
-            self._durable.raise_error()
+            self._durable.raise_error(missed=True)
         except HoldfastError as error:
             _log.error("a save failed before the exit: %s", error)
         self._parts.close(1.0)

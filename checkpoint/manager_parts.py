@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from holdfast.multihost import Group, Watchdog
 from holdfast.multihost.group.group import given_or_default
 
+from .agreement.misses import Misses
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format
 from .lanes import DurableLane, LocalLane, SaveLane
@@ -19,7 +20,7 @@ from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
 from .saving.incremental import SaveHistory, can_link, load_digest
 from .saving.save import RootState
-from .saving.scheduler import SaveScheduler
+from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
@@ -86,7 +87,7 @@ def open_manager(
         undo.callback(root.give_up)
         if group is None:
             refuse_without_joining(root)
-        lineage = _lineage_of(root, begins=local is not None)
+        lineage = _lineage_of(root, opened, begins=local is not None)
         tier = _open_tier(local, root, lineage)
         undo.callback(tier.close, 0.0)
         state = _state_of(root, opened, keep_policy, lineage, tier=tier, history=history)
@@ -159,10 +160,10 @@ def _open_tier(
     )
 
 
-def _lineage_of(root: OpenRoot, *, begins: bool) -> Lineage | NoLineage:
+def _lineage_of(root: OpenRoot, opened: Opened, *, begins: bool) -> Lineage | NoLineage:
     if not root.is_writing_primary:
         return NoLineage()
-    return Lineage(root.storage, root.writer.id, begins=begins)
+    return Lineage(root.storage, root.writer.id, begins=begins, found_none=opened.has_no_branches)
 
 
 def _local_lanes(catalog: StepCatalog) -> list[SaveLane]:
@@ -212,6 +213,7 @@ def _state_of(
         worker=worker,
         lineage=lineage,
         reporter=reporter,
+        misses=Misses(root.options),
         leave=tier.leave,
         history=history,
     )

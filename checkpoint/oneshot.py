@@ -35,12 +35,14 @@ from .options import Options
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import RestoreOptions, VerifyReport
+from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle
 from .saving.cast import SaveDtype, cast_tree
 from .saving.stager import SaveOrder
 from .single_save import BackgroundSave, SingleSave, check_named_step
 from .storage.path import StorePath, join, open_storage
 from .storage.threads import start_thread
+from .tools.convert import convert as convert_checkpoint
 
 
 # More than eight parameters: they are the words of `CheckpointManager`, in one call.
@@ -180,6 +182,7 @@ def load(  # noqa: PLR0913
     types: Sequence[type] = (),
     plain: bool = False,
     rename: Names = None,
+    rules: Rules | None = None,
     host_memory_bytes: int | None = None,
     process: int | None = None,
     group: Group | None = None,
@@ -190,6 +193,7 @@ def load(  # noqa: PLR0913
 
     The checkpoint may be holdfast's, Orbax's, or a safetensors file or folder. The arguments mean
     what they mean for `CheckpointManager.restore`; with `items` a dict of several comes back.
+    `rules` of surgery make other leaves of the stored ones while they are read: see `convert`.
 
     Without a `group` each process of a job may call it by itself, with shardings of its own devices
     or of all; of a root only with those of its own, since each takes the latest step that it sees.
@@ -207,6 +211,7 @@ def load(  # noqa: PLR0913
         types=types,
         plain=plain,
         rename=rename,
+        rules=rules,
         per_process=_selection(process, group),
         host_memory_bytes=host_memory_bytes,
     )
@@ -305,6 +310,50 @@ def _load_alike(
         raise verdict.error
     assert values is not None
     return values
+
+
+def convert(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    layout: str = "holdfast",
+    *,
+    step: int | None = None,
+    rules: Rules | None = None,
+    **options: Any,
+) -> str:
+    """Writes the checkpoint in `path` anew in `target`, in the layout "holdfast", "orbax" or
+    "safetensors"; returns where. Blocks.
+
+    `path` is a checkpoint of any layout, or a root of steps (`step`; None: the latest). For
+    holdfast and Orbax `target` is a root, which gets the step; for safetensors it is the folder of
+    the files. `rules` make other leaves of the stored ones:
+
+        {r"layers\\.(\\d+)\\.(.*)\\.weight": [Transpose(), Stack(r"layers.\\2.kernel")]}
+
+    The left side is a regular expression that matches whole names, as safetensors has them: keys
+    with dots between. The right side is one rule, or several in order: Transpose, Cast, Reshape and
+    Repeat for each leaf, one of Rename (a text stands for it), Stack, Unstack, Fuse, Split and
+    Drop, and again Transpose and so on for each result. Add has a name on its left. Leaves that no
+    rule touches stay. A sequence of mappings is applied one after the other. Where a name changes,
+    the tree becomes nested dicts by the dots in the names.
+
+    Arrays pass through memory in pieces, of which the largest is a leaf (of a stacked one: a
+    layer). `options` are `items` (names; none: all), `under` (a path: the leaves below it),
+    `rename` as in `load`, `process` (whose copies of what was kept per process), and for
+    safetensors `shards` (how many files there will be; None: as many as there were) or
+    `shard_bytes` (how large each is at most). Config, tokenizer and what else lies beside
+    safetensors is an item of files, "files", which lies beside them again.
+
+    Raises StepExists, UnsupportedLeaf for what the layout cannot hold, TreeMismatch for rules that
+    match no leaf or the same leaf twice, ValueError for what are no rules, and what `load` raises.
+    What was begun is removed then.
+    """
+    with naming_path(os.fspath(path)):
+        checkpoint = open_checkpoint(path, step)
+        with naming_step(checkpoint.info.path, checkpoint.info.step, checkpoint.info.path):
+            return convert_checkpoint(
+                checkpoint, StorePath(open_storage(target)), layout, rules=rules, **options
+            )
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:

@@ -109,7 +109,9 @@ class Statistics:
 
     saves: int = 0
     saves_failed: int = 0
+    saves_missed: int = 0
     saves_skipped: int = 0
+    replicas_differed: int = 0
     save_s: float = 0.0
     save_blocked_s: float = 0.0
     save_bytes: int = 0
@@ -160,6 +162,17 @@ class Options:
     exit_timeout_s: how long an interpreter that exits waits for a save in flight.
     on_busy: what `save` does while the last save is in flight: "wait" for it, or "skip" this one.
         In a group that skips, the processes agree on a later step.
+    on_save_error: what a save that fails does, where a store or a time-out is to blame: "raise" its
+        error at the next call, or "warn" and go on. Such a miss is in the log, in `holdfast status`
+        and in `statistics()`, and the next save tries again. `wait`, `wait_until_finished` and
+        `close` raise it nevertheless, if it was the last. Fenced, StepExists, CommitUnknown,
+        mistakes of the caller and the save of a preemption always raise. All processes do alike.
+    max_missed_saves: how many misses in a row there may be with "warn"; the next failure raises.
+    on_replicas_differ: what a save does that finds different bytes in two replicas of an array, on
+        processes or on devices of one: "warn" in the log and in `holdfast status`, "raise"
+        ReplicasDiffer and commit nothing, or "ignore" them all. The primary's word holds.
+    may_differ: says of a leaf's path whether its replicas differ on purpose, such as random
+        generator state: `lambda path: path.startswith("rng.")`.
     host_memory_bytes: bounds the host memory that a snapshot holds; `save` blocks for the rest.
         None: all at once. On GPUs it is then 0.8 of XLA's pool of pinned memory, which has 64 GiB a
         process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.
@@ -194,6 +207,10 @@ class Options:
     restore_timeout_s: float = 600.0
     exit_timeout_s: float = 600.0
     on_busy: Literal["wait", "skip"] = "wait"
+    on_save_error: Literal["raise", "warn"] = "raise"
+    max_missed_saves: int = 3
+    on_replicas_differ: Literal["warn", "raise", "ignore"] = "warn"
+    may_differ: Callable[[str], bool] | None = None
     host_memory_bytes: int | None = None
     single_writer: bool = False
     read_only: bool = False
@@ -212,6 +229,19 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_busy not in ("wait", "skip"):
             raise ValueError(f'Options: on_busy is "wait" or "skip", not {self.on_busy!r}')
+        if self.on_save_error not in ("raise", "warn"):
+            raise ValueError(
+                f'Options: on_save_error is "raise" or "warn", not {self.on_save_error!r}'
+            )
+        if self.on_replicas_differ not in ("warn", "raise", "ignore"):
+            raise ValueError(
+                'Options: on_replicas_differ is "warn", "raise" or "ignore", not'
+                f" {self.on_replicas_differ!r}"
+            )
+        if self.max_missed_saves < 1:
+            raise ValueError(
+                f"Options: max_missed_saves must be above 0, found {self.max_missed_saves!r}"
+            )
         for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")

@@ -17,9 +17,24 @@ CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contr
 
 
 @dataclass(frozen=True)
+class SaveCosts:
+    """What saves cost in this lane, and how often the job fails, as the primary has measured it.
+
+    `blocked_s` is how long a usual save holds the program (None: none was measured yet), `save_s`
+    how long it takes until the step is there. The job has failed `failures` times in `run_s`
+    seconds.
+    """
+
+    blocked_s: float | None = None
+    save_s: float = 0.0
+    failures: int = 0
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class PolicyContext:
     """What a save policy decides by: the step asked about, the newest saved or started one, seconds
-    since that save, the preemption notice.
+    since that save, the preemption notice, what saves cost.
 
     `elapsed_s` is 0 wherever a clock may not be asked: in a group only the primary's clock counts,
     and its answer reaches all as a sync point.
@@ -29,6 +44,7 @@ class PolicyContext:
     last_step: int | None = None
     elapsed_s: float = 0.0
     preempted: bool = False
+    costs: SaveCosts = SaveCosts()
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,7 @@ class EveryNSeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        _need_positive("EveryNSeconds", "seconds", self.seconds)
+        need_positive("EveryNSeconds", "seconds", self.seconds)
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
@@ -271,7 +287,7 @@ class KeepLatestFor:
     seconds: float
 
     def __post_init__(self) -> None:
-        _need_positive("KeepLatestFor", "seconds", self.seconds)
+        need_positive("KeepLatestFor", "seconds", self.seconds)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps of the last `seconds`."""
@@ -298,7 +314,7 @@ class KeepEverySeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        _need_positive("KeepEverySeconds", "seconds", self.seconds)
+        need_positive("KeepEverySeconds", "seconds", self.seconds)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns steps that far apart."""
@@ -422,10 +438,11 @@ def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]
 def _need_count(policy: str, n: object) -> None:
     if not hasattr(n, "__index__"):
         raise TypeError(f"{policy}: n is a whole number, as in {policy}(3), found {n!r}")
-    _need_positive(policy, "n", n)
+    need_positive(policy, "n", n)
 
 
-def _need_positive(policy: str, name: str, value: object) -> None:
+def need_positive(policy: str, name: str, value: object) -> None:
+    """Raises TypeError or ValueError, which name the policy, unless a value is above 0."""
     if not isinstance(value, SupportsFloat):
         raise TypeError(f"{policy}: {name} is a number, found {value!r}")
     if isinstance(value, bool) or not float(value) > 0:

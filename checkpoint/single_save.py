@@ -13,7 +13,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
 from .agreement.save_protocol import SaveResult
-from .errors import SaveCancelled, StepExists, failure_of
+from .errors import SaveCancelled, StepExists, failure_of, naming_path
 from .format.limits import check_step
 from .format.step_folders import has_record, other_step
 from .options import Options
@@ -102,6 +102,8 @@ class SingleSave:
             messages=f"checkpoint/save/{root.writer.id}",
             timeout_s=root.options.save_timeout_s,
             overwrite=request.overwrite,
+            refuses_drift=root.options.on_replicas_differ == "raise",
+            cancellation=request.cancellation,
         )
         try:
             return run_protocol(target, SnapshotWork(request, target, root.options))
@@ -121,9 +123,8 @@ class BackgroundSave(SingleSave):
     def begin(self, request: SaveRequest) -> SaveHandle:
         """Begins the save; returns when the caller may donate or overwrite its arrays."""
         saver = AsyncSaver(self)
-        handle = saver.start(request)
+        handle = saver.begin(request)
         _begun.add(handle)
-        saver.wait_for_snapshots()
         saver.close()
         return handle
 
@@ -156,7 +157,9 @@ def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
 
 
 def _refuse_existing(storage: Storage) -> None:
-    if has_record(storage, ""):
+    with naming_path(storage.root):
+        is_there = has_record(storage, "")
+    if is_there:
         message = (
             f"{storage.root} holds a checkpoint already; save to another folder, or pass"
             " overwrite=True"

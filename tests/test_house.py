@@ -73,7 +73,7 @@ UPWARD = {
     ),
     "the face, from below, in compat": (
         "compat/orbax/args.py",
-        "from . import items",
+        "from . import options",
         "Inside compat imports point downwards",
     ),
     "a cycle in a wing": (
@@ -215,7 +215,7 @@ TESTED_ELSEWHERE = {
     ),  # the Protocol's contract
     **{
         f"compat/orbax/{name}.py": "tests/compat/orbax/test_checkpoint_manager.py"
-        for name in ("args", "items", "metadata", "options", "policies")
+        for name in ("args", "handling/items", "metadata", "options", "roots/policies")
     },
     "compat/orbax/face.py": "tests/compat/orbax/test_modules.py",
     "compat/orbax/handlers.py": "tests/compat/orbax/test_checkpointers.py",
@@ -224,6 +224,7 @@ TESTED_ELSEWHERE = {
         f"compat/orbax/v1/{name}.py": "tests/compat/orbax/v1/test_checkpoints.py"
         for name in ("options", "results")
     },
+    "compat/orbax/trees/nested.py": "tests/compat/orbax/test_same.py",
     "compat/orbax/v1/modules.py": "tests/compat/orbax/test_modules.py",
     "coordination/client/fork.py": "tests/system/test_forks.py",
     "coordination/names.py": "tests/coordination/client/test_answers.py",

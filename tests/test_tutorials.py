@@ -123,6 +123,7 @@ def _hang(place: Place, folder: Path) -> None:
     assert re.search(r"hang: process 1 .*load_batch", text), text
 
 
+@pytest.mark.slow
 def test_from_nothing_to_several_machines(tmp_path: Path) -> None:
     """A process is killed, and the job is back and goes to its end."""
     _kill_one_of_a_job(Here(), tmp_path)

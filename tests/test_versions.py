@@ -205,12 +205,20 @@ SHIM = "echo 'pyenv: command not found' >&2; exit 127"
 @pytest.mark.parametrize(
     ("pythons", "chosen"),
     [
-        ({"python3.13": RUNS, "python3.12": RUNS, "python3": SHIM}, "python3.13"),
+        pytest.param(
+            {"python3.13": RUNS, "python3.12": RUNS, "python3": SHIM},
+            "python3.13",
+            marks=pytest.mark.slow,
+        ),
         (
             {"python3.13": SHIM, "python3.12": SHIM, "python3.11": RUNS, "python3": RUNS},
             "python3.11",
         ),
-        ({"python3.13": SHIM, "python3.14": RUNS, "python3": RUNS}, "python3"),
+        pytest.param(
+            {"python3.13": SHIM, "python3.14": RUNS, "python3": RUNS},
+            "python3",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_make_takes_the_newest_python_that_runs(

@@ -81,16 +81,17 @@ PUBLIC = {
     ),
     "checkpoint": (
         """
-        SAVED AnyOf AtSteps CheckpointError CheckpointManager CommitUnknown Corrupt
-        EveryNSeconds EveryNSteps Files FirstSave
+        SAVED Add AnyOf AtSteps Cast CheckpointError CheckpointManager CommitUnknown Corrupt Drop
+        EveryNSeconds EveryNSteps Files FirstSave Fuse
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo
         KeepEvery KeepEverySeconds KeepLast
         KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress
-        ProgressBar SaveCancelled SaveFailed SaveHandle
-        SavePolicy StepExists StepFacts StepGone StepNotFound Storage Structure Swept
-        TreeMismatch UnsupportedLeaf VerifyReport
-        iterate_steps load load_async register_leaf_type register_storage save save_async structure
-        sweep verify wait_for_new_step
+        ProgressBar Rename Repeat ReplicasDiffer Reshape SaveCancelled SaveCosts SaveFailed
+        SaveForGoodput SaveHandle
+        SavePolicy Split Stack StepExists StepFacts StepGone StepNotFound Storage Structure Swept
+        Transpose TreeMismatch Unstack UnsupportedLeaf VerifyReport
+        convert iterate_steps load load_async register_leaf_type register_storage save
+        save_async structure sweep verify wait_for_new_step
     """
     ),
     "launch": (

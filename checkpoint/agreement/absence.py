@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 LATE_S = 60.0
 """After so long the log says for whom a save waits."""
 
+NOT_CALLED = "not called"
+"""What is said of a process that has not begun the save."""
+
 
 class LateWatch:
     """Watches over the wait for the reports of the others, from its entry to its exit.
@@ -63,7 +66,7 @@ class LateWatch:
         if not self._asks:
             return error.message
         late = self._who("over")
-        if "not called" in late:
+        if NOT_CALLED in late:
             return f"{late}; call save on every process, not on one alone"
         longer = f"raise save_timeout_s={timeout_s:g} if it needs longer"
         if late:

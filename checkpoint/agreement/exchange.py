@@ -35,7 +35,8 @@ class SentError:
     def of(cls, error: Exception) -> Self:
         """Takes the kind, the sentence and, of our own errors, the facts."""
         if not isinstance(error, HoldfastError):
-            return cls(type(error).__name__, str(error))
+            facts = {"passes": True} if isinstance(error, OSError) else {}
+            return cls(type(error).__name__, str(error), facts)
         fields = {
             name: value
             for name, value in vars(error).items()

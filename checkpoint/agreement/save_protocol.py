@@ -30,6 +30,8 @@ The rules:
 - A save is called off by a failure: in the report of a process with a share, or at the primary in
   place of the commit. After its report, or once it has begun to commit, a process cannot call it
   off any more.
+- A failure that passes may be a miss, which no process raises: the primary decides so, and tells
+  it. A process that was not told raises, and so does a primary that could not tell it.
 
 The rules of a local save:
 - Every process is a writer, and there is no record to read: the parts alone show that the step is
@@ -54,6 +56,7 @@ from holdfast.coordination import HoldfastError
 from ..errors import CheckpointError, CommitUnknown, SaveFailed, failure_of
 from ..format.item_report import ItemReport
 from .exchange import SentError, first_failed, to_json_bytes
+from .replica_sums import ReplicaReport
 
 READ_TRIES = 3  # of a record that settles what is not known
 
@@ -97,13 +100,15 @@ class SaveReport:
     """What one process reports to the primary of its share in a save: its items, or its error.
 
     `steps` is the CRC of the steps that it knows: where one differs from the primary's, all are
-    told the list. `is_unsure`: it does not know how an earlier local save ended.
+    told the list. `replicas` is by item. `is_unsure`: it does not know how an earlier local save
+    ended.
     """
 
     process: int
     key: SaveKey
     items: Mapping[str, ItemReport] = field(default_factory=dict)
     steps: int = 0
+    replicas: Mapping[str, ReplicaReport] = field(default_factory=dict)
     error: SentError | None = None
     is_unsure: bool = False
 
@@ -114,6 +119,7 @@ class SaveReport:
             "key": asdict(self.key),
             "items": {name: report.to_json() for name, report in self.items.items()},
             "steps": self.steps,
+            "replicas": {name: report.to_json() for name, report in self.replicas.items()},
             "error": None if self.error is None else asdict(self.error),
             "is_unsure": self.is_unsure,
         }
@@ -127,6 +133,9 @@ class SaveReport:
         body["items"] = {
             name: ItemReport.from_json(report) for name, report in body["items"].items()
         }
+        body["replicas"] = {
+            name: ReplicaReport.from_json(report) for name, report in body["replicas"].items()
+        }
         body["error"] = SentError.from_json(body["error"])
         return cls(**body)
 
@@ -138,8 +147,10 @@ class SaveResult:
     `deletable` says that the record cannot come to exist, so that each process may delete what it
     wrote. `superfluous` are the steps that go after a commit; `steps` those that the primary knows,
     before this save; None where all know the same. `branch` is that of a commit; local steps that
-    it has left do not come back. Of a local save, `survey` asks all processes to find out together
-    what there is, and `lane_off` is why no more local saves are made.
+    it has left do not come back. `drift` says which replicas differ in a step that was committed
+    nevertheless. `missed` is above 0 where the error is a miss: how many there are
+    in a row, with this one. Of a local save, `survey` asks all processes to find out together what
+    there is, and `lane_off` is why no more local saves are made.
     """
 
     key: SaveKey
@@ -148,6 +159,8 @@ class SaveResult:
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
     branch: BranchStart | None = None
+    drift: str = ""
+    missed: int = 0
     survey: bool = False
     lane_off: str = ""
 
@@ -160,6 +173,8 @@ class SaveResult:
             "superfluous": self.superfluous,
             "steps": self.steps,
             "branch": None if self.branch is None else asdict(self.branch),
+            "drift": self.drift,
+            "missed": self.missed,
             "survey": self.survey,
             "lane_off": self.lane_off,
         }
@@ -267,6 +282,7 @@ class Prepared:
 
     items: Mapping[str, ItemReport]
     steps: int = 0
+    replicas: Mapping[str, ReplicaReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -283,9 +299,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Built:
-    """Brings the record."""
+    """Brings the record, and which replicas differ, if that is no error ("": none)."""
 
     record: bytes
+    drift: str = ""
 
 
 @dataclass(frozen=True)
@@ -398,8 +415,11 @@ def drive(saving: Saving, perform: Callable[[Effect], Event]) -> SaveResult:
 # --- the primary
 
 
-def lead(key: SaveKey, writers: Collection[int]) -> Saving:
-    """Does the primary's part (rank 0). `writers` are the ranks whose shares the record needs."""
+def lead(key: SaveKey, writers: Collection[int], *, next_miss: int = 0) -> Saving:
+    """Does the primary's part (rank 0). `writers` are the ranks whose shares the record needs.
+
+    `next_miss` is the number of this save among the misses in a row, if it may be one (else 0).
+    """
     own = yield from _report(key, 0)
     gathered = yield Gather(own)
     if not isinstance(gathered, Gathered):
@@ -417,17 +437,20 @@ def lead(key: SaveKey, writers: Collection[int]) -> Saving:
                 steps=decided.steps,
                 branch=decided.branch,
             )
-    yield Tell(result)
-    return result
+    if isinstance(result.error, SaveFailed) and result.error.passes:
+        result = replace(result, missed=next_miss)
+    told = yield Tell(result)
+    # Who has not heard of a miss raises: so does the primary then.
+    return replace(result, missed=0) if isinstance(told, Failed) else result
 
 
 def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    record = yield from _checked_record(key, reports, writers)
-    if isinstance(record, Exception):
-        return _not_committed(key, record)
-    answer = yield Commit(record)
+    built = yield from _checked_record(key, reports, writers)
+    if isinstance(built, Exception):
+        return _not_committed(key, built)
+    answer = yield Commit(built.record)
     if isinstance(answer, Committed):
-        return SaveResult(key)
+        return SaveResult(key, drift=built.drift)
     if isinstance(answer, Refused):
         return _not_committed(key, answer.error)
     assert isinstance(answer, Unclear)
@@ -437,7 +460,7 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
 
 def _checked_record(
     key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]
-) -> Generator[Effect, Event, bytes | Exception]:
+) -> Generator[Effect, Event, Built | Exception]:
     """Returns the record of the reports, which readers take, or why there is none."""
     try:
         check_save_reports(reports, key, writers)
@@ -448,7 +471,7 @@ def _checked_record(
         return _error(built)
     # A record that a reader refuses is a step that nobody restores: it is found out before.
     parsed = yield ParseRecord(built.record)
-    return built.record if isinstance(parsed, Parsed) else _error(parsed)
+    return built if isinstance(parsed, Parsed) else _error(parsed)
 
 
 def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
@@ -526,6 +549,7 @@ def reported_error(report: SaveReport) -> HoldfastError:
         f"step {step} was not saved: process {report.process} failed: {report.error.text}",
         step=step,
         process=report.process,
+        passes=bool(report.error.fields.get("passes")),
     )
 
 
@@ -599,12 +623,14 @@ def _judge_locally(key: SaveKey, gathered: Event, writers: Collection[int]) -> S
 
 
 def _outcome(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    record = yield from _checked_record(key, reports, writers)
-    if isinstance(record, Exception):
-        return _not_committed(key, record)
+    built = yield from _checked_record(key, reports, writers)
+    if isinstance(built, Exception):
+        return _not_committed(key, built)
     # No cancel comes between the outcome and its telling: it would be believed by some alone.
     closed = yield EndCancelling()
-    return SaveResult(key) if isinstance(closed, Closed) else _not_committed(key, _error(closed))
+    if not isinstance(closed, Closed):
+        return _not_committed(key, _error(closed))
+    return SaveResult(key, drift=built.drift)
 
 
 def _why_off(report: SaveReport) -> str:
@@ -663,7 +689,7 @@ def _report(key: SaveKey, process: int) -> Generator[Effect, Event, SaveReport]:
     # A process that failed reports too: without its report the others would wait for it.
     prepared = yield Prepare()
     if isinstance(prepared, Prepared):
-        return SaveReport(process, key, prepared.items, prepared.steps)
+        return SaveReport(process, key, prepared.items, prepared.steps, prepared.replicas)
     return SaveReport(process, key, error=SentError.of(_error(prepared)))
 
 

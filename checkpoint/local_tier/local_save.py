@@ -19,6 +19,7 @@ from ..options import Local, Options
 from ..saving.commit import SaveTarget
 from ..saving.plan import Plan
 from ..saving.record_builder import tree_text
+from ..saving.replicas import ReplicaSums
 from ..saving.save import MESSAGE_NAMES, SnapshotWork
 from ..saving.stager import SaveRequest
 from ..steps.lineage import Branch, Lineage, NoLineage
@@ -83,6 +84,7 @@ class LocalSave:
             claim="",
             messages=f"{place.messages}/{request.counter % MESSAGE_NAMES}",
             timeout_s=place.local.timeout_s,
+            refuses_drift=place.options.on_replicas_differ == "raise",
             reports_stages=False,
             began=request.began,
             cancellation=request.cancellation,
@@ -197,6 +199,10 @@ class LocalSave:
     def plans(self) -> Mapping[str, Plan]:
         """Returns the plans of the trees."""
         return {item: plan for item, (plan, _) in self._request.trees.items()}
+
+    def replicas(self) -> Mapping[str, ReplicaSums]:
+        """Returns the sums of the trees' replicas, by item."""
+        return self._request.replicas
 
     def own_files(self) -> list[str]:
         """Returns the files that this process writes, by names relative to the step's folder."""

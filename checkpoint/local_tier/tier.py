@@ -37,8 +37,8 @@ from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.scheduler import SaveScheduler
 from ..saving.stager import SaveOrder, SaveRequest, SaveStager
+from ..scheduling.scheduler import SaveScheduler
 from ..steps.lineage import Lineage, NoLineage
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
@@ -196,6 +196,7 @@ class LocalTier:
 
         Raises the error of the one before, if the tier is strict, once this save has begun.
         """
+        called_s = time.monotonic()
         self._saver.join()
         earlier = self._take_error()
         self._counter += 1
@@ -210,8 +211,11 @@ class LocalTier:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
             raise
-        handle = self._saver.start(request)
-        self._saver.wait_for_snapshots()
+        handle = self._saver.begin(request)
+        if self._scheduler is not None:
+            note_saved = self._scheduler.note_saved
+            handle.on_commit(lambda _: note_saved(time.monotonic() - request.began))
+            self._scheduler.note_blocked(time.monotonic() - called_s)
         if earlier is not None:
             earlier.add_note(f"the save of step {order.step} was begun nevertheless")
             raise earlier

@@ -233,9 +233,23 @@ class SaveHandle:
                 if time.monotonic() >= end:
                     raise self._hangs()
 
-    def _take_error(self) -> HoldfastError | None:
-        """Returns the error of a save that has ended, unless it was raised. Raises a defect."""
+    def _let_go_of_arrays(self) -> None:
+        """Calls the save off if it still needs the caller's arrays; blocks while it copies some."""
+        assert self._request is not None
+        snapshots = [snapshot for _, snapshot in self._request.trees.values()]
+        if all(snapshot.wait(0) for snapshot in snapshots):
+            return
+        self.cancel()
+        for snapshot in snapshots:
+            snapshot.stop_copies()
+
+    def _take_error(self, *, missed: bool) -> HoldfastError | None:
+        """Returns the error of a save that has ended, unless it was raised; that of a miss only
+        with `missed`. Raises a defect.
+        """
         if not self._is_unread or not self.done():
+            return None
+        if self._result is not None and self._result.missed and not missed:
             return None
         self._is_unread = False
         if self._defect is not None:
@@ -259,6 +273,10 @@ class AsyncSaver:
     def start(self, request: SaveRequest) -> SaveHandle:
         """Begins a save; the one before has ended."""
         handle = SaveHandle(request.step, request, self._context)
+        self._enqueue(handle)
+        return handle
+
+    def _enqueue(self, handle: SaveHandle) -> None:
         # One thread serves all saves: to start a thread holds the caller until the thread runs.
         if self._queue is None:
             queued: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -267,6 +285,22 @@ class AsyncSaver:
         self._queue.put(handle._run)
         # Last: an interrupt (Ctrl-C) before leaves no save that a later call would wait for.
         self._last = handle
+
+    def begin(self, request: SaveRequest) -> SaveHandle:
+        """Begins a save as `start` does; returns when the caller may change its arrays.
+
+        An interrupt (Ctrl-C) calls the save off unless it has all that it needs of them. Raises
+        SaveFailed if a store hangs.
+        """
+        handle = SaveHandle(request.step, request, self._context)
+        try:
+            self._enqueue(handle)
+            handle._wait_for_snapshots()
+        except SaveFailed:
+            raise
+        except BaseException:
+            handle._let_go_of_arrays()
+            raise
         return handle
 
     @contextlib.contextmanager
@@ -294,31 +328,29 @@ class AsyncSaver:
         """Says whether a save has not ended."""
         return self._last is not None and not self._last.done()
 
-    def wait_for_snapshots(self) -> None:
-        """Blocks until the caller may donate or overwrite the arrays of the save.
-
-        Raises SaveFailed if a store hangs.
-        """
-        if self._last is not None:
-            self._last._wait_for_snapshots()
-
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the save in flight; its own time bounds the wait unless `timeout_s` does."""
         if self._last is not None:
             self._last._join(timeout_s)
 
-    def take_error(self) -> HoldfastError | None:
-        """Returns the error of the last save, once; None while it is in flight."""
-        return None if self._last is None else self._last._take_error()
+    def take_error(self, *, missed: bool = False) -> HoldfastError | None:
+        """Returns the error of the last save, once; None while it is in flight.
 
-    def raise_error(self) -> None:
+        One of a miss (Options.on_save_error) is returned with `missed` alone.
+        """
+        return None if self._last is None else self._last._take_error(missed=missed)
+
+    def raise_error(self, *, missed: bool = False) -> None:
         """Raises the error of the last save, once."""
-        error = self.take_error()
+        error = self.take_error(missed=missed)
         if error is not None:
             raise error
 
 
 def _broken_by(error: BaseException, step: int) -> Exception:
+    if isinstance(error, OSError) and not isinstance(error, HoldfastError):
+        # It is raised here: no other process may let it pass as a miss.
+        return SaveFailed(error_text(error), step=step)
     if isinstance(error, Exception):
         return error
     return SaveFailed(f"it was interrupted: {error!r}", step=step)

@@ -19,7 +19,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 from holdfast.multihost.group.late import AwaitedSave
 
-from ..agreement.absence import LateWatch
+from ..agreement.absence import NOT_CALLED, LateWatch
 from ..agreement.save_protocol import (
     BuildRecord,
     Built,
@@ -69,11 +69,13 @@ from ..format.record import parse_record, read_record
 from ..steps.background import BackgroundWorker
 from ..steps.claims import writer_of
 from ..steps.step_files import delete_files
-from ..storage.base import EndsRequests, NameTaken, NotCommitted, Storage
+from ..storage.base import NameTaken, NotCommitted, Storage
 from ..storage.path import join
+from ..storage.retries import until
 from ..storage.tombstone import RECORD_NAME
 from .plan import Plan
 from .plan_mismatch import PlansDiffer, explain, receive_result
+from .replicas import ReplicaSums, find_drift
 
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
@@ -130,6 +132,8 @@ class SaveTarget:
     messages: str
     timeout_s: float
     overwrite: bool = False
+    next_miss: int = 0  # its number among the misses in a row, if it may be one
+    refuses_drift: bool = False  # replicas that differ are an error, not a warning
     reports_step: bool = False  # to the launcher, once it is saved
     reports_stages: bool = True  # to the launcher, which waits for them before it ends a process
     # for files that cannot be deleted yet; without it they are left to a sweep
@@ -140,7 +144,7 @@ class SaveTarget:
     @cached_property
     def timed_storage(self) -> Storage:
         """The store for what is written: its requests end with the save's time, where they can."""
-        return _until(self.storage, self.began + self.timeout_s)
+        return until(self.storage, self.began + self.timeout_s)
 
     @property
     def where(self) -> str:
@@ -182,6 +186,9 @@ class SaveWork(Protocol):
     def plans(self) -> Mapping[str, Plan]:
         """Returns the plans of the items, to be explained where processes differ."""
 
+    def replicas(self) -> Mapping[str, ReplicaSums]:
+        """Returns the sums of the trees' replicas, by item."""
+
     def own_files(self) -> list[str]:
         """Returns the files that this process writes, by names relative to the step's folder."""
 
@@ -206,7 +213,8 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
         is_saved = target.reports_step and result is not None and result.error is None
         saved: dict[str, int | str] = {}
         if is_saved:
-            saved = {"saved_step": target.key.step, "trouble": ""}
+            drift = "" if result is None or target.group.index else result.drift
+            saved = {"saved_step": target.key.step, "trouble": drift}
         # One report, not two: a launcher may end a process as soon as that process is settled.
         target.report(SaveStage.SETTLED, **saved)
 
@@ -215,7 +223,7 @@ def _run(performer: EffectPerformer, target: SaveTarget) -> SaveResult:
     group = target.group
     writers = range(group.count)
     if group.index == 0:
-        saving = lead(target.key, writers)
+        saving = lead(target.key, writers, next_miss=target.next_miss)
     else:
         saving = follow(target.key, group.index, writers)
     try:
@@ -302,7 +310,8 @@ class EffectPerformer:
         if target.group.index:
             # The next that this process says is its report. With that others commit.
             target.cancellation.close(target.key.step, target.group.index)
-        return Prepared(items, self._work.steps_crc())
+        replicas = {item: sums.report() for item, sums in self._work.replicas().items()}
+        return Prepared(items, self._work.steps_crc(), replicas)
 
     @property
     def _result_wait_s(self) -> float:
@@ -315,8 +324,14 @@ class EffectPerformer:
 
     def _hear(self) -> Event:
         target = self._target
-        plans = self._work.plans()
-        return Heard(receive_result(target.group, target.messages, plans, self._result_wait_s))
+        result = receive_result(
+            target.group,
+            target.messages,
+            self._work.plans(),
+            self._work.replicas(),
+            timeout_s=self._result_wait_s,
+        )
+        return Heard(result)
 
     def _gather(self, report: SaveReport) -> Event:
         target = self._target
@@ -351,10 +366,12 @@ class EffectPerformer:
                 return error
             return CheckpointError(late.explain(error, target.timeout_s))
         step = target.key.step
+        why = late.explain(error, target.timeout_s)
         failure = SaveFailed(
-            f"step {step} was not saved: {late.explain(error, target.timeout_s)}",
+            f"step {step} was not saved: {why}",
             step=step,
             process=next(iter(error.missing), None),
+            passes=NOT_CALLED not in why,
         )
         return self._with_lost_leaves(failure, error.missing)
 
@@ -376,14 +393,24 @@ class EffectPerformer:
         more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
         message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
         step = self._target.key.step
-        return SaveFailed(message, step=step, process=getattr(failure, "process", None))
+        process = getattr(failure, "process", None)
+        passes = getattr(failure, "passes", False)
+        return SaveFailed(message, step=step, process=process, passes=passes)
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:
+        target = self._target
         try:
-            return Built(self._work.build(reports))
+            record = self._work.build(reports)
         except PlansDiffer as error:
             plan = self._work.plans().get(error.item)
-            return Failed(explain(self._target.group, self._target.messages, error, plan))
+            return Failed(explain(target.group, target.messages, error, plan))
+        drift = find_drift(target.group, target.messages, self._work.replicas(), reports)
+        if drift is None:
+            return Built(record)
+        if target.refuses_drift:
+            return Failed(drift)
+        _log.warning("%s", drift)
+        return Built(record, str(drift))
 
     def _commit(self, record: bytes) -> Event:
         """Makes the step exist, in one atomic operation."""
@@ -393,7 +420,7 @@ class EffectPerformer:
                 f"step {target.key.step} was not saved: it took longer than"
                 f" save_timeout_s={target.timeout_s:g}"
             )
-            return Refused(SaveFailed(message, step=target.key.step))
+            return Refused(SaveFailed(message, step=target.key.step, passes=True))
         target.report(SaveStage.COMMITTING)
         # Read before the commit: after it, nothing says what the old record named.
         replaced = set(_named_files(target)) if target.overwrite else set()
@@ -444,7 +471,7 @@ class EffectPerformer:
             delete_files(target.storage, target.folder, names)
 
         try:
-            storage = _until(target.storage, time.monotonic() + DELETE_S)
+            storage = until(target.storage, time.monotonic() + DELETE_S)
             delete_files(storage, target.folder, names)
         except OSError as error:
             _log.warning(
@@ -456,11 +483,6 @@ class EffectPerformer:
                 target.worker.put(
                     f"deleting what is left of the failed save of {target.where}", delete
                 )
-
-
-def _until(storage: Storage, end_s: float) -> Storage:
-    """Returns the store whose requests end then, by the monotonic clock, where it can do that."""
-    return storage.until(end_s) if isinstance(storage, EndsRequests) else storage
 
 
 def _named_files(target: SaveTarget) -> list[str]:

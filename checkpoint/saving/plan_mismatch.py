@@ -1,7 +1,8 @@
 """Says why the plans of a save differ, only when their hashes do.
 
 A save of equal plans stays one gather. Where they differ, the primary broadcasts a question instead
-of the result; the process that is asked answers with its leaves; then the result is sent.
+of the result; the process that is asked answers with its leaves; then the result is sent. A
+question for the sums of replicas (see `replicas`) goes the same way.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any, ClassVar, Self
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
+from ..agreement.replica_sums import ReplicaQuestion
 from ..agreement.save_protocol import SaveResult
 from ..errors import SaveFailed
 from ..format.item_report import ItemReport
 from ..format.sharding import show_sharding
 from .plan import Leaf, Plan
+from .replicas import ANSWER_S, ReplicaSums, answer_for
 
 
 class PlansDiffer(SaveFailed):
@@ -96,9 +99,6 @@ def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
                     raise SaveFailed(message, process=report.process)
 
 
-ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
-
-
 @dataclass(frozen=True)
 class Question:
     """Asks one process for its leaves of an item; it comes instead of a save's result."""
@@ -151,18 +151,31 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
 
 
 def receive_result(
-    group: Group, name: str, plans: Mapping[str, Plan], timeout_s: float
+    group: Group,
+    name: str,
+    plans: Mapping[str, Plan],
+    replicas: Mapping[str, ReplicaSums],
+    *,
+    timeout_s: float,
 ) -> SaveResult:
-    """Does the part of the others: returns the result, after it answered a question, if any."""
-    message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
-    question = Question.from_bytes(message)
-    if question is not None:
-        answer = b""
-        if group.index == question.process:
-            answer = leaves_to_bytes(shown_leaves(plans.get(question.item)))
-        group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
-        message = group.broadcast(f"{name}/outcome", None, timeout_s=2 * ANSWER_S)
-    return SaveResult.from_bytes(message)
+    """Does the part of the others: returns the result, after it answered what is asked before.
+
+    Blocks, for `timeout_s` at most after each answer.
+    """
+    while True:
+        message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
+        asked_plan = Question.from_bytes(message)
+        asked_replicas = ReplicaQuestion.from_bytes(message)
+        if asked_plan is not None:
+            answer = b""
+            if group.index == asked_plan.process:
+                answer = leaves_to_bytes(shown_leaves(plans.get(asked_plan.item)))
+            group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
+        elif asked_replicas is not None:
+            answer = answer_for(replicas, asked_replicas)
+            group.gather(f"{name}/replicas", answer, timeout_s=ANSWER_S)
+        else:
+            return SaveResult.from_bytes(message)
 
 
 def leaves_to_bytes(leaves: Sequence[ShownLeaf]) -> bytes:

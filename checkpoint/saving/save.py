@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from holdfast.coordination import HoldfastError
 
+from ..agreement.misses import Misses
 from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous
 from ..errors import CheckpointError, CommitUnknown, SaveCancelled, failure_of
 from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
-from ..format.step_folders import has_record
+from ..format.step_folders import has_record, write_hint
 from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
@@ -35,6 +36,8 @@ from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .record_builder import RecordHead, build_record
+from .replicas import ReplicaSums
+from .snapshot import begin_copies
 from .stager import JsonValue, SaveRequest
 
 _log = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class SnapshotWork:
         if self._request.broken is not None:
             raise self._request.broken
         self._check_space()
+        begin_copies(snapshot for _, snapshot in self._request.trees.values())
         try:
             return self._write_items(self._progress())
         except FileNotFoundError as error:
@@ -203,6 +207,10 @@ class SnapshotWork:
         """Returns the plans of the trees."""
         return {item: plan for item, (plan, _) in self._request.trees.items()}
 
+    def replicas(self) -> Mapping[str, ReplicaSums]:
+        """Returns the sums of the trees' replicas, by item."""
+        return self._request.replicas
+
     def own_files(self) -> list[str]:
         """Returns the files that this process writes, by names relative to the step's folder."""
         save_id = self._request.save_id
@@ -247,6 +255,7 @@ class RootState:
     worker: BackgroundWorker
     lineage: Lineage | NoLineage
     reporter: RootReporter | NoReporter
+    misses: Misses
     leave: Callable[[BranchStart, int], None] = lambda branch, step: None
     history: SaveHistory | None = None  # of incremental saves
 
@@ -315,6 +324,8 @@ class StepSaver:
             messages=f"{root.messages}/{request.counter % MESSAGE_NAMES}",
             timeout_s=root.options.save_timeout_s,
             overwrite=request.overwrite,
+            next_miss=self.state.misses.next(may_miss=request.may_miss),
+            refuses_drift=root.options.on_replicas_differ == "raise",
             reports_step=True,
             worker=self.state.worker,
             began=request.began,
@@ -341,8 +352,11 @@ class StepSaver:
             request.release()
         if self.state.history is not None:
             self.state.history.end(committed=result.error is None)
+        is_new = self.state.misses.note(result)
+        if is_new and root.group.index == 0:
+            root.group.report(saves_missed=result.missed)
         if result.error is not None:
-            self._note_failure(request, result.error)
+            self._note_failure(request, result.error, missed=bool(result.missed))
             return result
         self._note_step(request, result)
         incremental = self.state.statistics.save_linked_bytes > linked_bytes
@@ -351,14 +365,18 @@ class StepSaver:
         self.state.reporter.saved(request.step, saved)
         return result
 
-    def _note_failure(self, request: SaveRequest, error: HoldfastError) -> None:
+    def _note_failure(self, request: SaveRequest, error: HoldfastError, *, missed: bool) -> None:
         if isinstance(error, SaveCancelled):
             return
         group = self.root.group
-        self.state.statistics.add(saves_failed=1)
+        self.state.statistics.add(saves_failed=1, saves_missed=int(missed))
+        trouble = str(error)
+        if missed:
+            trouble = f"{self.state.misses.text}; the next save tries again: {error}"
+            _log.warning("a save failed, and training goes on: %s", trouble)
         # All processes have the same error: the one that failed reports it for all.
         if group.index == (getattr(error, "process", None) or 0):
-            group.report(trouble=str(error))
+            group.report(trouble=trouble)
         if isinstance(error, CommitUnknown) and group.index == 0:
             self.state.worker.put(
                 f"looking whether step {request.step} was saved", lambda: self._look_again(request)
@@ -375,7 +393,10 @@ class StepSaver:
         """Brings statistics, index and claim up to date after a commit."""
         index = self.state.index
         self.state.statistics.add(
-            saves=1, save_s=time.monotonic() - request.began, save_bytes=request.total_bytes
+            saves=1,
+            save_s=time.monotonic() - request.began,
+            save_bytes=request.total_bytes,
+            replicas_differed=int(bool(result.drift)),
         )
         if result.steps is not None:
             index.adopt(result.steps)
@@ -385,6 +406,12 @@ class StepSaver:
             self.state.leave(result.branch, request.step)
         if self.root.group.index:
             return
+        storage = self.root.storage
+        if storage.posix is None:
+            self.state.worker.put(
+                f"announcing step {request.step}",
+                lambda: write_hint(storage, request.step, request.save_id),
+            )
         try:
             # A claim that was not renewed for a day counts as dead, where a store has no locks.
             self.root.claims.take(self.root.writer)

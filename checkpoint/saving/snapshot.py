@@ -2,7 +2,8 @@
 
 What lies in the host's memory is copied before `save` returns: numpy arrays, and on CPU jax.Arrays
 too. jax.device_put of a numpy array may take its memory as it is, and jax does not tell: what the
-caller writes there later would be in the files, and not in their checksums. Elsewhere all shards
+caller writes there later would be in the files, and not in their checksums. For a store behind a
+network packs are copied while the first of them are on their way. Elsewhere all shards
 are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need
 not wait for the bytes. What would take more of it than allowed, or than there is, or has none to go
 to, stays on the device until it is written.
@@ -10,18 +11,21 @@ to, stays on the device until it is written.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from ..errors import SaveCancelled
 from ..format.tree import FlatTree, is_key, paused_gc
-from ..storage.threads import Latch, run_side_by_side
+from ..storage.threads import Latch, run_side_by_side, start_thread
 from .incremental import Unmoved, never_changes
 from .plan import Plan
 
@@ -62,37 +66,55 @@ class Snapshot:
         self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
-        self._on_device = 0  # shards that still need the caller's arrays
+        self._copies: dict[int, _PackCopy] = {}  # those that are made later
+        self._in_use = 0  # shards and packs that still need the caller's arrays
         self._lock = threading.Lock()
         self._moved: Latch | None = None  # None: nothing is waited for
 
     def take_pack(self, pack: int) -> list[Any]:
         """Hands over the shards of a pack's chunks, in their order.
 
-        They are numpy arrays, Shards, or None for what has not moved.
+        They are numpy arrays, Shards, or None for what has not moved. Blocks until they are copied.
+        Raises SaveCancelled where `stop_copies` came first.
         """
+        if pack in self._copies:
+            self._copies[pack].wait()
         return self.packs.pop(pack)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until the caller may donate or overwrite its arrays; at once unless the host
-        memory bound was below the bytes owned.
+        """Blocks until the caller may donate or overwrite its arrays.
 
-        `write_snapshot` must be running meanwhile: it frees the memory that the rest needs.
+        That is at once unless copies are made later, or the host memory bound was below the bytes
+        owned.
+
+        The save must be running meanwhile: it begins the copies, and `write_snapshot` frees the
+        memory that the rest needs.
         """
         moved = self._moved
         return moved is None or moved.wait(timeout_s)
 
     def release(self) -> None:
         """Drops whatever is still held; may be called twice."""
+        for copy in self._copies.values():
+            copy.call_off()
         self.packs.clear()
         self.local.clear()
         with self._lock:
             self._let_go()
 
-    def take_shards(self, leaves: Sequence[Any], on_host: bool) -> list[Any]:
+    def stop_copies(self) -> None:
+        """Makes no more copies, and waits for those that are being made: the caller's arrays are
+        then its own. Without its copy no pack is written.
+        """
+        for copy in self._copies.values():
+            copy.call_off()
+        for copy in self._copies.values():
+            copy.ended.wait()
+
+    def take_shards(self, leaves: Sequence[Any], *, on_host: bool, copies_later: bool) -> list[Any]:
         """Takes the shards of all packs; returns each once.
 
-        Of what is on the host the chunks of this process are copied.
+        Of what is on the host the chunks of this process are copied, now or later.
         """
         shards: dict[tuple[int, int], Any] = {}
         copies: dict[int, list[_ChunkCopy]] = {}
@@ -114,8 +136,24 @@ class Snapshot:
                     taken.append(shard.copy)
                 else:
                     taken.append(shard)
-        run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
+        if copies_later:
+            self._plan_copies(copies)
+        else:
+            run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
         return list(shards.values())
+
+    def _plan_copies(self, chunks: Mapping[int, Sequence[_ChunkCopy]]) -> None:
+        self._copies = {
+            pack: _PackCopy(of_pack, self._one_done) for pack, of_pack in chunks.items() if of_pack
+        }
+        if self._copies:
+            self._in_use += len(self._copies)
+            self._moved = Latch()
+
+    @property
+    def copies(self) -> Iterable[_PackCopy]:
+        """The copies that are made later, in the order of their packs."""
+        return self._copies.values()
 
     def replace_shards(self, sent: Mapping[int, Shard]) -> None:
         """Puts shards that were sent into the places of their arrays, by the arrays' identity."""
@@ -135,14 +173,14 @@ class Snapshot:
 
     def keep_on_device(self, array: jax.Array) -> Shard:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
-        self._on_device += 1
+        self._in_use += 1
         self._moved = self._moved or Latch()
-        return Shard(array, self._one_moved)
+        return Shard(array, self._one_done)
 
-    def _one_moved(self) -> None:
+    def _one_done(self) -> None:
         with self._lock:
-            self._on_device -= 1
-            if not self._on_device:
+            self._in_use -= 1
+            if not self._in_use:
                 self._let_go()
 
     def _let_go(self) -> None:
@@ -159,10 +197,12 @@ def take_snapshot(
     host_memory_bytes: int | None = None,
     on_host: bool | None = None,
     unmoved: Unmoved | None = None,
+    copies_later: bool = False,
 ) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns.
 
-    What is on the host already, numpy leaves and arrays of the CPU, has been copied by then.
+    What is on the host already, numpy leaves and arrays of the CPU, has been copied by then. With
+    `copies_later` that begins with `begin_copies`, and `Snapshot.wait` waits for it.
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays
     on devices with memory of their own at most `host_memory_bytes` are on the host at a time (None:
     all). `on_host` says whether the arrays are the host's (None: by their device). Chunks that are
@@ -173,12 +213,25 @@ def take_snapshot(
     with paused_gc():
         if on_host is None:
             on_host = _are_on_host(plan, leaves)
-        shards = snapshot.take_shards(leaves, on_host)
+        shards = snapshot.take_shards(leaves, on_host=on_host, copies_later=copies_later)
         if not on_host:
             arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
             snapshot.replace_shards(_send(snapshot, arrays, host_memory_bytes))
         snapshot.take_host_leaves(leaves)
     return snapshot
+
+
+def begin_copies(snapshots: Iterable[Snapshot]) -> None:
+    """Begins the copies that snapshots were taken without, on threads that end with them."""
+    todo = collections.deque(copy for snapshot in snapshots for copy in snapshot.copies)
+
+    def serve() -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                todo.popleft().make()
+
+    for _ in range(min(COPY_THREADS, len(todo))):
+        start_thread(serve)
 
 
 def _are_on_host(plan: Plan, leaves: Sequence[Any]) -> bool:
@@ -210,6 +263,43 @@ class _ChunkCopy(NamedTuple):
 
     shard: _HostShard
     inside: tuple[slice, ...] | None
+
+
+class _PackCopy:
+    """The copy of a pack's chunks, made once at most. Thread-safe."""
+
+    def __init__(self, chunks: Sequence[_ChunkCopy], done: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self._done = done
+        # Who takes it decides: it is never given back, so that an interrupt leaves nobody waiting.
+        self._turn = threading.Lock()
+        self._error: BaseException | None = None
+        self.ended = Latch()
+
+    def make(self) -> None:
+        """Copies the chunks, unless they were called off."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            _copy_chunks(self._chunks)
+        except BaseException as error:
+            self._error = error
+        self._chunks = ()
+        self.ended.set()
+        self._done()
+
+    def call_off(self) -> None:
+        """Has the chunks never copied, unless that has begun."""
+        if self._turn.acquire(blocking=False):
+            self._chunks = ()
+            self._error = SaveCancelled("the save was interrupted before it had copied its arrays")
+            self.ended.set()
+
+    def wait(self) -> None:
+        """Blocks until the chunks are copied. Raises why they are not."""
+        self.ended.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _copy_chunks(chunks: Sequence[_ChunkCopy]) -> None:

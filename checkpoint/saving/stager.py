@@ -28,6 +28,7 @@ from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
+from .replicas import ReplicaSums, sum_replicas
 from .snapshot import Snapshot, take_snapshot
 
 
@@ -63,7 +64,8 @@ class SaveRequest:
     """What one process saves as a step, into `folder` ("": the root itself).
 
     `save_id` is the writer's id and `counter`, which is the same on all processes. `trees`,
-    `values` and `files` are the items. `broken` says why this process cannot take part: the others
+    `values` and `files` are the items, `replicas` the sums of those trees whose replicas are
+    compared. `broken` says why this process cannot take part: the others
     learn it from its report.
     """
 
@@ -73,6 +75,7 @@ class SaveRequest:
     overwrite: bool = False
     folder: str = ""
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
+    replicas: Mapping[str, ReplicaSums] = field(default_factory=dict)
     values: Mapping[str, JsonValue] = field(default_factory=dict)
     files: Mapping[str, StagedFiles] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -81,6 +84,7 @@ class SaveRequest:
     started_s: float = field(default_factory=steady_time_s)  # Unix time, for the record
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
     cancellation: Cancellation = field(default_factory=Cancellation)
+    may_miss: bool = True  # where the options allow it
 
     @property
     def key(self) -> SaveKey:
@@ -135,11 +139,13 @@ class SaveStager:
         ValueError, holding nothing then.
         """
         trees: dict[str, tuple[Plan, Snapshot]] = {}
+        replicas: dict[str, ReplicaSums] = {}
         values: dict[str, JsonValue] = {}
         files: dict[str, StagedFiles] = {}
         staged = replace(
             request,
             trees=trees,
+            replicas=replicas,
             values=values,
             files=files,
             metadata=copy_json(order.metadata, "the metadata"),
@@ -150,8 +156,13 @@ class SaveStager:
                 if isinstance(value, Files):
                     files[name] = self._stage_files(name, value)
                 elif is_tree(value):
-                    tree = cast_tree(encode_leaf_types(FlatTree.of(value)), order.dtype)
-                    trees[name] = self._stage_tree(request, name, tree, leaving)
+                    tree = encode_leaf_types(FlatTree.of(value))
+                    cast = cast_tree(tree, order.dtype)
+                    trees[name] = self._stage_tree(request, name, cast, leaving)
+                    # After the copies: where devices share the host's cores they would wait.
+                    sums = self._sum_replicas(trees[name][0], tree)
+                    if sums is not None:
+                        replicas[name] = sums
                 else:
                     values[name] = _stage_json(name, value)
             check_sizes(
@@ -174,8 +185,19 @@ class SaveStager:
         unmoved: Unmoved | None = None
         if self._history is not None:
             unmoved = link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
-        limit = self._options.host_memory_bytes
-        return plan, take_snapshot(plan, tree, host_memory_bytes=limit, unmoved=unmoved)
+        return plan, take_snapshot(
+            plan,
+            tree,
+            host_memory_bytes=self._options.host_memory_bytes,
+            unmoved=unmoved,
+            # A network would be idle meanwhile. A disk's own writes would make the copies slower.
+            copies_later=self._storage.posix is None,
+        )
+
+    def _sum_replicas(self, plan: Plan, tree: FlatTree) -> ReplicaSums | None:
+        if self._options.on_replicas_differ == "ignore":
+            return None
+        return sum_replicas(plan, tree.leaves, self._options.may_differ)
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
         writes = value.per_process or value.shared or self._group.index == 0

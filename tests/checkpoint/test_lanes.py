@@ -37,8 +37,8 @@ class Recorder:
         self._asked.append(f"{self._name} save {order.step}")
         return self._lane.save(order)
 
-    def raise_error(self) -> None:
-        self._lane.raise_error()
+    def raise_error(self, *, missed: bool = False) -> None:
+        self._lane.raise_error(missed=missed)
 
     def join(self, timeout_s: float | None = None) -> None:
         self._lane.join(timeout_s)

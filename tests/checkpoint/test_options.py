@@ -27,6 +27,8 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
     ("wrong", "message"),
     [
         ({"on_busy": "queue"}, 'on_busy is "wait" or "skip", not \'queue\''),
+        ({"on_save_error": "log"}, 'on_save_error is "raise" or "warn", not \'log\''),
+        ({"max_missed_saves": 0}, "max_missed_saves must be above 0, found 0"),
         ({"save_timeout_s": 0}, "save_timeout_s must be above 0, found 0"),
         ({"exit_timeout_s": -1.5}, r"exit_timeout_s must be above 0, found -1\.5"),
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),

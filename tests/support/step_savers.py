@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import KeepAll, KeepPolicy, Options
+from holdfast.checkpoint.agreement.misses import Misses
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.saving.save import RootState, StepSaver
@@ -60,6 +61,7 @@ def _state_of(root: OpenRoot, keep_policy: KeepPolicy) -> RootState:
         worker=worker,
         lineage=Lineage(root.storage, root.writer.id, begins=False),
         reporter=NoReporter(),
+        misses=Misses(root.options),
     )
 
 

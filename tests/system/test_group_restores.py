@@ -64,6 +64,7 @@ def test_a_process_missing_at_the_end_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_steps_that_processes_know_differently(tmp_path: Path) -> None:
     """After a save of which one process did not hear, all restore the step that the primary lists;
     a step of its own choice is refused.

@@ -49,6 +49,15 @@ def test_the_failure_of_one_fails_on_all(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in files(tmp_path)} == {"1", "2"}, files(tmp_path)
 
 
+def test_misses_are_alike_on_all(tmp_path: Path) -> None:
+    """With on_save_error="warn" a full disk of one is a miss on all, as often as is allowed; a
+    mistake of one is raised by all.
+    """
+    run_together(program("group_saves_misses"), 3, tmp_path)
+    assert {name.split("/")[0] for name in files(tmp_path)} == {"4", "7"}
+
+
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
     """A save that one process does not join fails on the others after the time given, names it, and
     leaves nothing.
@@ -69,10 +78,10 @@ def test_an_opening_that_fails_fails_on_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["clock", "load"])
+@pytest.mark.parametrize("which", ["clock", "goodput", "load"])
 def test_a_clock_and_a_load_are_agreed_on(tmp_path: Path, which: str) -> None:
-    """EveryNSeconds and on_busy="skip" save the same steps on all processes, though their loops run
-    at different moments.
+    """EveryNSeconds, SaveForGoodput and on_busy="skip" save the same steps on all processes, though
+    their loops run at different moments.
     """
     outputs = run_together(
         program("group_saves_clock_load_agreed"),
@@ -120,6 +129,7 @@ def test_a_group_of_some_saves_what_is_theirs(tmp_path: Path) -> None:
     assert len([name for name in files(tmp_path / "run") if name.endswith(".safetensors")]) == 2
 
 
+@pytest.mark.slow
 def test_the_next_save_is_numbered_alike(tmp_path: Path) -> None:
     """Whatever `save` raises on one process (a bad step, a bad name, an interrupt), the others fail
     at once and the next save is good.

@@ -125,6 +125,7 @@ def test_a_notice_before_step_0_holds_there() -> None:
     run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
 
 
+@pytest.mark.slow
 def test_a_withdrawn_notice_ends_at_one_step() -> None:
     """Notices stand until all are withdrawn, the earliest deadline is everybody's, and then all
     answer False from one step on.
@@ -192,6 +193,7 @@ def test_jax_own_sync_point_is_served_too() -> None:
         )
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_both_sync_points() -> None:
     """With jax.distributed alone and its service on, asking ours is enough: a SIGTERM stops all at
     one step, and JAX's own is notified.
@@ -206,6 +208,7 @@ def test_sigterm_reaches_both_sync_points() -> None:
     assert stopped_at(finished[0].output) == stopped_at(finished[1].output) != []
 
 
+@pytest.mark.slow
 def test_agree_on_step_spreads_the_primarys_clock_decision() -> None:
     """Rank 0 proposes again and again; each proposal is reached once, at the same step in every
     process, ahead of all.

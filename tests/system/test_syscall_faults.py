@@ -51,7 +51,7 @@ def check(trials: list[dict[str, Any]], every: int) -> None:
     )
 
 
-@pytest.mark.parametrize("operation", ["save", "delete"])
+@pytest.mark.parametrize("operation", ["save", pytest.param("delete", marks=pytest.mark.slow)])
 def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
     """One call in so many that touch the root, reading ones too: what is there is exact, what was
     acknowledged is there.

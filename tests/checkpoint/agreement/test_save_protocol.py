@@ -193,6 +193,41 @@ def test_each_end_of_the_primary(
     assert effects.count("Commit") == (len(events) > 4)
 
 
+PASSES = report(1, error=SentError("OSError", "full", {"passes": True}))
+
+
+@pytest.mark.parametrize(
+    ("events", "missed"),
+    [
+        ([p.Prepared(ITEMS), p.Gathered([report(0), PASSES])], 2),
+        ([p.Prepared(ITEMS), p.Gathered([report(0), report(1, error=FULL)])], 0),
+        ([p.Prepared(ITEMS), p.Failed(BarrierTimeout("late", missing=(1,)))], 2),
+        ([p.Prepared(ITEMS), p.Failed(ProcessLost("dead", process=1))], 0),
+        ([p.Prepared(ITEMS), p.Gathered([report(0)])], 0),
+        ([*GATHERED, p.Failed(RuntimeError("a defect"))], 0),
+        ([*READY, p.Refused(OSError("the store says no"))], 2),
+        ([*READY, p.Refused(Fenced("fenced"))], 0),
+        ([*READY, p.Refused(StepExists("there"))], 0),
+        ([*READY, p.Refused(SaveFailed("late", passes=True))], 2),
+        ([*READY, UNCLEAR, OTHERS], 0),
+        ([*READY, p.Committed()], 0),
+    ],
+)
+def test_a_failure_that_passes_is_a_miss_for_all(events: Sequence[Event], missed: int) -> None:
+    """The primary says so in what it tells; where it may not be a miss, and where it could not be
+    told, nobody takes it for one.
+    """
+    result, _ = run(lead(KEY, range(2), next_miss=2), events)
+    assert result.missed == missed == SaveResult.from_bytes(result.to_bytes()).missed
+    assert run(lead(KEY, range(2)), events)[0].missed == 0
+
+    def perform(effect: p.Effect) -> Event:
+        return p.Failed(OSError("mute")) if isinstance(effect, p.Tell) else next(answers, None)
+
+    answers = iter(events)
+    assert drive(lead(KEY, range(2), next_miss=2), perform).missed == 0
+
+
 TOLD = SaveResult(KEY, superfluous=(90,))
 
 

@@ -64,10 +64,8 @@ def test_a_save_is_busy_until_it_has_ended(context: StepSaver, gate: Gate) -> No
     saver = AsyncSaver(context)
     assert not saver.busy() and saver.take_error() is None
     saver.join(0)
-    saver.wait_for_snapshots()
-    saver.start(staged(context, 1))
+    saver.begin(staged(context, 1))
     assert gate.entered.wait(60) and saver.busy()
-    saver.wait_for_snapshots()
     with pytest.raises(TimeoutError, match=r"the save of step 1 is still in flight after 0\.01 s"):
         saver.join(0.01)
     assert saver.busy() and saver.take_error() is None
@@ -125,6 +123,33 @@ def test_arrays_wait_for_a_hanging_store_with_a_bound(
             monkeypatch.setattr(async_saver, "RESULT_WAIT_S", 30)
             manager.wait_until_finished()
         assert manager.restore(1)["step"] == 1
+
+
+def test_a_pack_leaves_while_another_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a network bytes are on their way before all arrays are copied, and `save` returns only
+    when all are.
+    """
+    gate = Gate()
+    gate.opened.set()
+    copy_chunks = snapshot._copy_chunks
+    copied: list[bool] = []
+
+    def copy_after_bytes(chunks: Any) -> None:
+        if chunks[0].shard.shard[0] == 1:
+            assert gate.entered.wait(60)
+        copy_chunks(chunks)
+        copied.append(True)
+
+    monkeypatch.setattr(snapshot, "_copy_chunks", copy_after_bytes)
+    state = {name: np.full(1 << 21, place, np.float32) for place, name in enumerate("ab")}
+    with CheckpointManager("memory://leaves", options=Options(progress=gate)) as manager:
+        manager.save(1, state)
+        assert len(copied) == 2
+        for array in state.values():
+            array[:] = -1
+        manager.wait_until_finished()
+        found = manager.restore(1)
+    assert (found["a"] == 0).all() and (found["b"] == 1).all()
 
 
 def test_an_error_is_given_out_once(context: StepSaver, gate: Gate) -> None:

@@ -130,7 +130,7 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
             sent.append(len(value)),
             gather(name, value, **more),
         )[1]  # type: ignore[method-assign, func-returns-value]
-        return receive_result(group, "name", {"state": plans[group.index]}, 60)
+        return receive_result(group, "name", {"state": plans[group.index]}, {}, timeout_s=60)
 
     with groups(3) as all_three:
         results = at_once(
@@ -156,7 +156,7 @@ def test_a_result_without_a_question_comes_through() -> None:
         def send() -> bytes:
             return both[0].broadcast("name/outcome", sent, timeout_s=60)
 
-        _, received = at_once([send, lambda: receive_result(both[1], "name", {}, 60)])
+        _, received = at_once([send, lambda: receive_result(both[1], "name", {}, {}, timeout_s=60)])
     assert received == SaveResult(KEY, superfluous=(1,))
 
 

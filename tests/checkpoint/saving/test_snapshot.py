@@ -13,15 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from holdfast.checkpoint import SaveCancelled
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.restore import restore_item
+from holdfast.checkpoint.saving import snapshot as snapshots
 from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import (
     Snapshot,
+    begin_copies,
     default_host_limit_bytes,
     host_memory_kind,
     take_snapshot,
@@ -99,6 +102,67 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     writer.join()
     found = restore_item(storage, "", read_record(storage, ""))
     assert all((found[f"w{i}"] == i).all() for i in range(4))
+
+
+def _two_packs() -> tuple[dict[str, np.ndarray[Any, Any]], Snapshot]:
+    """Returns a tree, and a snapshot of it in two packs that are not copied yet."""
+    tree = {name: np.full(1 << 21, place, np.float32) for place, name in enumerate("ab")}
+    flat = FlatTree.of(tree)
+    plan = Planner().plan(flat)
+    assert len(plan.own) == 2
+    return tree, take_snapshot(plan, flat, copies_later=True)
+
+
+def test_copies_are_made_later(tmp_path: Path) -> None:
+    """The caller waits until the packs are copied, and a pack's writer for that pack; what the
+    caller writes then is in no file.
+    """
+    tree, snapshot = _two_packs()
+    assert not snapshot.wait(0)
+    storage = LocalStorage(tmp_path)
+    writer = threading.Thread(target=commit, args=(snapshot, storage))
+    writer.start()
+    begin_copies([snapshot])
+    assert snapshot.wait(60)
+    for array in tree.values():
+        array[:] = -1
+    writer.join()
+    found = restore_item(storage, "", read_record(storage, ""))
+    assert (found["a"] == 0).all() and (found["b"] == 1).all()
+
+
+def test_copies_that_are_stopped_are_no_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stop_copies` waits for what is being copied; the rest is never copied, and its pack is
+    refused.
+    """
+    tree, snapshot = _two_packs()
+    first, second = snapshot.copies
+    copy_chunks = snapshots._copy_chunks
+    begun = threading.Event()
+    goes_on = threading.Event()
+
+    def held(chunks: Any) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        copy_chunks(chunks)
+
+    monkeypatch.setattr(snapshots, "_copy_chunks", held)
+    copier = threading.Thread(target=first.make)
+    copier.start()
+    assert begun.wait(60)
+    stopper = threading.Thread(target=snapshot.stop_copies)
+    stopper.start()
+    assert second.ended.wait(60)
+    goes_on.set()
+    stopper.join()
+    assert first.ended.is_set()
+    tree["a"][:] = -1
+    second.make()
+    whole, refused = snapshot.plan.own
+    assert (snapshot.take_pack(whole)[0] == 0).all()
+    with pytest.raises(SaveCancelled, match="was interrupted before"):
+        snapshot.take_pack(refused)
+    copier.join()
 
 
 def test_a_snapshot_that_is_not_written_lets_go() -> None:

@@ -36,7 +36,7 @@ def install() -> None:
 
 def watch_policies() -> None:
     """Has save and keep policies read CLOCK too. Deadlines keep the machine's own clock."""
-    from holdfast.checkpoint.saving import scheduler
+    from holdfast.checkpoint.scheduling import scheduler
     from holdfast.checkpoint.storage import steady_time
 
     class Shifted:

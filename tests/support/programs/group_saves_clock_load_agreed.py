@@ -8,13 +8,22 @@ import time
 from joined import index, root
 from sharded_state import state
 
-from holdfast.checkpoint import CheckpointManager, EveryNSeconds, EveryNSteps, Options
-
-policy, options = (
-    (EveryNSeconds(0.2), Options())
-    if sys.argv[5] == "clock"
-    else (EveryNSteps(3), Options(on_busy="skip"))
+from holdfast.checkpoint import (
+    CheckpointManager,
+    EveryNSeconds,
+    EveryNSteps,
+    Options,
+    SaveForGoodput,
 )
+from holdfast.checkpoint.scheduling import goodput
+
+# The first save would come after a minute.
+goodput.FIRST_S = 0.2
+policy, options = {
+    "clock": (EveryNSeconds(0.2), Options()),
+    "goodput": (SaveForGoodput(mtbf_s=2.0), Options()),
+    "load": (EveryNSteps(3), Options(on_busy="skip")),
+}[sys.argv[5]]
 with CheckpointManager(root, save_policy=policy, options=options) as manager:
     step = 0
     saved = []

@@ -21,8 +21,8 @@ from holdfast.checkpoint import (
     Options,
     Progress,
 )
-from holdfast.checkpoint.saving import scheduler as scheduler_module
-from holdfast.checkpoint.saving.scheduler import SaveScheduler
+from holdfast.checkpoint.scheduling import scheduler as scheduler_module
+from holdfast.checkpoint.scheduling.scheduler import SaveScheduler
 from holdfast.multihost import Solo
 
 

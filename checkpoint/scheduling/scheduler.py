@@ -17,7 +17,8 @@ from holdfast.multihost.group.group import runtime_indices
 
 from ..agreement.exchange import ask_primary
 from ..format.limits import is_step
-from ..policy import PolicyContext, SavePolicy, asks_preemption, uses_clock
+from ..policy import PolicyContext, SaveCosts, SavePolicy, asks_preemption, uses_clock
+from .costs import CostMeter
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +45,33 @@ class SaveScheduler:
         self._last_step = last_step
         self._last_s = time.monotonic()
         self._preempted_step: int | None = None
-        self._due = False
+        self._due = ""
         self._proposed = False
-        agrees = group.count > 1 and (skips or (policy is not None and uses_clock(policy)))
+        self._meter = CostMeter()
+        self._by_clock = policy is not None and uses_clock(policy)
+        agrees = group.count > 1 and (skips or self._by_clock)
         self._agreement = agree_on_step(group, name) if agrees else None
 
     def started(self, step: int) -> None:
         """Notes that a save of `step` begins. One that is no step fails, and is not noted."""
         if not is_step(step):
             return
+        if self._due and self._group.index == 0:
+            _log.info("step %d is saved: %s", step, self._due)
         self._last_step = step
         self._last_s = time.monotonic()
-        self._due = False
+        self._due = ""
         self._proposed = False
+
+    def note_blocked(self, seconds: float) -> None:
+        """Notes how long a save has held the program."""
+        if self._by_clock:
+            self._meter.note_blocked(seconds)
+
+    def note_saved(self, seconds: float) -> None:
+        """Notes how long a save took until it was there. On any thread; may block."""
+        if self._by_clock and self._group.index == 0:
+            self._meter.note_saved(seconds)
 
     def preempted(self, step: int) -> bool:
         """Asks the preemption sync point; from then on `reason` does so too."""
@@ -68,6 +83,11 @@ class SaveScheduler:
         if preempted:
             self._preempted_step = step
         return preempted
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the preemption sync point was reached: what is saved from then on is the last."""
+        return self._preempted_step is not None
 
     def leaving(self, step: int, timeout_s: float) -> frozenset[int]:
         """Returns the ranks that leave behind this step, alike on every process; asks the primary
@@ -103,13 +123,13 @@ class SaveScheduler:
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:
-            by_clock = self._reason_by_clock(step, preempted)
-            return "" if self._skips and busy else by_clock
+            self._due = self._reason_by_clock(step, preempted)
+            return "" if self._skips and busy else self._due
         # No clock: here all processes have to give one answer.
         wanted = self._policy_reason(step, 0.0, preempted)
         if self._group.index == 0 and not self._proposed:
             by_clock = self._reason_by_clock(step, preempted)
-            self._due = self._due or bool(by_clock or (wanted and self._skips))
+            self._due = self._due or by_clock or (wanted if self._skips else "")
             has_to_wait = busy if self._skips else bool(wanted)
             if self._due and not has_to_wait:
                 self._propose()
@@ -124,7 +144,9 @@ class SaveScheduler:
     def _policy_reason(self, step: int, elapsed_s: float, preempted: bool) -> str:
         if self._policy is None:
             return "there is no save policy: every call saves"
-        return self._policy.wants(PolicyContext(step, self._last_step, elapsed_s, preempted))
+        costs = self._meter.costs if self._by_clock else SaveCosts()
+        context = PolicyContext(step, self._last_step, elapsed_s, preempted, costs)
+        return self._policy.wants(context)
 
     def _propose(self) -> None:
         assert self._agreement is not None

@@ -1,0 +1,77 @@
+"""Which replicas a process sums, and that a sum sees each bit of each dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from holdfast.checkpoint.agreement.replica_sums import SharedShard
+from holdfast.checkpoint.format.dtypes import can_store
+from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
+from holdfast.checkpoint.saving.replicas import _bit_sum, plan_replicas
+from tests.support.checkpointing import run_together
+from tests.support.paths import program
+
+DTYPES = [
+    *("bool", "int2", "uint4", "int4", "int8", "uint16", "int32", "float16", "float32"),
+    *("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"),
+]
+
+
+def placement(*ranks: list[int]) -> ShardPlacement:
+    held = np.array(ranks)
+    slots = np.where(held == 0, 0, -1)
+    return ShardPlacement((len(ranks),), held, slots)
+
+
+def test_sets_have_the_same_numbers_everywhere() -> None:
+    """Of each set of ranks all members have the same shards, in one order, by one number."""
+    halves = placement([0, 2], [1, 3])
+    everywhere = placement([0, 1, 2, 3])
+    alone = placement([0], [1], [2], [3])
+    leaves = [
+        Leaf("h", "array", "float32", (4,), 4, placement=halves),
+        Leaf("n", "numpy", "float32", (4,), 4),
+        Leaf("x", "array", "float32", (4,), 4, placement=alone),
+        Leaf("e", "array", "float32", (4,), 4, placement=everywhere),
+        Leaf("empty", "array", "float32", (0,), 4, placement=everywhere),
+        Leaf("h2", "array", "int8", (4,), 1, placement=halves),
+    ]
+    plan = make_plan(None, leaves, 0, 4)
+    of_ranks = [plan_replicas(plan, rank) for rank in range(4)]
+    even = {0: (SharedShard(0, 0), SharedShard(5, 0)), 2: (SharedShard(3, 0),)}
+    odd = {1: (SharedShard(0, 1), SharedShard(5, 1)), 2: (SharedShard(3, 0),)}
+    assert [each.sets for each in of_ranks] == [even, odd, even, odd]
+    assert plan_replicas(plan, 0, {3, 5}).sets == {0: (SharedShard(0, 0),)}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_each_bit_is_seen(name: str) -> None:
+    """A flip of any bit of an element changes the sum; the sum is that of the bits."""
+    dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+    assert can_store(dtype)
+    data = np.arange(16, dtype=np.uint8).repeat(max(1, dtype.itemsize)) * 7
+    narrow = {"bool": 1, "int2": 2, "uint4": 4, "int4": 4}.get(name)
+    array = data.view(dtype) if narrow is None else (data % (1 << narrow)).astype(dtype)
+    summed = jax.jit(_bit_sum)
+    before = int(summed(jnp.asarray(array)))
+    for bit in range(narrow or 8 * dtype.itemsize):
+        other = array.copy()
+        flat: Any = other.view(np.uint8)
+        flat[len(flat) // 2 + bit // 8] ^= 1 << bit % 8
+        if narrow in (2, 4) and not name.startswith("u"):
+            continue  # numpy keeps these with their sign in a whole byte
+        assert int(summed(jnp.asarray(other))) != before, bit
+
+
+def test_replicas_on_the_devices_of_one_process(tmp_path: Path) -> None:
+    """One process alone compares its devices: whole replicas, and replicas of a shard, before a
+    cast. With "raise" nothing is committed, and the next save goes on.
+    """
+    run_together(program("drift_alone"), 1, tmp_path, devices=4)

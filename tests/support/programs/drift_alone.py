@@ -1,0 +1,69 @@
+"""Runs in a process of four devices for tests/checkpoint/saving/test_replicas.py: replicas on the
+devices of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+
+import jax
+import joined
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from holdfast.checkpoint import CheckpointManager, Options, ReplicasDiffer
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+value = np.array([np.nan, -0.0, 1, 2], np.float32)
+other = value.copy()
+other.view(np.uint32)[3] ^= 1 << 20
+log = io.StringIO()
+logging.getLogger("holdfast").addHandler(logging.StreamHandler(log))
+
+
+def put(values: list[np.ndarray], spec: P) -> jax.Array:
+    """Returns an array whose device number n has `values[n]`."""
+    sharding = NamedSharding(mesh, spec)
+    shape = (4,) if spec == P() else (8,)
+    devices = mesh.devices.ravel()
+    parts = [jax.device_put(data, device) for data, device in zip(values, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+good = {"whole": put([value] * 4, P()), "cut": put([value, value, other, other], P("a"))}
+drifted = good | {"whole": put([value, value, other, value], P())}
+with CheckpointManager(f"{joined.root}/warned") as manager:
+    manager.save(1, good).wait()
+    assert "drifted" not in log.getvalue()
+    manager.save(2, drifted).wait()
+    device = mesh.devices.ravel()[2]
+    assert "'whole': process 0 (host " in log.getvalue() and f", {device})" in log.getvalue()
+    manager.save(3, good | {"cut": put([value, value, other, value], P("a"))}).wait()
+    assert "'cut': process 0" in log.getvalue()
+    assert "differ from each other" in log.getvalue()
+    assert manager.statistics()["replicas_differed"] == 2
+    assert manager.all_steps() == [1, 2, 3]
+    # A cast drops the bit that differs; it is looked for before that.
+    last_bit = value.copy()
+    last_bit.view(np.uint32)[3] ^= 1
+    log.truncate(0)
+    rounded = good | {"whole": put([value, last_bit, value, value], P())}
+    manager.save(4, rounded, dtype=jax.numpy.bfloat16).wait()
+    assert "'whole': process 0" in log.getvalue()
+
+options = Options(on_replicas_differ="raise", may_differ=lambda path: path == "cut")
+with CheckpointManager(f"{joined.root}/refused", options=options) as manager:
+    handle = manager.save(1, drifted)
+    try:
+        handle.wait()
+    except ReplicasDiffer as error:
+        assert (error.leaf, error.process, error.step) == ("whole", 0, 1), vars(error)
+    else:
+        raise SystemExit("no ReplicasDiffer")
+    with contextlib.suppress(ReplicasDiffer):
+        manager.check_for_errors()
+    manager.save(2, good | {"cut": put([value, value, other, value], P("a"))}).wait()
+    assert manager.all_steps() == [2]
