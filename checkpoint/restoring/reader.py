@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound
 from ..format.dtypes import stored_as
-from ..format.grid import Ints, chunk_name
+from ..format.grid import Grid, Ints, chunk_name
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
@@ -117,6 +117,7 @@ class ItemReader:
         self._item = item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
+        self._indices: dict[tuple[int, Region], Ints] = {}
         self.step_bytes = STEP_BYTES if storage.posix is not None else REQUEST_BYTES
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
@@ -157,13 +158,17 @@ class ItemReader:
         Headers come first: from then on the work is bounded by the chunks that are there, whatever
         the record claims.
         """
-        wanted = [read for read in reads if read.nbytes]
-        self.load_headers({file for read in wanted for file in _files_of(read)})
+        wanted = [(read, self._chunk_indices(read)) for read in reads if read.nbytes]
+        touched: set[int] = set()
+        for read, indices in wanted:
+            assert read.leaf.files is not None
+            touched.update(read.leaf.files[indices].tolist())
+        self.load_headers(touched)
         needed: dict[tuple[int, int], ChunkRead] = {}
         by_file: dict[int, list[ChunkRead]] = {}
-        for read in wanted:
+        for read, indices in wanted:
             assert read.leaf.files is not None
-            for index in _chunk_indices(read).tolist():
+            for index in indices.tolist():
                 chunk = needed.get((id(read.leaf), index))
                 if chunk is None:
                     file = int(read.leaf.files[index])
@@ -175,6 +180,18 @@ class ItemReader:
             file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position)
             for file, chunks in by_file.items()
         }
+
+    def _chunk_indices(self, read: ReadRequest) -> Ints:
+        """Returns the indices of the chunks that a request touches.
+
+        They are worked out once for all leaves of one grid.
+        """
+        grid = read.leaf.grid
+        assert grid is not None
+        key = (id(grid), read.region)
+        if key not in self._indices:
+            self._indices[key] = _chunk_indices(grid, read.region)
+        return self._indices[key]
 
     def chunk_read(self, leaf: LeafRecord, index: int, file: int) -> ChunkRead:
         """Returns one chunk, having checked that the pack describes it as the record does."""
@@ -462,24 +479,12 @@ class _Steps(NamedTuple):
 _ONLY: Ints = np.zeros(1, np.int64)
 
 
-def _files_of(read: ReadRequest) -> list[int]:
-    """Returns the files in which the chunks lie that a request touches."""
-    files = read.leaf.files
-    assert files is not None
-    if len(files) == 1:
-        return [int(files[0])]
-    touched: list[int] = np.unique(files[_chunk_indices(read)]).tolist()
-    return touched
-
-
-def _chunk_indices(read: ReadRequest) -> Ints:
-    """Returns the indices of the chunks that a request touches."""
-    grid = read.leaf.grid
-    assert grid is not None
+def _chunk_indices(grid: Grid, region: Region) -> Ints:
+    """Returns the indices of the chunks that a region touches."""
     if grid.num_chunks == 1:
         return _ONLY
     indices = _ONLY
-    for axis, (start, stop) in enumerate(read.region):
+    for axis, (start, stop) in enumerate(region):
         starts = grid.starts(axis)
         first = np.searchsorted(starts, start, "right") - 1
         along = np.arange(first, np.searchsorted(starts, stop, "left"))
