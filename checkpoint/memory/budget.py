@@ -1,0 +1,124 @@
+"""What this process may take of the host's memory: its part of what the processes of the job that
+share a bound have left.
+
+Each process asks anew before it takes more, and takes at most its part of what is free then. So the
+parts of all add up to no more than was free, in whatever order they ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .host import look_at_memory
+from .levels import UNLIMITED_BYTES, MemoryLevel
+
+# Of what is free an eighth stays so: for the program's own next step, and for Python's objects.
+SPARE_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Sharers:
+    """How many processes of the job share a bound, this one counted.
+
+    `by_cgroup` has the cgroups by their folders, of those that are known.
+    """
+
+    on_machine: int = 1
+    by_cgroup: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, level: MemoryLevel) -> int:
+        """Returns how many share a level."""
+        return self.by_cgroup.get(level.folder, self.on_machine)
+
+
+@dataclass(frozen=True)
+class FreeMemory:
+    """What a process may take now (`nbytes`), and the level that says so (None: nothing does)."""
+
+    nbytes: int
+    level: MemoryLevel | None = None
+    sharers: int = 1
+
+
+def divide(levels: Sequence[MemoryLevel], sharers: Sharers) -> FreeMemory:
+    """Returns the smallest of a process's parts of what is free at each level. Pure."""
+    parts = [
+        FreeMemory(
+            (level.free_bytes - level.free_bytes // SPARE_SHARE) // sharers.of(level),
+            level,
+            sharers.of(level),
+        )
+        for level in levels
+    ]
+    return min(parts, key=lambda part: part.nbytes, default=FreeMemory(UNLIMITED_BYTES))
+
+
+class MemoryUse:
+    """Counts the bytes that this process holds for saves and restores. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._peak_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds now."""
+        return self._held_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that it has held at a time."""
+        return self._peak_bytes
+
+    def take(self, nbytes: int) -> None:
+        """Counts bytes that are held from now on."""
+        with self._lock:
+            self._held_bytes += nbytes
+            self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+
+    def give(self, nbytes: int) -> None:
+        """Counts bytes that are held no more."""
+        with self._lock:
+            self._held_bytes -= nbytes
+
+    @contextlib.contextmanager
+    def held(self, nbytes: int) -> Iterator[None]:
+        """Counts bytes that are held meanwhile."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give(nbytes)
+
+
+USE = MemoryUse()
+"""What all saves and restores of this process hold together."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What this process may take, asked anew each time.
+
+    `bound_bytes` is the caller's own bound for what this process holds, which then is the only one.
+    """
+
+    sharers: Sharers = Sharers()
+    bound_bytes: int | None = None
+    look: Callable[[], Sequence[MemoryLevel]] = look_at_memory
+
+    def free(self) -> FreeMemory:
+        """Returns what this process may take now, beside what it holds, and why no more."""
+        if self.bound_bytes is not None:
+            return FreeMemory(max(0, self.bound_bytes - USE.held_bytes))
+        return divide(self.look(), self.sharers)
+
+    def free_bytes(self) -> int:
+        """Returns how many bytes this process may take now, beside what it holds.
+
+        Where nothing bounds them, it is UNLIMITED_BYTES.
+        """
+        return self.free().nbytes

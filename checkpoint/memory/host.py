@@ -1,0 +1,35 @@
+"""Reads what bounds this process's memory now: a thin shell around `levels`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from .levels import MemoryLevel, find_cgroup_folders, find_levels
+
+
+def look_at_memory() -> list[MemoryLevel]:
+    """Returns the levels as they are now: see `find_levels`. Reads a few small files."""
+    return find_levels(_read)
+
+
+def cgroup_numbers() -> Mapping[str, int]:
+    """Returns the numbers of this process's cgroup and of those above, by their folders.
+
+    A cgroup of a machine has one number, from whichever container it is seen.
+    """
+    numbers = {}
+    for folder in find_cgroup_folders(_read):
+        try:
+            numbers[folder] = os.stat(folder).st_ino
+        except OSError:  # it is not seen from here
+            continue
+    return numbers
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.checkpoint.memory.budget import MemoryBudget, MemoryUse, Sharers, divide
+from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
+
+
+def level(free_bytes: int, folder: str = "") -> MemoryLevel:
+    return MemoryLevel(folder or "this machine", 10 * free_bytes, free_bytes, free_bytes, folder)
+
+
+def test_the_tightest_level_decides() -> None:
+    """Two processes in a container of their own share its bound, and all eight the machine's."""
+    sharers = Sharers(8, {"/pod": 2})
+    free = divide([level(1600, "/pod"), level(8000)], sharers)
+    assert (free.nbytes, free.sharers) == (700, 2)
+    assert free.level is not None and free.level.folder == "/pod"
+    assert divide([level(1600, "/pod"), level(4000)], sharers).nbytes == 437
+    assert divide([], sharers).nbytes == UNLIMITED_BYTES
+
+
+@given(
+    free_bytes=st.integers(0, 10_000),
+    asks=st.lists(st.integers(0, 7), max_size=40),
+    takes=st.lists(st.floats(0, 1), min_size=40, max_size=40),
+)
+def test_in_whatever_order_they_ask_the_parts_add_up(
+    free_bytes: int, asks: Sequence[int], takes: Sequence[float]
+) -> None:
+    """Processes that see what others have taken never take more than there was."""
+    left = free_bytes
+    for _, share in zip(asks, takes, strict=False):
+        part = divide([level(left)], Sharers(8)).nbytes
+        left -= int(part * share)
+    assert 0 <= left <= free_bytes
+    # All at once, none having seen another's.
+    assert 8 * divide([level(free_bytes)], Sharers(8)).nbytes <= free_bytes
+
+
+def test_a_bound_of_the_caller_is_the_only_one() -> None:
+    budget = MemoryBudget(bound_bytes=1 << 50, look=lambda: [level(10)])
+    assert budget.free_bytes() == 1 << 50
+    assert budget.free().level is None
+
+
+def test_what_is_held_is_counted() -> None:
+    use = MemoryUse()
+    with use.held(10), use.held(5):
+        assert use.held_bytes == 15
+    with pytest.raises(ValueError), use.held(3):
+        raise ValueError
+    assert (use.held_bytes, use.peak_bytes) == (0, 15)
