@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.record import Record, parse_record
 from holdfast.checkpoint.restoring.match import LeafRequest
 from holdfast.checkpoint.restoring.memory_pool import MemoryPool
 from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
-from holdfast.checkpoint.restoring.restore import WAVE_BYTES, _waves
+from holdfast.checkpoint.restoring.waves import WAVE_BYTES, Placed, divide_into_waves
 from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, _own_chunks, make_plan
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
@@ -146,6 +146,11 @@ def regions_of(leaf: Leaf, rank: int) -> list[tuple[tuple[int, int], ...]]:
     ]
 
 
+def _placement(regions: list[Any]) -> Any:
+    elements = sum(math.prod(stop - start for start, stop in region) for region in regions)
+    return SimpleNamespace(regions=regions, num_elements=elements)
+
+
 def restore(
     store: PlannedStore, record: Record, wanted: Sequence[tuple[Leaf, list[Any]]], label: str
 ) -> None:
@@ -153,11 +158,11 @@ def restore(
     item = record.items["state"]
     saved = {leaf.path: leaf for leaf in item.leaves}
     placed: list[Any] = [
-        (LeafRequest(saved[leaf.path], "jax"), SimpleNamespace(regions=regions))
+        Placed.of(LeafRequest(saved[leaf.path], "jax"), _placement(regions))
         for leaf, regions in wanted
     ]
-    waves = list(_waves(placed, WAVE_BYTES // 2))
-    whole = sum(request.leaf.nbytes for request, _ in placed)
+    waves = list(divide_into_waves(placed, lambda: WAVE_BYTES // 2))
+    whole = sum(request.leaf.nbytes for request, *_ in placed)
     before = math.ceil(whole / (WAVE_BYTES // 2))
     reader = ItemReader(store, "1", item)
     pool = MemoryPool()  # type: ignore[arg-type]
@@ -166,7 +171,7 @@ def restore(
     for wave in waves:
         reads = [
             ReadRequest(request.leaf, region)
-            for request, placement in wave
+            for request, placement, *_ in wave
             for region in placement.regions
         ]
         reader.fill(reads, pool.take)

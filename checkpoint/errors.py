@@ -88,6 +88,16 @@ class UnsupportedLeaf(CheckpointError):
     found: str = ""
 
 
+class NotEnoughMemory(CheckpointError):
+    """Says that a restore needs more of the host's memory than its machine or cgroup has left:
+    `needed_bytes` of all processes that share it, `free_bytes`, and the leaf that needs the most.
+    """
+
+    leaf: str = ""
+    needed_bytes: int = 0
+    free_bytes: int = 0
+
+
 class HostileCheckpoint(CheckpointError):
     """Says that a checkpoint asks for something no writer of ours writes: it is damaged on purpose
     or not ours.
@@ -110,6 +120,7 @@ SENT_ERRORS: dict[str, type[HoldfastError]] = {
         Corrupt,
         Fenced,
         HostileCheckpoint,
+        NotEnoughMemory,
         ReplicasDiffer,
         SaveCancelled,
         SaveFailed,

@@ -374,7 +374,7 @@ class CheckpointManager:
             rename=rename,
             read_once=read_once,
             per_process=selection,
-            host_memory_bytes=self._options.host_memory_bytes,
+            memory=self._root.memory,
         )
         began_s = time.perf_counter()
         values = self._parts.restorer.restore(

@@ -140,7 +140,12 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         needs_claim=False,
     )
     root = OpenRoot(
-        storage=storage, group=group, options=options, claims=claims, writer=opened.writer
+        storage=storage,
+        group=group,
+        options=options,
+        claims=claims,
+        writer=opened.writer,
+        sharers=opened.sharers,
     )
     return root, opened
 

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -15,6 +16,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
 from .agreement.exchange import ask_primary
+from .agreement.host_sharing import find_sharers, launched_sharers
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
 from .errors import naming_path, naming_step
 from .format.json_state import is_tree
@@ -31,6 +33,7 @@ from .layouts.detect import (
     restore_items,
 )
 from .layouts.inspection import Structure, structure_of
+from .memory.budget import ALONE, MemoryBudget
 from .options import Options
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
@@ -213,7 +216,7 @@ def load(  # noqa: PLR0913
         rename=rename,
         rules=rules,
         per_process=_selection(process, group),
-        host_memory_bytes=host_memory_bytes,
+        memory=MemoryBudget(launched_sharers() or ALONE, host_memory_bytes),
     )
     wanted = wanted_items(item, like, items)
     if group is not None:
@@ -288,9 +291,10 @@ def _load_alike(
     where = os.fspath(path)
     name = f"checkpoint/load/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
-    def find() -> str:
+    def find() -> tuple[str, bool]:
         with naming_path(where):
-            return "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
+            found = "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
+            return found, launched_sharers() is None
 
     def restore() -> dict[str, Any]:
         checkpoint = (
@@ -301,9 +305,15 @@ def _load_alike(
         agreement.opened(checkpoint.info.save_id)
         return _restore_items(checkpoint, wanted, options)
 
-    folder = ask_primary(group, f"{name}/folder", find, timeout_s)
+    folder, asks_hosts = ask_primary(group, f"{name}/folder", find, timeout_s)
+    sharers = find_sharers(group, f"{name}/hosts", timeout_s, asks=asks_hosts)
     agreement = RestoreAgreement(
         group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s
+    )
+    options = replace(
+        options,
+        memory=replace(options.memory, sharers=sharers),
+        before_reading=agreement.before_reading,
     )
     values, verdict = agreement.run(restore, where)
     if verdict.error is not None:

@@ -49,9 +49,14 @@ class SingleSave:
         members = given_or_default(group)
         storage = open_storage(path)
         claims = open_claims(storage)
-        writer = open_root(storage, claims, members, options).writer
+        opened = open_root(storage, claims, members, options)
         root = OpenRoot(
-            storage=storage, group=members, options=options, claims=claims, writer=writer
+            storage=storage,
+            group=members,
+            options=options,
+            claims=claims,
+            writer=opened.writer,
+            sharers=opened.sharers,
         )
         single = cls(root)
         if group is None:

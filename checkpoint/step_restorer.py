@@ -151,7 +151,11 @@ class StepRestorer:
             f"{name_items(wanted)} of step {step}",
             self._timeout_s,
         )
-        options = replace(options, before_collective=agreement.before_collective)
+        options = replace(
+            options,
+            before_reading=agreement.before_reading,
+            before_collective=agreement.before_collective,
+        )
 
         path = self._catalog.path_of(step)
 

@@ -28,6 +28,7 @@ class RayTrainWorker:
     rank: int
     num_workers: int
     local_rank: int
+    local_count: int
     num_slices: int
     host: str
 
@@ -59,6 +60,7 @@ def current_worker() -> RayTrainWorker | None:
         rank=context.get_world_rank(),
         num_workers=context.get_world_size(),
         local_rank=context.get_local_rank(),
+        local_count=context.get_local_world_size(),
         num_slices=num_slices,
         host=ray.util.get_node_ip_address(),
     )

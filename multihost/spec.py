@@ -32,9 +32,9 @@ class ProcessSpec:
     `coordinator` is HOST:PORT, or unix:PATH on one machine, of the coordination service of this
     (job_id, attempt); `slice_address` is HOST or HOST:PORT where the slices of a TPU job meet: the
     host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all slices are of
-    one size. `local_rank` counts the job's processes on this machine, from 0, where the launcher
-    knows it. `host_address` is this machine's for the others of the job, where a relay stands
-    between it and the coordinator.
+    one size. `local_rank` counts the job's processes on this machine, from 0, and `local_count` is
+    their number, where the launcher knows it. `host_address` is this machine's for the others of
+    the job, where a relay stands between it and the coordinator.
 
     Raises ValueError, naming field and value, for numbers that do not fit together.
     """
@@ -48,6 +48,7 @@ class ProcessSpec:
     num_slices: int = 1
     slice_address: str | None = None
     local_rank: int | None = None
+    local_count: int | None = None
     host_address: str | None = None
     token_file: str | None = None
     tls_cert: str | None = None
@@ -59,6 +60,8 @@ class ProcessSpec:
         _check_range("slice_id", self.slice_id, self.num_slices, "num_slices")
         if self.attempt < 0:
             raise ValueError(f"attempt={self.attempt}: expected 0 or more")
+        if self.local_count is not None:
+            _check_range("local_rank", self.local_rank or 0, self.local_count, "local_count")
         _check_address(self.coordinator)
         self._check_slices()
 
@@ -154,6 +157,7 @@ _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_NUM_SLICES": ("num_slices", int),
     "HOLDFAST_SLICE_ADDRESS": ("slice_address", str),
     "HOLDFAST_LOCAL_RANK": ("local_rank", int),
+    "HOLDFAST_LOCAL_COUNT": ("local_count", int),
     "HOLDFAST_HOST_ADDRESS": ("host_address", str),
     "HOLDFAST_TOKEN_FILE": ("token_file", str),
     "HOLDFAST_TLS_CERT": ("tls_cert", str),

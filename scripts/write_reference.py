@@ -45,8 +45,9 @@ TOPICS: dict[str, dict[str, str]] = {
         "Watching a root": "iterate_steps wait_for_new_step",
         "Stores": "Storage register_storage",
         "Errors": (
-            "CheckpointError CommitUnknown Corrupt HostileCheckpoint ReplicasDiffer SaveCancelled"
-            " SaveFailed StepExists StepGone StepNotFound TreeMismatch UnsupportedLeaf"
+            "CheckpointError CommitUnknown Corrupt HostileCheckpoint NotEnoughMemory"
+            " ReplicasDiffer SaveCancelled SaveFailed StepExists StepGone StepNotFound"
+            " TreeMismatch UnsupportedLeaf"
         ),
     },
     "multihost": {

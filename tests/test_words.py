@@ -85,7 +85,8 @@ PUBLIC = {
         EveryNSeconds EveryNSteps Files FirstSave Fuse
         HostileCheckpoint ItemStructure Json KeepAll KeepAnyOf KeepBest KeepClosestTo
         KeepEvery KeepEverySeconds KeepLast
-        KeepLatestFor KeepPolicy Local Node OnPreemption Options PolicyContext Progress
+        KeepLatestFor KeepPolicy Local Node NotEnoughMemory OnPreemption Options
+        PolicyContext Progress
         ProgressBar Rename Repeat ReplicasDiffer Reshape SaveCancelled SaveCosts SaveFailed
         SaveForGoodput SaveHandle
         SavePolicy Split Stack StepExists StepFacts StepGone StepNotFound Storage Structure Swept

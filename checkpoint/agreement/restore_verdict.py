@@ -14,10 +14,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from holdfast.multihost import Group
 
-from ..errors import CheckpointError, StepNotFound, TreeMismatch, naming_path
+from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
+from ..memory.need import MemoryNeed, SeenLevel, find_shortage
 from .exchange import AgreedError, SentError, exchange, first_failed, to_json_bytes
 
 T = TypeVar("T")
+# Items for which no agreement is worth its messages, and how many processes may share a machine.
+SMALL_BYTES = 256 << 20
+MOST_SHARERS = 16
 
 
 def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -44,7 +48,8 @@ def name_items(wanted: Mapping[str, Any]) -> str:
 class RestoreReport:
     """What one process reports: what it restores, of which save, up to where, and its error.
 
-    `is_mistake`: the caller is mistaken, and no other step would do better.
+    `is_mistake`: the caller is mistaken, and no other step would do better. `need` is what it needs
+    of its host's memory, where nothing has been read yet.
     """
 
     process: int
@@ -52,6 +57,7 @@ class RestoreReport:
     save_id: str
     error: SentError | None = None
     is_mistake: bool = False
+    need: MemoryNeed | None = None
 
     def to_bytes(self) -> bytes:
         """Returns JSON by name."""
@@ -61,7 +67,17 @@ class RestoreReport:
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
         body = json.loads(data)
-        return cls(**body | {"error": SentError.from_json(body["error"])})
+        return cls(
+            **body
+            | {"error": SentError.from_json(body["error"]), "need": _need_from_json(body["need"])}
+        )
+
+
+def _need_from_json(data: Mapping[str, Any] | None) -> MemoryNeed | None:
+    if data is None:
+        return None
+    levels = tuple(SeenLevel(**level) for level in data["levels"])
+    return MemoryNeed(**{**data, "levels": levels})
 
 
 @dataclass(frozen=True)
@@ -92,8 +108,8 @@ class Verdict(NamedTuple):
 
 
 class RestoreAgreement:
-    """The agreements of one restore of a group: one at its end, and one before the collectives of
-    each item that has some. For one thread.
+    """The agreements of one restore of a group: one at its end, and of each tree one before it is
+    read, and one before its collectives if it has some. For one thread.
 
     `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each
     process, and one answer.
@@ -108,6 +124,7 @@ class RestoreAgreement:
         self._is_open = False
         self._save_id = ""
         self._collectives = 0
+        self._read: set[str] = set()
 
     def opened(self, save_id: str) -> None:
         """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
@@ -137,7 +154,21 @@ class RestoreAgreement:
         another does not.
         """
         self._collectives += 1
-        verdict = self._agree(f"before collective {self._collectives}", None)
+        self._go_on(self._agree(f"before collective {self._collectives}", None))
+
+    def before_reading(self, need: MemoryNeed) -> None:
+        """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item;
+        also what `before_collective` raises.
+
+        An item that is read again has its room, and so has a small one: alike on all processes.
+        """
+        here = min(self._group.count, MOST_SHARERS)
+        if need.item in self._read or need.item_bytes * here <= SMALL_BYTES:
+            return
+        self._read.add(need.item)
+        self._go_on(self._agree(f"before {need.item!r} is read", None, need))
+
+    def _go_on(self, verdict: Verdict) -> None:
         if verdict.error is not None:
             self._verdict = verdict
             raise verdict.error
@@ -145,14 +176,20 @@ class RestoreAgreement:
     def _end(self, error: Exception | None) -> Verdict:
         return self._verdict or self._agree("at its end", error)
 
-    def _agree(self, place: str, error: Exception | None) -> Verdict:
-        is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
+    def _agree(
+        self, place: str, error: Exception | None, need: MemoryNeed | None = None
+    ) -> Verdict:
         group = self._group
         if group.count == 1:
-            return Verdict(error, is_mistake)
+            shortage = None if need is None else find_shortage([need])
+            error = error if shortage is None else shortage.error()
+            return Verdict(error, error is not None and _is_mistake(error, is_open=self._is_open))
+        is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
         call = f"{self._call}, {place}"
         sent = None if error is None else SentError.of(error)
-        report = RestoreReport(group.index, call, self._save_id, sent, is_mistake=is_mistake)
+        report = RestoreReport(
+            group.index, call, self._save_id, sent, is_mistake=is_mistake, need=need
+        )
         try:
             told = exchange(group, self._name, report.to_bytes(), _answer, self._timeout_s)
         except Exception as failed:
@@ -199,15 +236,19 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
                 " overwritten meanwhile; restore it again"
             )
             return RestoreAnswer(AgreedError(report.process, SentError("StepGone", message)))
+    shortage = find_shortage([report.need for report in reports if report.need is not None])
+    if shortage is not None:
+        agreed = AgreedError(shortage.process, SentError.of(shortage.error()))
+        return RestoreAnswer(agreed, is_mistake=True)
     return RestoreAnswer()
 
 
 def _is_mistake(error: Exception, *, is_open: bool) -> bool:
-    """Says whether the caller is mistaken: another tree, an item that a step which was opened does
-    not have, any error that is not ours.
+    """Says whether the caller is mistaken: another tree, more than the host's memory holds, an item
+    that a step which was opened does not have, any error that is not ours.
     """
     return (
-        isinstance(error, TreeMismatch)
+        isinstance(error, TreeMismatch | NotEnoughMemory)
         or not isinstance(error, CheckpointError)
         or (isinstance(error, StepNotFound) and is_open)
     )

@@ -5,7 +5,6 @@ all.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -21,6 +20,7 @@ from holdfast.multihost.group.runtime import host_address
 
 from ..agreement.exchange import ask_primary, exchange, to_json_bytes
 from ..errors import CheckpointError, error_text
+from ..memory.host import boot_id
 from ..options import Local
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
@@ -28,7 +28,6 @@ from .part_server import PartServer
 from .peer_tls import PeerTls
 from .placement import Member, copied_by, place_copies
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OLD_MARK_S = 3600.0
 
 
@@ -313,11 +312,3 @@ def _own_address() -> str:
             " Local(address=...)"
         )
     return address
-
-
-def boot_id() -> str:
-    """Returns what tells this machine, since it was started, from others."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:  # no Linux
-        return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]

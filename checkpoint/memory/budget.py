@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .host import look_at_memory
+from .host import boot_id, cgroup_numbers, look_at_memory
 from .levels import UNLIMITED_BYTES, MemoryLevel
+from .need import SeenLevel
 
 # Of what is free an eighth stays so: for the program's own next step, and for Python's objects.
 SPARE_SHARE = 8
@@ -32,6 +33,9 @@ class Sharers:
     def of(self, level: MemoryLevel) -> int:
         """Returns how many share a level."""
         return self.by_cgroup.get(level.folder, self.on_machine)
+
+
+ALONE = Sharers()
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,31 @@ class MemoryUse:
             self._held_bytes -= nbytes
 
     @contextlib.contextmanager
-    def held(self, nbytes: int) -> Iterator[None]:
-        """Counts bytes that are held meanwhile."""
-        self.take(nbytes)
+    def account(self) -> Iterator[HeldBytes]:
+        """Yields the account of one of its users, which holds nothing when it ends."""
+        held = HeldBytes(self)
         try:
-            yield
+            yield held
         finally:
-            self.give(nbytes)
+            held.drop(held.nbytes)
+
+
+class HeldBytes:
+    """What one user of memory holds. For one thread."""
+
+    def __init__(self, use: MemoryUse) -> None:
+        self._use = use
+        self.nbytes = 0
+
+    def add(self, nbytes: int) -> None:
+        """Counts bytes that it holds from now on."""
+        self.nbytes += nbytes
+        self._use.take(nbytes)
+
+    def drop(self, nbytes: int) -> None:
+        """Counts bytes that it holds no more."""
+        self.nbytes -= nbytes
+        self._use.give(nbytes)
 
 
 USE = MemoryUse()
@@ -106,7 +128,7 @@ class MemoryBudget:
     `bound_bytes` is the caller's own bound for what this process holds, which then is the only one.
     """
 
-    sharers: Sharers = Sharers()
+    sharers: Sharers = ALONE
     bound_bytes: int | None = None
     look: Callable[[], Sequence[MemoryLevel]] = look_at_memory
 
@@ -122,3 +144,18 @@ class MemoryBudget:
         Where nothing bounds them, it is UNLIMITED_BYTES.
         """
         return self.free().nbytes
+
+    def seen_levels(self) -> tuple[SeenLevel, ...]:
+        """Returns what bounds this process now, as others may compare it with what they see."""
+        if self.bound_bytes is not None:
+            return ()
+        machine = boot_id()
+        numbers = cgroup_numbers()
+        return tuple(
+            SeenLevel.of(level, f"{machine} {numbers.get(level.folder, level.folder)}")
+            for level in self.look()
+        )
+
+
+WHOLE_BUDGET = MemoryBudget()
+"""That of a process which shares its machine with no other of its job."""

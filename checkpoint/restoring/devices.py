@@ -5,6 +5,7 @@ Nothing is copied where the host's memory is the device's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,9 @@ class DevicePlacement:
         self._devices = list(indices)
         self._device_regions = [region_of(index or (), shape) for index in indices.values()]
         self.regions = list(dict.fromkeys(self._device_regions))
+        self.num_elements = sum(
+            math.prod(stop - start for start, stop in region) for region in self.regions
+        )
         self._make = _batched_put(sharding, shape, dtype, self._devices)
 
     def put(self, arrays: dict[Region, np.ndarray[Any, Any]]) -> jax.Array:

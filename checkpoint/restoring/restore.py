@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +22,8 @@ from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord, LeafRecord, Record, find_item
 from ..format.rename import Names
 from ..format.tree import FlatTree, paused_gc, rebuild
+from ..memory.budget import USE, WHOLE_BUDGET, MemoryBudget
+from ..memory.need import MemoryNeed, find_shortage
 from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
@@ -40,9 +42,14 @@ from .per_process import PerProcessReader, PerProcessSelection, leaves_of_proces
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed
 from .surgery_rules import Rules
+from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
 
-WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
-_Placed: TypeAlias = tuple[LeafRequest, DevicePlacement | None]  # None: as one array on the host
+
+def check_alone(need: MemoryNeed) -> None:
+    """Raises NotEnoughMemory where the host has no room for what this process needs."""
+    shortage = find_shortage([need])
+    if shortage is not None:
+        raise shortage.error()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +63,10 @@ class RestoreOptions:
     `like`: a mapping, rules of (pattern, replacement), or a function. `rules` are rules of surgery,
     applied after it by `restore_checkpoint`. `read_once=True` reads
     replicated arrays once in the whole job and spreads them by a device collective: every process
-    calls it alike. `before_collective` is called when this process has read all that it reads, and
-    may raise. `per_process` says whose copies of leaves that were kept per process come back (None:
-    those of all, along a first axis).
+    calls it alike. `memory` says what this process may take of its host's memory. `before_reading`
+    is called with what a tree needs of that memory, `before_collective` when this process has read
+    all that it reads; both may raise. `per_process` says whose copies of
+    leaves that were kept per process come back (None: those of all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -69,7 +77,8 @@ class RestoreOptions:
     rules: Rules | None = None
     read_once: bool = False
     per_process: PerProcessSelection | None = None
-    host_memory_bytes: int | None = None
+    memory: MemoryBudget = WHOLE_BUDGET
+    before_reading: Callable[[MemoryNeed], None] = check_alone
     before_collective: Callable[[], None] = lambda: None
 
     def check_like(self, like: Any) -> None:
@@ -155,7 +164,7 @@ def _restore_as_saved(
         request_as_saved(leaf, on_devices=on_devices)
         for leaf in itertools.compress(item.leaves, chosen)
     ]
-    values = iter(_read_all(reader, requests, options))
+    values = iter(_read_all(reader, item, requests, options))
     leaves = [next(values) if is_read else None for is_read in chosen]
     makers = leaf_makers()
     return rebuild(item.tree, leaves, options.types, plain=options.plain, makers=makers)
@@ -177,7 +186,7 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
         list(itertools.compress(flat.leaves, chosen)),
         cast=options.cast,
     )
-    values = iter(_read_all(reader, requests, options))
+    values = iter(_read_all(reader, item, requests, options))
     restored = [
         next(values) if is_read else leaf for leaf, is_read in zip(flat.leaves, chosen, strict=True)
     ]
@@ -185,10 +194,10 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
 
 
 def _read_all(
-    reader: ArrayReader, requests: Sequence[LeafRequest], options: RestoreOptions
+    reader: ArrayReader, item: ItemRecord, requests: Sequence[LeafRequest], options: RestoreOptions
 ) -> list[Any]:
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
-        return _read(reader, requests, options.host_memory_bytes)
+        return _read(reader, item, requests, options)
 
     if not options.read_once:
         return read(reader, requests)
@@ -197,25 +206,38 @@ def _read_all(
 
 
 def _read(
-    reader: ArrayReader, requests: Sequence[LeafRequest], host_memory_bytes: int | None
+    reader: ArrayReader, item: ItemRecord, requests: Sequence[LeafRequest], options: RestoreOptions
 ) -> list[Any]:
-    """Returns the values.
+    """Returns the values, read in waves that fit into what the host's memory has left.
 
-    Where devices have memory of their own they are read in waves: one is read while the wave before
-    is put.
+    Where devices have memory of their own, one wave is read while the wave before is put.
     """
     placements: dict[Any, DevicePlacement] = {}
-    placed = [(request, _placement_of(request, placements)) for request in requests]
-    if not _any_copies(requests):
-        return _read_wave(reader, placed)
+    placed = [Placed.of(request, _placement_of(request, placements)) for request in requests]
+    memory = options.memory
+    stays = not _any_copies(requests)
+    options.before_reading(need_of(item, placed, memory.seen_levels(), stays=stays))
     values: list[Any] = []
     before: list[jax.Array] = []
-    for wave in _waves(placed, (host_memory_bytes or WAVE_BYTES) // 2):
-        now = _read_wave(reader, wave)
-        for array in before:
-            array.block_until_ready()
-        before = [value for value in now if isinstance(value, jax.Array)]
-        values += now
+    before_bytes = 0
+    with USE.account() as held:
+
+        def limit_bytes() -> int:
+            return wave_limit_bytes(memory.free(), before_bytes, stays=stays)
+
+        for wave in divide_into_waves(placed, limit_bytes):
+            if values:  # others may have taken what there was, or a limit was lowered
+                check_alone(need_of(item, wave, memory.seen_levels(), stays=stays))
+            nbytes = sum(each.wave_bytes for each in wave)
+            held.add(nbytes)
+            now = _read_wave(reader, wave)
+            for array in before:
+                array.block_until_ready()
+            if not stays:
+                held.drop(before_bytes)
+                before_bytes = nbytes
+            before = [value for value in now if isinstance(value, jax.Array)]
+            values += now
     return values
 
 
@@ -225,26 +247,8 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
     return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
 
 
-def _waves(placed: Sequence[_Placed], limit_bytes: int) -> Iterator[list[_Placed]]:
-    """Yields the requests in turns of at most so many bytes that this process reads.
-
-    A request that has more comes alone.
-    """
-    wave: list[_Placed] = []
-    held = 0
-    for request, placement in placed:
-        nbytes = sum(read.nbytes for read in _reads_of(request, placement))
-        if wave and held + nbytes > limit_bytes:
-            yield wave
-            wave = []
-            held = 0
-        wave.append((request, placement))
-        held += nbytes
-    yield wave
-
-
-def _read_wave(reader: ArrayReader, placed: Sequence[_Placed]) -> list[Any]:
-    reads = [_reads_of(request, placement) for request, placement in placed]
+def _read_wave(reader: ArrayReader, placed: Sequence[Placed]) -> list[Any]:
+    reads = [_reads_of(request, placement) for request, placement, *_ in placed]
     reader.fill(list(itertools.chain.from_iterable(reads)), allocate)
     return _assemble(placed, reads)
 
@@ -274,10 +278,10 @@ def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[R
     return [ReadRequest(leaf, region) for region in placement.regions]
 
 
-def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
+def _assemble(placed: Sequence[Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
     values: list[Any] = [None] * len(placed)
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
-    for index, ((request, placement), parts) in enumerate(zip(placed, reads, strict=True)):
+    for index, ((request, placement, *_), parts) in enumerate(zip(placed, reads, strict=True)):
         if placement is not None:
             values[index] = placement.put({read.region: _cast(read, request) for read in parts})
             continue
@@ -288,7 +292,7 @@ def _assemble(placed: Sequence[_Placed], reads: Sequence[list[ReadRequest]]) -> 
             values[index] = _on_host(request, value)
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
         values[index] = array
-    for index, (request, _) in enumerate(placed):
+    for index, (request, *_) in enumerate(placed):
         if request.form == "jax" and request.leaf.kind == "key":
             values[index] = _wrap_key(request.leaf, values[index])
     return values

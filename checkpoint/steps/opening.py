@@ -16,6 +16,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
 
 from ..agreement.exchange import ask_primary
+from ..agreement.host_sharing import find_sharers, launched_sharers
 from ..errors import CheckpointError, error_text
 from ..format.step_folders import (
     PLAIN_NAMES,
@@ -27,6 +28,7 @@ from ..format.step_folders import (
     read_step_names,
     step_folders,
 )
+from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..storage.base import NameTaken, Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
@@ -49,6 +51,7 @@ class Opened:
     `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the
     disk was too full to make the claim: then nothing may be saved, but steps be deleted. Where
     `has_no_branches`, the root's history had none when it was listed; else that is not known.
+    `sharers` is who shares this process's memory.
     """
 
     writer: Writer
@@ -57,17 +60,26 @@ class Opened:
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
     has_no_branches: bool = False
+    sharers: Sharers = ALONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRoot:
-    """A root as one process of a group has it open: its store, and the writer that it has there."""
+    """A root as one process of a group has it open: its store, the writer that it has there, and
+    with whom it shares its memory.
+    """
 
     storage: Storage
     group: Group
     options: Options
     claims: Claims
     writer: Writer
+    sharers: Sharers = ALONE
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What this process may take of its host's memory."""
+        return MemoryBudget(self.sharers, self.options.host_memory_bytes)
 
     @property
     def where(self) -> str:
@@ -120,9 +132,18 @@ def open_root(
 
     def open_it() -> dict[str, Any]:
         check()
-        return asdict(_open(storage, claims, options, find_foreign, needs_claim))
+        opened = asdict(_open(storage, claims, options, find_foreign, needs_claim))
+        return opened | {"asks_hosts": launched_sharers() is None}
 
     found = _ask(storage, group, name, open_it, options.save_timeout_s)
+    try:
+        sharers = find_sharers(
+            group, f"{name}/hosts", options.save_timeout_s, asks=found["asks_hosts"]
+        )
+    except BaseException:
+        if group.index == 0 and found["has_claim"]:
+            claims.fence(found["writer"]["id"])
+        raise
     foreign = {int(step): folder for step, folder in found["foreign"].items()}
     return Opened(
         Writer(**found["writer"]),
@@ -131,6 +152,7 @@ def open_root(
         found["has_claim"],
         StepNames(**found["step_names"]),
         has_no_branches=found["has_no_branches"],
+        sharers=sharers,
     )
 
 

@@ -269,6 +269,7 @@ class LocalEngine(BaseEngine):
             num_processes=self._num_processes,
             coordinator=self._coordinator.address,
             local_rank=process,
+            local_count=self._num_processes,
         )
         env, lines = worker_env(self._settings.env or {}, spec, share_of=spec.num_processes)
         if process == 0:  # the lines are the same for all

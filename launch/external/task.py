@@ -142,6 +142,7 @@ def _prepare(
         num_slices=detected.num_slices,
         slice_address=(detected.first_host or None) if detected.num_slices > 1 else None,
         local_rank=detected.local_rank,
+        local_count=detected.local_size or None,
         host_address=host_address,
     )
     env, lines = worker_env(environment, spec, share_of=detected.local_size)

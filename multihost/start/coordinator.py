@@ -96,6 +96,7 @@ def gather_workers(
         slice_id=worker.rank * worker.num_slices // worker.num_workers,
         num_slices=worker.num_slices,
         local_rank=worker.local_rank,
+        local_count=worker.local_count,
     )
     started: tuple[str, int] | None = None
     if worker.rank == 0:

@@ -36,6 +36,8 @@ def test_the_environment_carries_all_of_it() -> None:
         tls_ca="a",
         slice_address="h:1",
         host_address="10.0.0.2",
+        local_rank=1,
+        local_count=2,
     )
     assert ProcessSpec.from_env(SPEC.to_env()) == SPEC
     assert ProcessSpec.from_env(full.to_env()) == full

@@ -333,6 +333,7 @@ class RayEngine(BaseEngine):
                 num_slices=placement.num_slices,
                 slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
                 local_rank=node_ids[:rank].count(node_id),
+                local_count=node_ids.count(node_id),
                 host_address=host_address,
             )
             specs.append(spec)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import EveryNSteps, Local
-from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, boot_id, meet
+from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, meet
+from holdfast.checkpoint.memory.host import boot_id
 from holdfast.multihost import Solo
 from tests.support.checkpointing import at_once, groups
 
@@ -55,9 +56,3 @@ def test_machines_of_one_rack_are_told_apart(
             meeting.close()
     assert [meeting.lister for meeting in meetings] == [0, 1]
     assert all("is shared by the hosts rack (" in meeting.own_error for meeting in meetings)
-
-
-def test_a_machine_has_one_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel says none, the name of the host stands for it."""
-    monkeypatch.setattr("holdfast.checkpoint.local_tier.meeting.BOOT_ID", tmp_path / "none")
-    assert len(boot_id()) == 32 and boot_id() == boot_id()

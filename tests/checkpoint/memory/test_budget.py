@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.memory.budget import MemoryBudget, MemoryUse, Sharers, divide
+from holdfast.checkpoint.memory.budget import HeldBytes, MemoryBudget, MemoryUse, Sharers, divide
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 
 
@@ -50,8 +50,16 @@ def test_a_bound_of_the_caller_is_the_only_one() -> None:
 
 def test_what_is_held_is_counted() -> None:
     use = MemoryUse()
-    with use.held(10), use.held(5):
-        assert use.held_bytes == 15
-    with pytest.raises(ValueError), use.held(3):
-        raise ValueError
-    assert (use.held_bytes, use.peak_bytes) == (0, 15)
+    with use.account() as one, use.account() as other:
+        one.add(10)
+        other.add(7)
+        other.drop(2)
+        assert (use.held_bytes, other.nbytes) == (15, 5)
+    with pytest.raises(ValueError), use.account() as one:
+        _fail_holding(one)
+    assert (use.held_bytes, use.peak_bytes) == (0, 17)
+
+
+def _fail_holding(held: HeldBytes) -> None:
+    held.add(3)
+    raise ValueError

@@ -4,9 +4,7 @@ sides.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,11 +14,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save
-from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import LeafRecord
 from holdfast.checkpoint.format.sharding import show_sharding
-from holdfast.checkpoint.restoring.match import LeafRequest, saved_sharding
-from holdfast.checkpoint.restoring.restore import _waves
+from holdfast.checkpoint.restoring.match import saved_sharding
 
 TREE = {
     "params": {
@@ -201,23 +197,3 @@ def test_what_is_not_there(saved: Path) -> None:
         load(saved.parent / "other")
     with pytest.raises(StepNotFound, match="state"):
         load(saved, item="other")
-
-
-def test_waves_count_what_this_process_reads() -> None:
-    """Of leaves that are divided over 4,096 processes, a wave has as many as one process's shares
-    of them fill, not one alone.
-    """
-    shape = (4096, 1 << 19)  # 4 GiB
-    leaf = LeafRecord(
-        "w", "array", "uint16", shape, grid=Grid(shape, (1, 1 << 19), (1, 1 << 19), 2)
-    )
-    value = LeafRequest(LeafRecord("n", "int", value=3), "value")
-    share: Any = SimpleNamespace(regions=[((7, 8), (0, 1 << 19))])
-    whole: Any = SimpleNamespace(regions=[((0, 4096), (0, 1 << 19))])
-    divided = (LeafRequest(leaf, "jax"), share)
-    replicated = (LeafRequest(leaf, "jax"), whole)
-    waves = list(_waves([divided, (value, None)] * 1000, 1 << 30))
-    assert [len(wave) for wave in waves] == [2000]
-    waves = list(_waves([divided] * 1025 + [replicated, divided], 1 << 30))
-    assert [len(wave) for wave in waves] == [1024, 1, 1, 1]
-    assert math.prod(shape) * 2 == leaf.nbytes == 4 << 30

@@ -1,0 +1,91 @@
+"""Which processes of a group share a machine, and a cgroup: each says once where it is."""
+
+from __future__ import annotations
+
+import collections
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from holdfast.multihost import Group
+from holdfast.multihost.group.runtime import current_spec
+
+from ..memory.budget import Sharers
+from ..memory.host import boot_id, cgroup_numbers
+from .exchange import exchange, to_json_bytes
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Where a process is: its machine, its cgroup there and those above, by their numbers."""
+
+    machine: str
+    cgroups: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON by name."""
+        return to_json_bytes(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(data)
+        return cls(body["machine"], tuple(body["cgroups"]))
+
+
+@dataclass(frozen=True)
+class SharerCounts:
+    """By rank, how many processes share its machine, then each of its cgroups."""
+
+    by_rank: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, places: Sequence[HostPlace]) -> Self:
+        """Counts. Pure."""
+        counts = collections.Counter(
+            (place.machine, level) for place in places for level in (None, *place.cgroups)
+        )
+        return cls(
+            tuple(
+                tuple(counts[place.machine, level] for level in (None, *place.cgroups))
+                for place in places
+            )
+        )
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON, compressed: it goes to as many processes as it has rows, most alike."""
+        return zlib.compress(to_json_bytes(asdict(self)), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        body = json.loads(zlib.decompress(data))
+        return cls(tuple(tuple(counts) for counts in body["by_rank"]))
+
+
+def launched_sharers() -> Sharers | None:
+    """Returns with whom this process shares its machine, as its launcher says; else None."""
+    spec = current_spec()
+    return None if spec is None or spec.local_count is None else Sharers(spec.local_count)
+
+
+def find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> Sharers:
+    """Returns with whom this process shares what bounds its memory.
+
+    With `asks`, which is alike on all processes, all tell each other where they are. Without it the
+    launcher has said so. Blocks. Raises BarrierTimeout, ProcessLost.
+    """
+    if not asks or group.count == 1:
+        return launched_sharers() or Sharers(group.count)
+    numbers = cgroup_numbers()
+    place = HostPlace(boot_id(), tuple(numbers.values()))
+
+    def count(reports: list[bytes]) -> bytes:
+        places = [HostPlace.from_bytes(report) for report in reports]
+        return SharerCounts.of(places).to_bytes()
+
+    told = exchange(group, name, place.to_bytes(), count, timeout_s)
+    on_machine, *in_cgroups = SharerCounts.from_bytes(told).by_rank[group.index]
+    return Sharers(on_machine, dict(zip(numbers, in_cgroups, strict=True)))

@@ -1,0 +1,107 @@
+"""What a restore needs of the host's memory, and whether all that share it have room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import NotEnoughMemory
+from .levels import MemoryLevel
+
+
+@dataclass(frozen=True)
+class SeenLevel:
+    """A level as one process sees it; `key` tells it from others, whoever sees it."""
+
+    key: str
+    name: str
+    limit_bytes: int
+    most_bytes: int
+
+    @classmethod
+    def of(cls, level: MemoryLevel, key: str) -> SeenLevel:
+        """Takes what matters of a level: what may be there in the end."""
+        return cls(key, level.name, level.limit_bytes, level.most_bytes)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """The bytes that a process needs at a time to restore an item, the leaf that needs the most,
+    and the levels of its memory.
+
+    `stays`: they are those of all values, which stay in the host's memory. `item_bytes` are the
+    item's as it is stored, alike on all processes.
+    """
+
+    nbytes: int
+    item: str = ""
+    item_bytes: int = 0
+    leaf: str = ""
+    leaf_bytes: int = 0
+    stays: bool = False
+    levels: tuple[SeenLevel, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What is needed, and what for."""
+        if not self.stays:
+            return f"{shown_size(self.nbytes)} at a time for {self.leaf!r}"
+        of_leaf = f"{shown_size(self.leaf_bytes)} of them for {self.leaf!r}"
+        return f"{shown_size(self.nbytes)} for its values, {of_leaf}"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Who needs more than a level has left: the one of them that needs the most, and all."""
+
+    process: int
+    need: MemoryNeed
+    level: SeenLevel
+    sharers: int
+    total_bytes: int
+
+    def error(self) -> NotEnoughMemory:
+        """Returns what the restore raises."""
+        level = self.level
+        shared = ""
+        if self.sharers > 1:
+            total = shown_size(self.total_bytes)
+            shared = f", which {self.sharers} processes share that need {total} together"
+        missing = shown_size(self.total_bytes - level.most_bytes)
+        return NotEnoughMemory(
+            f"this restore needs {self.need.text}; {shown_size(level.most_bytes)} are left in"
+            f" {level.name}{shared}; raise its limit of {shown_size(level.limit_bytes)} by"
+            f" {missing}, drop arrays that are held besides, or restore on more machines",
+            leaf=self.need.leaf,
+            needed_bytes=self.total_bytes,
+            free_bytes=level.most_bytes,
+        )
+
+
+def find_shortage(of_all: Sequence[MemoryNeed]) -> Shortage | None:
+    """Returns the first level that has less left than the processes which share it need together.
+
+    Each has looked at it before any of them takes memory: the most that one has seen counts.
+    """
+    sharers: dict[str, list[int]] = {}
+    seen: dict[str, SeenLevel] = {}
+    for process, need in enumerate(of_all):
+        for level in need.levels:
+            sharers.setdefault(level.key, []).append(process)
+            known = seen.get(level.key)
+            if known is None or level.most_bytes > known.most_bytes:
+                seen[level.key] = level
+    for key, level in seen.items():
+        total = sum(of_all[process].nbytes for process in sharers[key])
+        if total > level.most_bytes:
+            most = max(sharers[key], key=lambda process: of_all[process].nbytes)
+            return Shortage(most, of_all[most], level, len(sharers[key]), total_bytes=total)
+    return None
+
+
+def shown_size(nbytes: int) -> str:
+    """Returns a size as limits of memory are written, such as "1.2 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,98 @@
+"""Divides a restore into waves that fit into what the host's memory has left. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+from ..format.record import ItemRecord
+from ..memory.budget import FreeMemory
+from ..memory.need import MemoryNeed, SeenLevel
+from .devices import DevicePlacement
+from .match import LeafRequest
+
+WAVE_BYTES = 2 << 30  # of host memory for bytes on their way to devices with memory of their own
+LEAST_BYTES = 64 << 20  # a chunk passes always
+
+
+class Placed(NamedTuple):
+    """A request, and where it goes (None: it is one array on the host).
+
+    This process reads `nbytes` of it; its value takes `value_bytes` here.
+    """
+
+    request: LeafRequest
+    placement: DevicePlacement | None
+    nbytes: int
+    value_bytes: int
+
+    @classmethod
+    def of(cls, request: LeafRequest, placement: DevicePlacement | None) -> Self:
+        """Counts the bytes."""
+        leaf = request.leaf
+        if leaf.grid is None:
+            return cls(request, placement, 0, 0)
+        elements = math.prod(leaf.shape)
+        if placement is not None:
+            elements = placement.num_elements
+        itemsize = leaf.numpy_dtype.itemsize
+        value_itemsize = itemsize if request.dtype is None else request.dtype.itemsize
+        return cls(request, placement, elements * itemsize, elements * value_itemsize)
+
+    @property
+    def wave_bytes(self) -> int:
+        """What it takes of the host's memory in its wave: a cast makes a copy."""
+        return self.nbytes if self.request.dtype is None else self.nbytes + self.value_bytes
+
+
+def divide_into_waves(
+    placed: Sequence[Placed], limit_bytes: Callable[[], int]
+) -> Iterator[list[Placed]]:
+    """Yields the requests in turns of at most so many bytes, asked before each wave.
+
+    A request that has more comes alone.
+    """
+    wave: list[Placed] = []
+    held = 0
+    limit = limit_bytes()
+    for each in placed:
+        if wave and held + each.wave_bytes > limit:
+            yield wave
+            wave = []
+            held = 0
+            limit = limit_bytes()
+        wave.append(each)
+        held += each.wave_bytes
+    yield wave
+
+
+def wave_limit_bytes(free: FreeMemory, before_bytes: int, *, stays: bool) -> int:
+    """Returns how much a wave may have, while the wave before it still holds `before_bytes`.
+
+    Where the values stay in the host's memory, there is one wave if they fit.
+    """
+    if stays:
+        return max(free.nbytes, LEAST_BYTES)
+    both_bytes = min(free.nbytes + before_bytes, WAVE_BYTES)
+    limit = min(free.nbytes, both_bytes // 2)
+    return limit if free.level is None else max(limit, LEAST_BYTES)
+
+
+def need_of(
+    item: ItemRecord, placed: Sequence[Placed], levels: tuple[SeenLevel, ...], *, stays: bool
+) -> MemoryNeed:
+    """Returns what the host has to have room for: all values if they stay, else the largest."""
+    largest = max(placed, key=lambda each: each.wave_bytes, default=None)
+    if largest is None:
+        return MemoryNeed(0, item.name, levels=levels)
+    leaf_bytes = largest.value_bytes if stays else largest.wave_bytes
+    return MemoryNeed(
+        sum(each.value_bytes for each in placed) if stays else leaf_bytes,
+        item.name,
+        sum(leaf.nbytes for leaf in item.leaves),
+        leaf=largest.request.leaf.path,
+        leaf_bytes=leaf_bytes,
+        stays=stays,
+        levels=levels,
+    )

@@ -1,0 +1,92 @@
+"""How a restore is divided into waves, and what it needs of the host's memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.format.grid import Grid
+from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
+from holdfast.checkpoint.memory.budget import FreeMemory
+from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
+from holdfast.checkpoint.restoring.match import LeafRequest
+from holdfast.checkpoint.restoring.waves import (
+    LEAST_BYTES,
+    WAVE_BYTES,
+    Placed,
+    divide_into_waves,
+    need_of,
+    wave_limit_bytes,
+)
+
+MIB = 1 << 20
+LEVEL = MemoryLevel("this machine", 1 << 40, 1 << 40, 1 << 40)
+
+
+def leaf(path: str, shape: tuple[int, ...], chunk: tuple[int, ...]) -> LeafRecord:
+    return LeafRecord(path, "array", "uint16", shape, grid=Grid(shape, chunk, chunk, 2))
+
+
+def test_waves_count_what_this_process_reads() -> None:
+    """Of leaves that are divided over 4,096 processes, a wave has as many as one process's shares
+    of them fill, not one alone.
+    """
+    shape = (4096, 1 << 19)  # 4 GiB
+    array = leaf("w", shape, (1, 1 << 19))
+    value = Placed.of(LeafRequest(LeafRecord("n", "int", value=3), "value"), None)
+    share: Any = SimpleNamespace(num_elements=1 << 19)
+    whole: Any = SimpleNamespace(num_elements=4096 << 19)
+    divided = Placed.of(LeafRequest(array, "jax"), share)
+    replicated = Placed.of(LeafRequest(array, "jax"), whole)
+    waves = list(divide_into_waves([divided, value] * 1000, lambda: 1 << 30))
+    assert [len(wave) for wave in waves] == [2000]
+    waves = list(divide_into_waves([divided] * 1025 + [replicated, divided], lambda: 1 << 30))
+    assert [len(wave) for wave in waves] == [1024, 1, 1, 1]
+    assert replicated.nbytes == array.nbytes == 4 << 30
+
+
+def test_each_wave_asks_anew() -> None:
+    """What is left may shrink while a restore runs."""
+    limits = iter([4 * MIB, 2 * MIB, 0, 8 * MIB])
+    array = leaf("w", (MIB // 2,), (MIB // 2,))
+    waves = divide_into_waves(
+        [Placed.of(LeafRequest(array, "numpy"), None)] * 9, lambda: next(limits)
+    )
+    assert [len(wave) for wave in waves] == [4, 2, 1, 2]
+
+
+def test_a_cast_takes_its_copy_too() -> None:
+    array = leaf("w", (MIB // 2,), (MIB // 2,))
+    placed = Placed.of(LeafRequest(array, "numpy", np.dtype("float32")), None)
+    assert (placed.nbytes, placed.value_bytes, placed.wave_bytes) == (MIB, 2 * MIB, 3 * MIB)
+    other = Placed.of(LeafRequest(leaf("big", (MIB,), (MIB,)), "numpy"), None)
+    item = ItemRecord("state", "tree", (), leaves=(placed.request.leaf, other.request.leaf))
+    kept = need_of(item, [placed, other], (), stays=True)
+    assert (kept.nbytes, kept.leaf, kept.leaf_bytes) == (4 * MIB, "w", 2 * MIB)
+    assert (kept.item, kept.item_bytes) == ("state", 3 * MIB)
+    passing = need_of(item, [placed, other], (), stays=False)
+    assert (passing.nbytes, passing.leaf) == (3 * MIB, "w")
+
+
+def test_two_waves_share_what_is_free() -> None:
+    """While one is put the next is read: neither the budget nor WAVE_BYTES has room for more."""
+    roomy = FreeMemory(UNLIMITED_BYTES, LEVEL)
+    assert wave_limit_bytes(roomy, 0, stays=False) == WAVE_BYTES // 2
+    tight = FreeMemory(1 << 30, LEVEL)
+    assert wave_limit_bytes(tight, 0, stays=False) == 1 << 29
+    assert wave_limit_bytes(FreeMemory(1 << 29, LEVEL), 1 << 29, stays=False) == 1 << 29
+    # One chunk passes, whatever is left.
+    assert wave_limit_bytes(FreeMemory(0, LEVEL), 0, stays=False) == LEAST_BYTES
+
+
+def test_values_that_stay_are_one_wave_if_they_fit() -> None:
+    assert wave_limit_bytes(FreeMemory(5 << 30, LEVEL), 0, stays=True) == 5 << 30
+    assert wave_limit_bytes(FreeMemory(0, LEVEL), 0, stays=True) == LEAST_BYTES
+
+
+def test_a_bound_of_the_caller_is_taken_as_it_is() -> None:
+    """Also one below a chunk: a leaf that is larger comes alone."""
+    assert wave_limit_bytes(FreeMemory(1000), 0, stays=False) == 500
+    assert wave_limit_bytes(FreeMemory(500), 500, stays=False) == 500
