@@ -64,7 +64,9 @@ class DurableLane:
         self._scheduler = scheduler
         self._policy_decides = policy_decides
         self._has_claim = has_claim
-        self._stager = SaveStager(root.storage, root.group, root.options, self._state.history)
+        self._stager = SaveStager(
+            root.storage, root.group, root.options, self._state.history, sharers=root.sharers
+        )
         self._saver = AsyncSaver(StepSaver(root, self._state))
         self._counter = 0
 

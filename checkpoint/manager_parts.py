@@ -162,6 +162,7 @@ def _open_tier(
         options=root.options,
         writer_id=root.writer.id,
         lineage=lineage,
+        sharers=root.sharers,
     )
 
 

@@ -88,7 +88,8 @@ class SingleSave:
             request = replace(request, step=check_named_step(order.step, root.where))
             if root.group.index == 0 and not order.overwrite:
                 _refuse_existing(root.storage)
-            return SaveStager(root.storage, root.group, root.options).stage(request, order)
+            stager = SaveStager(root.storage, root.group, root.options, sharers=root.sharers)
+            return stager.stage(request, order)
         except BaseException as error:
             if isinstance(error, Exception) and root.group.count > 1:
                 return replace(request, broken=error)

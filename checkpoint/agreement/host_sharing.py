@@ -12,7 +12,7 @@ from typing import Self
 from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import current_spec
 
-from ..memory.budget import Sharers
+from ..memory.budget import Sharers, note_sharers
 from ..memory.host import boot_id, cgroup_numbers
 from .exchange import exchange, to_json_bytes
 
@@ -77,6 +77,12 @@ def find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> Sh
     With `asks`, which is alike on all processes, all tell each other where they are. Without it the
     launcher has said so. Blocks. Raises BarrierTimeout, ProcessLost.
     """
+    sharers = _find_sharers(group, name, timeout_s, asks=asks)
+    note_sharers(sharers)
+    return sharers
+
+
+def _find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> Sharers:
     if not asks or group.count == 1:
         return launched_sharers() or Sharers(group.count)
     numbers = cgroup_numbers()

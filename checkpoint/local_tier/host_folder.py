@@ -36,6 +36,7 @@ from ..storage.local import (
     sync_folder,
     write_all,
 )
+from ..storage.write_behind import WriteBehind
 from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)
@@ -67,8 +68,9 @@ class HostStorage(LocalStorage):
         """Writes a file of exactly `size` bytes; its name is not durable yet."""
         file = self.open_to_write(name, size)
         try:
+            behind = WriteBehind(file, starts=False)
             for offset, buffers in parts:
-                write_all(file, buffers, offset)
+                behind.wrote(offset, write_all(file, buffers, offset))
             self.finish(file, size)
         finally:
             os.close(file)

@@ -14,6 +14,7 @@ from ..format.item_report import FileReport
 from ..options import Local
 from ..saving.commit import SaveTarget
 from ..storage.local import write_all
+from ..storage.write_behind import WriteBehind
 from .host_folder import HostFolder, read_checked
 from .meeting import Meeting
 from .parts import LocalKey, Part
@@ -140,8 +141,10 @@ def copy_file(
         take(buffer.nbytes)
         return peer.read(name, offset, [buffer], remaining_s())
 
+    behind = WriteBehind(file, starts=False)
+
     def write(offset: int, piece: memoryview) -> None:
-        write_all(file, [piece], offset)
+        behind.wrote(offset, write_all(file, [piece], offset))
 
     try:
         read_checked(read, report, f"{peer.address}: {name}", write)

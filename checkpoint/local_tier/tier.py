@@ -35,6 +35,7 @@ from ..format.limits import check_step
 from ..format.record import Record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
+from ..memory.budget import ALONE, Sharers
 from ..options import Local, Options
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.stager import SaveOrder, SaveRequest, SaveStager
@@ -81,6 +82,7 @@ class LocalTier:
         options: Options,
         writer_id: str,
         lineage: Lineage | NoLineage,
+        sharers: Sharers = ALONE,
     ) -> None:
         path = Path(os.path.abspath(os.fspath(local.path)))
         self.storage = HostStorage(path)
@@ -95,7 +97,7 @@ class LocalTier:
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0.0)
         self._counter = 0
-        self._stager = SaveStager(self.storage, group, self.options)
+        self._stager = SaveStager(self.storage, group, self.options, sharers=sharers)
         messages = f"checkpoint/{writer_id}/local"
         files = tls_files()
         tls = None if files is None else PeerTls(*files)

@@ -38,6 +38,22 @@ class Sharers:
 ALONE = Sharers()
 
 
+class _Known:
+    """What this process has found out about itself."""
+
+    sharers = ALONE
+
+
+def current_sharers() -> Sharers:
+    """Returns with whom this process shares its memory, as it has last found out."""
+    return _Known.sharers
+
+
+def note_sharers(sharers: Sharers) -> None:
+    """Notes with whom this process shares its memory."""
+    _Known.sharers = sharers
+
+
 @dataclass(frozen=True)
 class FreeMemory:
     """What a process may take now (`nbytes`), and the level that says so (None: nothing does)."""

@@ -131,6 +131,12 @@ class _PackWriter:
 
     def write(self, pack: int) -> WrittenPack:
         """Writes a pack, or what has changed of it since the last save."""
+        try:
+            return self._write(pack)
+        finally:
+            self._snapshot.written_in_place(pack)
+
+    def _write(self, pack: int) -> WrittenPack:
         planned = plan_pack(self._plan, pack)
         shards = self._snapshot.take_pack(pack)
         if not self._is_incremental:
@@ -147,6 +153,8 @@ class _PackWriter:
         parts = pack_parts(planned, shards, sums)
         if self._target.storage.posix is None:
             parts = _head_first(parts)
+        elif not self._is_incremental:
+            parts = self._note_in_place(number, planned, parts)
         if self._progress is not None:
             parts = count_parts(parts, self._progress)
         self._target.write(name, planned.size, parts)
@@ -154,6 +162,19 @@ class _PackWriter:
         report = FileReport(name, planned.size, len(head), crc32c(head))
         file = WrittenFile(self._target.path(name), report, planned.size - len(head))
         return WrittenPack((file,), sums.fates(), written_bytes=planned.size)
+
+    def _note_in_place(self, pack: int, planned: PackPlan, parts: Iterator[Part]) -> Iterator[Part]:
+        """Passes a pack's parts on; notes when the chunks that lie in the caller's arrays are out.
+
+        A store asks for a part when the one before is written.
+        """
+        first = planned.chunks[: self._snapshot.count_in_place(pack)]
+        end = planned.frame.nbytes + sum(chunk.nbytes for chunk in first)
+        for offset, buffers in parts:
+            if first and (offset >= end or offset == 0):  # the header comes last
+                self._snapshot.written_in_place(pack)
+                first = ()
+            yield offset, buffers
 
     def _write_changed(
         self, pack: int, planned: PackPlan, shards: list[Any], old: WrittenPack

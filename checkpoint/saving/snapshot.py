@@ -6,17 +6,19 @@ caller writes there later would be in the files, and not in their checksums. For
 network packs are copied while the first of them are on their way. Elsewhere all shards
 are sent to the host's memory at once, ordered before whatever the caller does next, and `save` need
 not wait for the bytes. What would take more of it than allowed, or than there is, or has none to go
-to, stays on the device until it is written.
+to, stays on the device until it is written. So does what has no room in the host's memory for a
+copy: it is written from where it lies, and `save` waits until it is out. Those chunks are the first
+of their packs, so that the wait is short.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +27,11 @@ from jax.sharding import SingleDeviceSharding
 
 from ..errors import SaveCancelled
 from ..format.tree import FlatTree, is_key, paused_gc
+from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
+from ..memory.levels import UNLIMITED_BYTES
 from ..storage.threads import Latch, run_side_by_side, start_thread
 from .incremental import Unmoved, never_changes
-from .plan import Plan
+from .plan import PACKS, Plan
 
 COPY_THREADS = 4
 SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
@@ -67,6 +71,8 @@ class Snapshot:
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
         self._copies: dict[int, _PackCopy] = {}  # those that are made later
+        self._in_place: dict[int, int] = {}  # of packs with chunks that are not copied: how many
+        self._held = HeldBytes(USE)
         self._in_use = 0  # shards and packs that still need the caller's arrays
         self._lock = threading.Lock()
         self._moved: Latch | None = None  # None: nothing is waited for
@@ -100,6 +106,8 @@ class Snapshot:
         self.packs.clear()
         self.local.clear()
         with self._lock:
+            self._in_place.clear()
+            self._held.drop(self._held.nbytes)
             self._let_go()
 
     def stop_copies(self) -> None:
@@ -111,10 +119,35 @@ class Snapshot:
         for copy in self._copies.values():
             copy.ended.wait()
 
-    def take_shards(self, leaves: Sequence[Any], *, on_host: bool, copies_later: bool) -> list[Any]:
+    def count_in_place(self, pack: int) -> int:
+        """Returns how many of a pack's first chunks are written from where they lie; among them may
+        be some that are not.
+        """
+        return self._in_place.get(pack, 0)
+
+    def written_in_place(self, pack: int) -> None:
+        """Notes that these are out. May be called again."""
+        with self._lock:
+            was_awaited = self._in_place.pop(pack, 0) > 0
+        if was_awaited:
+            self._one_done()
+
+    def hold(self, nbytes: int) -> None:
+        """Counts what the snapshot holds of the host's memory until it is released."""
+        self._held.add(nbytes)
+
+    def take_shards(
+        self,
+        leaves: Sequence[Any],
+        *,
+        on_host: bool,
+        copies_later: bool,
+        room: Callable[[], int],
+    ) -> list[Any]:
         """Takes the shards of all packs; returns each once.
 
-        Of what is on the host the chunks of this process are copied, now or later.
+        Of what is on the host the chunks of this process are copied, now or later, as far as there
+        is room.
         """
         shards: dict[tuple[int, int], Any] = {}
         copies: dict[int, list[_ChunkCopy]] = {}
@@ -132,15 +165,32 @@ class Snapshot:
                     leaf = leaves[chunk.leaf]
                     shard = shards[key] = _find(self.plan, leaf, chunk.leaf, chunk.slot, on_host)
                 if isinstance(shard, _HostShard):
-                    copies[pack].append(_ChunkCopy(shard, chunk.inside))
+                    copies[pack].append(_ChunkCopy(shard, chunk.inside, place, chunk.nbytes))
                     taken.append(shard.copy)
                 else:
                     taken.append(shard)
+        self._keep_in_place(copies, room)
         if copies_later:
             self._plan_copies(copies)
         else:
             run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
         return list(shards.values())
+
+    def _keep_in_place(self, copies: dict[int, list[_ChunkCopy]], room: Callable[[], int]) -> None:
+        """Takes those chunks out of the copies that are to be written from where they lie."""
+        wanted = sum(copy.nbytes for of_pack in copies.values() for copy in of_pack)
+        sizes = {pack: [copy.nbytes for copy in of_pack] for pack, of_pack in copies.items()}
+        limit = room() if wanted else 0
+        if wanted > limit:
+            for pack, first in first_copies(sizes, limit).items():
+                for copy in copies[pack][:first]:
+                    self.packs[pack][copy.place] = copy.shard.shard
+                    self._in_place[pack] = copy.place + 1
+                copies[pack] = copies[pack][first:]
+        self.hold(sum(copy.nbytes for of_pack in copies.values() for copy in of_pack))
+        if self._in_place:
+            self._in_use += len(self._in_place)
+            self._moved = Latch()
 
     def _plan_copies(self, chunks: Mapping[int, Sequence[_ChunkCopy]]) -> None:
         self._copies = {
@@ -148,7 +198,7 @@ class Snapshot:
         }
         if self._copies:
             self._in_use += len(self._copies)
-            self._moved = Latch()
+            self._moved = self._moved or Latch()
 
     @property
     def copies(self) -> Iterable[_PackCopy]:
@@ -194,7 +244,7 @@ def take_snapshot(
     plan: Plan,
     tree: FlatTree,
     *,
-    host_memory_bytes: int | None = None,
+    memory: MemoryBudget = WHOLE_BUDGET,
     on_host: bool | None = None,
     unmoved: Unmoved | None = None,
     copies_later: bool = False,
@@ -203,22 +253,33 @@ def take_snapshot(
 
     What is on the host already, numpy leaves and arrays of the CPU, has been copied by then. With
     `copies_later` that begins with `begin_copies`, and `Snapshot.wait` waits for it.
-    `tree` must be the one that `plan` was made of, or one with equal avals and shardings. Of arrays
-    on devices with memory of their own at most `host_memory_bytes` are on the host at a time (None:
-    all). `on_host` says whether the arrays are the host's (None: by their device). Chunks that are
-    `unmoved` are not taken.
+    `tree` must be the one that `plan` was made of, or one with equal avals and shardings. What has
+    no room in `memory` stays where it is until it is written. `on_host` says whether the arrays are
+    the host's (None: by their device). Chunks that are `unmoved` are not taken.
     """
     leaves = tree.leaves
     snapshot = Snapshot(plan, unmoved)
     with paused_gc():
         if on_host is None:
             on_host = _are_on_host(plan, leaves)
-        shards = snapshot.take_shards(leaves, on_host=on_host, copies_later=copies_later)
+        shards = snapshot.take_shards(
+            leaves, on_host=on_host, copies_later=copies_later, room=partial(_room_bytes, memory)
+        )
         if not on_host:
             arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
-            snapshot.replace_shards(_send(snapshot, arrays, host_memory_bytes))
+            limit = _room_bytes(memory)
+            if memory.bound_bytes is None:
+                limit = min(limit, default_host_limit_bytes(arrays))
+            snapshot.replace_shards(_send(snapshot, arrays, limit))
         snapshot.take_host_leaves(leaves)
     return snapshot
+
+
+def _room_bytes(memory: MemoryBudget) -> int:
+    """Returns how much of the host's memory copies may take."""
+    free = memory.free()
+    # Pages of the files that are written take memory too.
+    return free.nbytes if free.level is None else free.nbytes // 2
 
 
 def begin_copies(snapshots: Iterable[Snapshot]) -> None:
@@ -259,10 +320,12 @@ class _HostShard:
 
 
 class _ChunkCopy(NamedTuple):
-    """The part of a shard that is to be copied (None: all)."""
+    """The part of a shard that is to be copied (None: all), for a chunk at its place in a pack."""
 
     shard: _HostShard
     inside: tuple[slice, ...] | None
+    place: int
+    nbytes: int
 
 
 class _PackCopy:
@@ -302,6 +365,27 @@ class _PackCopy:
             raise self._error
 
 
+def first_copies(sizes: Mapping[int, Sequence[int]], limit_bytes: int) -> dict[int, int]:
+    """Returns by pack from which of its chunks on there is room for copies: pure.
+
+    `sizes` are the chunks' bytes. Packs are written side by side, a few at a time, and each from
+    its begin: the last chunks that are written are copied.
+    """
+    late_first = []
+    for turn, (pack, of_pack) in enumerate(sizes.items()):
+        before = 0
+        for place, nbytes in enumerate(of_pack):
+            late_first.append((turn // PACKS, before / max(1, sum(of_pack)), place, pack, nbytes))
+            before += nbytes
+    first = {pack: len(of_pack) for pack, of_pack in sizes.items()}
+    for *_, place, pack, nbytes in sorted(late_first, reverse=True):
+        limit_bytes -= nbytes
+        if limit_bytes < 0:
+            break
+        first[pack] = place
+    return first
+
+
 def _copy_chunks(chunks: Sequence[_ChunkCopy]) -> None:
     for chunk in chunks:
         part = ... if chunk.inside is None else chunk.inside
@@ -332,9 +416,7 @@ def _host_view(leaf: Any) -> np.ndarray[Any, Any]:
     return np.asarray(leaf)
 
 
-def _send(
-    snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int | None
-) -> dict[int, Shard]:
+def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int) -> dict[int, Shard]:
     """Starts the copies that the limit allows, all together.
 
     Returns the shards by the identity of their arrays.
@@ -343,17 +425,17 @@ def _send(
     places = []
     kept = []
     held = 0
-    limit = default_host_limit_bytes(arrays) if limit_bytes is None else limit_bytes
     for array in arrays:
         (device,) = array.devices()
         kind = host_memory_kind(device)
-        if kind is not None and held + array.nbytes <= limit:
+        if kind is not None and held + array.nbytes <= limit_bytes:
             held += array.nbytes
             sent.append(array)
             places.append(SingleDeviceSharding(device, memory_kind=kind))
         else:
             kept.append(array)
     copies = _copied(sent, places)
+    snapshot.hold(sum(copy.nbytes for copy in copies))
     shards = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
     for array in [*sent[len(copies) :], *kept]:
         shards[id(array)] = snapshot.keep_on_device(array)
@@ -391,12 +473,12 @@ def host_memory_kind(device: Any) -> str | None:
 
 def default_host_limit_bytes(
     arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ
-) -> float:
+) -> int:
     """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pinned pool.
 
     Beyond the pool copies fail. It has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64
     unless it is set (XLA's GPU client).
     """
     if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
-        return math.inf
-    return 0.8 * (float(environment.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))
+        return UNLIMITED_BYTES
+    return int(0.8 * float(environment.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))

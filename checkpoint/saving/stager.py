@@ -16,6 +16,7 @@ from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree
+from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..policy import StepFacts
 from ..steps.claims import writer_of
@@ -122,8 +123,15 @@ class SaveStager:
     """Plans and snapshots items; keeps a planner for each. For one thread at a time."""
 
     def __init__(
-        self, storage: Storage, group: Group, options: Options, history: SaveHistory | None = None
+        self,
+        storage: Storage,
+        group: Group,
+        options: Options,
+        history: SaveHistory | None = None,
+        *,
+        sharers: Sharers = ALONE,
     ) -> None:
+        self._memory = MemoryBudget(sharers, options.host_memory_bytes)
         self._history = history
         self._storage = storage
         self._group = group
@@ -188,7 +196,7 @@ class SaveStager:
         return plan, take_snapshot(
             plan,
             tree,
-            host_memory_bytes=self._options.host_memory_bytes,
+            memory=self._memory,
             unmoved=unmoved,
             # A network would be idle meanwhile. A disk's own writes would make the copies slower.
             copies_later=self._storage.posix is None,

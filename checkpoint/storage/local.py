@@ -6,12 +6,10 @@ Vectored I/O at positions, early write-back, fsync of files and of folders, comm
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
 import stat
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,11 +27,10 @@ from .base import (
     Storage,
     TensorStoreAccess,
 )
+from .write_behind import WriteBehind
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
-WRITEBACK_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
-_SYNC_FILE_RANGE_WRITE = 2
 # After these errors of link() and rename() nothing was done. After others (EIO, ESTALE, ETIMEDOUT)
 # the name may exist.
 REFUSALS = {
@@ -146,13 +143,9 @@ class LocalStorage:
                     str(path),
                 )
             # The kernel begins to write while the next part is made: fsync has less to wait for.
-            dirty = 0
+            behind = WriteBehind(file, starts=True)
             for offset, buffers in parts:
-                written = write_all(file, buffers, offset)
-                dirty += written
-                if dirty >= WRITEBACK_BYTES:
-                    _start_writeback(file, offset + written - dirty, dirty)
-                    dirty = 0
+                behind.wrote(offset, write_all(file, buffers, offset))
             made = os.fstat(file).st_size
             assert made == size, f"{path}: the parts made {made} bytes of {size}"
             os.fsync(file)
@@ -492,23 +485,3 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _no_writeback(file: int, offset: int, size: int) -> None:
-    """Does nothing: only Linux can be asked to start early."""
-
-
-def _find_writeback() -> Callable[[int, int, int], None]:
-    if not sys.platform.startswith("linux"):
-        return _no_writeback
-    function = ctypes.CDLL(None, use_errno=True).sync_file_range
-    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-
-    def start(file: int, offset: int, size: int) -> None:
-        # This is a hint: fsync reports what goes wrong.
-        function(file, offset, size, _SYNC_FILE_RANGE_WRITE)
-
-    return start
-
-
-_start_writeback = _find_writeback()

@@ -393,8 +393,8 @@ def _cancels(
     options = Options(progress=gate, per_process=lambda path: True, save_timeout_s=30)
     reported = threading.Event()
     gather = group.gather
-    group.gather = lambda *given, **more: (reported.set(), gather(*given, **more))[1]  # type: ignore[assignment,func-returns-value]
     with CheckpointManager(tmp_path, group=group, options=options) as manager:
+        group.gather = lambda *given, **more: (reported.set(), gather(*given, **more))[1]  # type: ignore[assignment,func-returns-value]
         handle = manager.save(1, {"w": np.zeros(100)})
         in_time = False
         error = None

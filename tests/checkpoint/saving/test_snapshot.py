@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,8 @@ import pytest
 from holdfast.checkpoint import SaveCancelled
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
+from holdfast.checkpoint.memory.budget import USE, MemoryBudget
+from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
 from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving import snapshot as snapshots
 from holdfast.checkpoint.saving.item_files import ItemTarget
@@ -26,6 +27,7 @@ from holdfast.checkpoint.saving.snapshot import (
     Snapshot,
     begin_copies,
     default_host_limit_bytes,
+    first_copies,
     host_memory_kind,
     take_snapshot,
 )
@@ -92,7 +94,9 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     tree = {f"w{i}": jnp.full(1 << 18, i, jnp.float32) for i in range(4)}
     storage = LocalStorage(tmp_path)
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=1 << 20, on_host=False)
+    snapshot = take_snapshot(
+        Planner().plan(flat), flat, memory=MemoryBudget(bound_bytes=1 << 20), on_host=False
+    )
     assert not snapshot.wait(0)
     writer = threading.Thread(target=commit, args=(snapshot, storage))
     writer.start()
@@ -102,6 +106,48 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     writer.join()
     found = restore_item(storage, "", read_record(storage, ""))
     assert all((found[f"w{i}"] == i).all() for i in range(4))
+
+
+def test_what_is_written_last_is_copied() -> None:
+    """Packs are written side by side, four at a time: the later turn comes first, then the ends."""
+    sizes = {pack: [10, 10, 10, 10] for pack in range(5)}
+    assert first_copies(sizes, 200) == dict.fromkeys(sizes, 0)
+    assert first_copies(sizes, 125) == {0: 2, 1: 2, 2: 2, 3: 2, 4: 0}
+    assert first_copies(sizes, 25) == {0: 4, 1: 4, 2: 4, 3: 4, 4: 2}
+    assert first_copies({0: [100], 1: []}, 99) == {0: 1, 1: 0}
+
+
+def test_arrays_of_the_host_without_room_are_written_from_where_they_lie(tmp_path: Path) -> None:
+    """`wait` ends when what was not copied is out; what the caller then writes is in no file."""
+    tree: dict[str, Any] = {f"w{i}": np.full(1 << 18, i, np.float32) for i in range(8)}
+    tree["last"] = jnp.arange(1 << 18)
+    storage = LocalStorage(tmp_path)
+    flat = FlatTree.of(tree)
+    held = USE.held_bytes
+    room = MemoryBudget(bound_bytes=held + (3 << 20))
+    snapshot = take_snapshot(Planner().plan(flat), flat, memory=room)
+    assert USE.held_bytes == held + (3 << 20)
+    assert not snapshot.wait(0)
+    writer = threading.Thread(target=commit, args=(snapshot, storage))
+    writer.start()
+    assert snapshot.wait(60)
+    for i in range(8):
+        tree[f"w{i}"][:] = -1
+    writer.join()
+    assert USE.held_bytes == held
+    found = restore_item(storage, "", read_record(storage, ""))
+    assert all((found[f"w{i}"] == i).all() for i in range(8))
+    np.testing.assert_array_equal(found["last"], np.arange(1 << 18))
+
+
+def test_a_save_that_fails_lets_arrays_go_that_were_not_copied(tmp_path: Path) -> None:
+    """A store that refuses the first pack holds the caller no longer."""
+    flat = FlatTree.of({"w": np.zeros(1 << 20)})
+    snapshot = take_snapshot(Planner().plan(flat), flat, memory=MemoryBudget(bound_bytes=0))
+    (tmp_path / "state").touch()
+    with pytest.raises(OSError):
+        write_snapshot(snapshot, ItemTarget(LocalStorage(tmp_path), "", "state", "ab12cd34"))
+    assert snapshot.wait(0)
 
 
 def _two_packs() -> tuple[dict[str, np.ndarray[Any, Any]], Snapshot]:
@@ -169,7 +215,9 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     """`release` ends every wait, and may be called twice."""
     tree = {"w": jnp.arange(8)}
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(Planner().plan(flat), flat, host_memory_bytes=0, on_host=False)
+    snapshot = take_snapshot(
+        Planner().plan(flat), flat, memory=MemoryBudget(bound_bytes=0), on_host=False
+    )
     assert not snapshot.wait(0)
     snapshot.release()
     snapshot.release()
@@ -242,12 +290,11 @@ def test_where_devices_stage_their_arrays() -> None:
     assert host_memory_kind(Device("tpu", "device", "pinned_host")) == "pinned_host"
     assert host_memory_kind(Device("METAL", "device")) is None
     gpu: Any = Device("gpu")
-    assert default_host_limit_bytes([gpu], {}) == 0.8 * (64 << 30)
-    assert default_host_limit_bytes([gpu], {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}) == 0.8 * (
-        10 << 30
-    )
+    assert default_host_limit_bytes([gpu], {}) == int(0.8 * (64 << 30))
+    ten = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}
+    assert default_host_limit_bytes([gpu], ten) == 8 << 30
     assert (
         default_host_limit_bytes([cast(Any, Device("tpu"))], {})
         == default_host_limit_bytes([], {})
-        == math.inf
+        == UNLIMITED_BYTES
     )
