@@ -9,6 +9,7 @@ from holdfast.coordination import HoldfastError
 
 from .format.limits import check_step, is_step
 from .local_tier.tier import LocalTier
+from .memory.budget import USE
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.save import StepSaver
 from .saving.stager import SaveOrder, SaveRequest, SaveStager
@@ -106,7 +107,11 @@ class DurableLane:
                 self.started(order.step)
             raise
         self.started(step)
-        group.report(step=step, save_blocked_s=self._state.statistics.save_blocked_s)
+        group.report(
+            step=step,
+            save_blocked_s=self._state.statistics.save_blocked_s,
+            checkpoint_peak_bytes=USE.peak_bytes,
+        )
         handle = self._saver.begin(request)
         handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - request.began))
         # The machine of a process that leaves is taken: it reports its part before all else.

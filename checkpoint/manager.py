@@ -24,6 +24,7 @@ from .format.rename import Names
 from .lanes import SaveLane
 from .layouts.inspection import Structure
 from .manager_parts import open_manager
+from .memory.budget import USE
 from .notebook import html_table, shown_steps
 from .options import Local, Options
 from .policy import (
@@ -383,7 +384,7 @@ class CheckpointManager:
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
-        group.report(restore_s=statistics.restore_s)
+        group.report(restore_s=statistics.restore_s, checkpoint_peak_bytes=USE.peak_bytes)
         return values[item] if items is None else values
 
     # --- The end
@@ -391,10 +392,13 @@ class CheckpointManager:
     def statistics(self) -> dict[str, Any]:
         """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`,
         `save_blocked_s`, `restores`, ... Of s3:// and az:// also `store_reads`, and how many of
-        these stood still and were asked a second time, `store_hedged_reads`.
+        these stood still and were asked a second time, `store_hedged_reads`. The most memory of the
+        host that all saves and restores of this process have held at a time is
+        `checkpoint_peak_bytes`.
         """
         storage = self._catalog.root.storage
         counted = storage.statistics() if isinstance(storage, CountsRequests) else {}
+        counted["checkpoint_peak_bytes"] = USE.peak_bytes
         return self._state.statistics.to_dict() | self._catalog.tier.statistics() | counted
 
     def close(self) -> None:

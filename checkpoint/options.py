@@ -173,9 +173,11 @@ class Options:
         ReplicasDiffer and commit nothing, or "ignore" them all. The primary's word holds.
     may_differ: says of a leaf's path whether its replicas differ on purpose, such as random
         generator state: `lambda path: path.startswith("rng.")`.
-    host_memory_bytes: bounds the host memory that a snapshot holds; `save` blocks for the rest.
-        None: all at once. On GPUs it is then 0.8 of XLA's pool of pinned memory, which has 64 GiB a
-        process unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.
+    host_memory_bytes: bounds the host memory that a snapshot holds; `save` blocks for the rest. In
+        a restore it bounds what is on its way to devices. None: what the machine, or the cgroup,
+        has left is divided among the job's processes there. On GPUs a snapshot then holds at most
+        0.8 of XLA's pool of pinned memory, which has 64 GiB a process unless
+        XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.
     single_writer: promises that nobody else writes to this root, where the store has no atomic
         create-if-absent.
     read_only: takes no claim. `save` and `delete` are errors, and nothing is written.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 from rich.text import Text
@@ -32,6 +32,7 @@ _TITLES = (
     "waiting",
     "waits",
     "memory",
+    "peak",
     "error",
 )
 _TEXTS = ("state", "host", "error")
@@ -39,6 +40,7 @@ _FOLDS = (
     "pid",
     "error",
     "host",
+    "peak",
     "memory",
     "waits",
     "blocked",
@@ -149,8 +151,13 @@ def _progress(task: session_pb2.TaskStatus) -> list[str]:
         f"{values['save_blocked_s']:.1f} s" if "save_blocked_s" in values else "",
         f"{values['waiting_share']:.0%}" if "waiting_share" in values else "",
         str(task.waiting_calls or ""),
-        f"{values['memory_bytes'] / 2**30:.1f} GiB" if "memory_bytes" in values else "",
+        _gib(values, "memory_bytes"),
+        _gib(values, "checkpoint_peak_bytes"),
     ]
+
+
+def _gib(values: Mapping[str, float], name: str) -> str:
+    return f"{values[name] / 2**30:.1f} GiB" if name in values else ""
 
 
 def _heard(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> Text:

@@ -131,6 +131,7 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
         "saved_step": progress.saved_step if progress.HasField("saved_step") else None,
         "waiting": values.get("waiting_share"),
         "memory_bytes": values.get("memory_bytes"),
+        "checkpoint_peak_bytes": values.get("checkpoint_peak_bytes"),
         "blocked_s": values.get("save_blocked_s"),
         "note": task.error or progress.trouble,
     }

@@ -27,6 +27,7 @@ from ..errors import CheckpointError, Corrupt, HostileCheckpoint
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import parse_header
+from ..memory.write_behind import WriteBehind
 from ..storage import base
 from ..storage.local import (
     LocalStorage,
@@ -36,7 +37,6 @@ from ..storage.local import (
     sync_folder,
     write_all,
 )
-from ..storage.write_behind import WriteBehind
 from .parts import LocalKey, Part, parse_folder
 
 _log = logging.getLogger(__name__)

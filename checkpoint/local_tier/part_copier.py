@@ -11,10 +11,10 @@ from collections.abc import Callable
 from ..agreement.save_protocol import PartGivenUp
 from ..errors import SaveFailed
 from ..format.item_report import FileReport
+from ..memory.write_behind import WriteBehind
 from ..options import Local
 from ..saving.commit import SaveTarget
 from ..storage.local import write_all
-from ..storage.write_behind import WriteBehind
 from .host_folder import HostFolder, read_checked
 from .meeting import Meeting
 from .parts import LocalKey, Part

@@ -38,20 +38,18 @@ class Sharers:
 ALONE = Sharers()
 
 
-class _Known:
-    """What this process has found out about itself."""
-
-    sharers = ALONE
+# What this process has found out about itself.
+_known = {"sharers": ALONE}
 
 
 def current_sharers() -> Sharers:
     """Returns with whom this process shares its memory, as it has last found out."""
-    return _Known.sharers
+    return _known["sharers"]
 
 
 def note_sharers(sharers: Sharers) -> None:
     """Notes with whom this process shares its memory."""
-    _Known.sharers = sharers
+    _known["sharers"] = sharers
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
+from ..memory.write_behind import WriteBehind
 from .base import (
     Entry,
     NameTaken,
@@ -27,7 +28,6 @@ from .base import (
     Storage,
     TensorStoreAccess,
 )
-from .write_behind import WriteBehind
 
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16

@@ -56,6 +56,11 @@ _BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
     ),
     ("memory_bytes", "Resident memory of a process", _reported("memory_bytes")),
     (
+        "checkpoint_peak_bytes",
+        "Most memory of the host that saves and restores of a process have held at a time",
+        _reported("checkpoint_peak_bytes"),
+    ),
+    (
         "save_blocked_seconds",
         "How long saves have held a program, in all",
         _reported("save_blocked_s"),

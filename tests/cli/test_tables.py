@@ -54,6 +54,7 @@ PROCESSES = ("process", "state", "host", "pid", "last heard", "step", "steps/s",
     "waiting",
     "waits",
     "memory",
+    "peak",
     "error",
 )
 JOBS = ("job", "attempt", "state", "began", "ended", "command", "folder", "address")

@@ -71,7 +71,10 @@ def job(
         task.progress.step = step - number % 2
         task.progress.saved_step = saved[-1][0]
         task.progress.values.update(
-            report_interval_s=2.0, waiting_share=0.08, memory_bytes=41e9 + number * 3e8
+            report_interval_s=2.0,
+            waiting_share=0.08,
+            memory_bytes=41e9 + number * 3e8,
+            checkpoint_peak_bytes=2e9,
         )
     root = status.tasks[0].progress.root
     root.path = "gs://models/run7"

@@ -326,6 +326,10 @@ function drawProcess() {
     waiting: tell(process.waiting, (share) => `${Math.round(share * 100)} % of its time, for the others`),
     memory: tell(process.memory_bytes, (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`),
   };
+  if (known(process.checkpoint_peak_bytes)) {
+    const peak = `${(process.checkpoint_peak_bytes / 2 ** 30).toFixed(2)} GiB`;
+    facts["saves and restores"] = `held ${peak} of memory at most`;
+  }
   if (process.note) facts.said = process.note;
   replaceAll("facts", Object.entries(facts).flatMap(([name, text]) => [element("dt", name), element("dd", text)]));
   if (live) drawHistory(process);

@@ -46,7 +46,13 @@ def test_prometheus_scrapes_the_service(tmp_path: Path) -> None:
     )
 
 
-VALUES = {"waiting_share": 0.25, "memory_bytes": 1024, "save_blocked_s": 1.5, "saves_missed": 2}
+VALUES = {
+    "waiting_share": 0.25,
+    "memory_bytes": 1024,
+    "checkpoint_peak_bytes": 512,
+    "save_blocked_s": 1.5,
+    "saves_missed": 2,
+}
 FULL = session_pb2.ReportRequest(step=7, saved_step=5, values=VALUES, trouble="disk full")
 
 
@@ -94,6 +100,7 @@ def test_every_figure_is_the_statuss() -> None:
         'holdfast_steps_per_second{process="0"} 4.0',
         'holdfast_waiting_share{process="0"} 0.25',
         'holdfast_memory_bytes{process="0"} 1024.0',
+        'holdfast_checkpoint_peak_bytes{process="0"} 512.0',
         'holdfast_save_blocked_seconds{process="0"} 1.5',
         'holdfast_saves_missed{process="0"} 2.0',
         "holdfast_step_age_seconds 2.5",

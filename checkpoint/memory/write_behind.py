@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..memory.budget import MemoryBudget, current_sharers
+from .budget import MemoryBudget, current_sharers
 
 START_BYTES = 1 << 20  # dirty bytes after which the kernel is asked to start writing them out
 FILES_AT_ONCE = 16  # that a process may write side by side, by both lanes: what each may fill
