@@ -173,3 +173,8 @@ class MemoryBudget:
 
 WHOLE_BUDGET = MemoryBudget()
 """That of a process which shares its machine with no other of its job."""
+
+
+def free_host_bytes() -> int:
+    """Returns what this process may take now, with those it has last found to share its memory."""
+    return MemoryBudget(current_sharers()).free_bytes()

@@ -30,6 +30,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 
 from ..errors import CheckpointError
+from ..memory.budget import free_host_bytes
+from ..memory.levels import UNLIMITED_BYTES
 from .base import Entry, Part, TensorStoreAccess
 from .hedged_reads import HedgedReads, Room
 from .hedges import Hedges
@@ -82,8 +84,8 @@ class BucketStorage(ObjectStorage):
             self._store, self._streams = _opened(self._scheme, parts.netloc, parts.query)
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
-        self._part_slots = PartSlots(PARTS_AT_ONCE)
-        self._room = Room()
+        self._part_slots = PartSlots(PARTS_AT_ONCE, free_host_bytes)
+        self._room = Room(free_bytes=free_host_bytes)
         self._reads = HedgedReads(Hedges(), self._room)
 
     def until(self, end_s: float) -> BucketStorage:
@@ -370,10 +372,14 @@ class _Lent:
 
 
 class PartSlots:
-    """How many parts of files may be on their way to one store at once. Thread-safe."""
+    """How many parts of files may be on their way to one store at once: at most `slots`, and as
+    many as fit into half of what `free_bytes` says that the host has left. Thread-safe.
+    """
 
-    def __init__(self, slots: int) -> None:
-        self._free = slots
+    def __init__(self, slots: int, free_bytes: Callable[[], int] = lambda: UNLIMITED_BYTES) -> None:
+        self._free_bytes = free_bytes
+        self._slots = slots
+        self._taken = 0
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
@@ -382,15 +388,18 @@ class PartSlots:
 
         Blocks for as long as others hold all of them.
         """
+        # Each part is held twice at most: while it is filled, and on its way. One passes always.
+        fitting = self._free_bytes() // (4 * PART_BYTES)
         with self._changed:
-            self._changed.wait_for(lambda: self._free > 0)
-            slots = min(most, self._free)
-            self._free -= slots
+            allowed = max(1, min(self._slots, self._taken + fitting))
+            self._changed.wait_for(lambda: self._taken < allowed)
+            slots = min(most, allowed - self._taken)
+            self._taken += slots
         try:
             yield slots
         finally:
             with self._changed:
-                self._free += slots
+                self._taken -= slots
                 self._changed.notify_all()
 
 

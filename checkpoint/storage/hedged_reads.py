@@ -8,17 +8,27 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from ..memory.levels import UNLIMITED_BYTES
 from .hedges import LOOK_S, Hedges
 from .retries import is_throttled
 
 READ_BYTES = 192 << 20  # of the buffers of all tries of one store
 SPARE_BYTES = 32 << 20  # of these, which only second tries use
+ASKED_BYTES = 1 << 20  # a read of so much asks what the host has left
 
 
 class Room:
-    """Bytes that reads take while they hold a buffer. Thread-safe."""
+    """Bytes that reads take while they hold a buffer: at most `total_bytes`, and half of what
+    `free_bytes` says that the host has left. Thread-safe.
+    """
 
-    def __init__(self, total_bytes: int = READ_BYTES, spare_bytes: int = SPARE_BYTES) -> None:
+    def __init__(
+        self,
+        total_bytes: int = READ_BYTES,
+        spare_bytes: int = SPARE_BYTES,
+        free_bytes: Callable[[], int] = lambda: UNLIMITED_BYTES,
+    ) -> None:
+        self._free_bytes = free_bytes
         self._total_bytes = total_bytes
         self._spare_bytes = spare_bytes
         self._taken_bytes = 0
@@ -28,6 +38,8 @@ class Room:
     def taken(self, nbytes: int) -> Iterator[None]:
         """Takes bytes for a first try, once they are free. One larger than all waits for all."""
         most = self._total_bytes - self._spare_bytes
+        if nbytes >= ASKED_BYTES:
+            most = min(most, max(ASKED_BYTES, self._taken_bytes + self._free_bytes() // 2))
         nbytes = min(nbytes, most)
         with self._changed:
             self._changed.wait_for(lambda: self._taken_bytes + nbytes <= most)

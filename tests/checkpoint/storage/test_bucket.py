@@ -580,3 +580,12 @@ def test_a_store_that_lists_a_claim_later_than_packs() -> None:
         with pytest.raises(Fenced):
             storage.commit("2/checkpoint.json", b"{}", f".holdfast/{writer.id}")
         assert list_steps(storage) == [1]
+
+
+def test_parts_take_what_the_host_has_left() -> None:
+    """A file takes fewer slots in a tight cgroup, and one always."""
+    slots = PartSlots(16, lambda: 8 * PART_BYTES)
+    with slots.taken(4) as first, slots.taken(4) as second:
+        assert (first, second) == (2, 2)
+    with PartSlots(16, lambda: 0).taken(4) as lonely:
+        assert lonely == 1

@@ -20,6 +20,7 @@ from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
 from tests.support.proxy import SlowProxy, address_of, through
 
+MIB = 1 << 20
 BUSY = RuntimeError("Server returned non-2xx status code: 503 Slow Down")
 
 
@@ -183,3 +184,17 @@ def test_a_restore_over_connections_that_stall(
         unhedged_s, _ = _restore_s(root)
         print(f"unhedged {unhedged_s:.1f} s")
         assert unhedged_s >= calm_s + 0.8 * STALL_S
+
+
+def test_reads_take_half_of_what_the_host_has_left() -> None:
+    """Small ones do not ask; one that is larger passes when no other holds a buffer."""
+    room = Room(100 * MIB, 0, free_bytes=lambda: 8 * MIB)
+    with room.taken(3 * MIB), room.taken(4 * MIB):
+        assert room.try_take(92 * MIB)
+        room.give(92 * MIB)
+    with room.taken(50 * MIB):  # it counts as all that there is
+        assert room.try_take(96 * MIB)
+        room.give(96 * MIB)
+    full = Room(100 * MIB, 0, free_bytes=lambda: 0)
+    with full.taken(1 << 10), full.taken(1 << 10):
+        assert full.try_take(100 * MIB - (2 << 10))
