@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from holdfast.checkpoint import NotEnoughMemory, save
 from holdfast.checkpoint.format.grid import Grid
-from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
-from holdfast.checkpoint.memory.budget import FreeMemory
+from holdfast.checkpoint.format.record import ItemRecord, LeafRecord, read_record
+from holdfast.checkpoint.memory.budget import USE, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
+from holdfast.checkpoint.restoring import waves
 from holdfast.checkpoint.restoring.match import LeafRequest
+from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
 from holdfast.checkpoint.restoring.waves import (
     LEAST_BYTES,
     WAVE_BYTES,
@@ -20,6 +26,7 @@ from holdfast.checkpoint.restoring.waves import (
     need_of,
     wave_limit_bytes,
 )
+from holdfast.checkpoint.storage.local import LocalStorage
 
 MIB = 1 << 20
 LEVEL = MemoryLevel("this machine", 1 << 40, 1 << 40, 1 << 40)
@@ -40,10 +47,12 @@ def test_waves_count_what_this_process_reads() -> None:
     whole: Any = SimpleNamespace(num_elements=4096 << 19)
     divided = Placed.of(LeafRequest(array, "jax"), share)
     replicated = Placed.of(LeafRequest(array, "jax"), whole)
-    waves = list(divide_into_waves([divided, value] * 1000, lambda: 1 << 30))
-    assert [len(wave) for wave in waves] == [2000]
-    waves = list(divide_into_waves([divided] * 1025 + [replicated, divided], lambda: 1 << 30))
-    assert [len(wave) for wave in waves] == [1024, 1, 1, 1]
+    divided_into = list(divide_into_waves([divided, value] * 1000, lambda: 1 << 30))
+    assert [len(wave) for wave in divided_into] == [2000]
+    divided_into = list(
+        divide_into_waves([divided] * 1025 + [replicated, divided], lambda: 1 << 30)
+    )
+    assert [len(wave) for wave in divided_into] == [1024, 1, 1, 1]
     assert replicated.nbytes == array.nbytes == 4 << 30
 
 
@@ -51,10 +60,10 @@ def test_each_wave_asks_anew() -> None:
     """What is left may shrink while a restore runs."""
     limits = iter([4 * MIB, 2 * MIB, 0, 8 * MIB])
     array = leaf("w", (MIB // 2,), (MIB // 2,))
-    waves = divide_into_waves(
+    divided_into = divide_into_waves(
         [Placed.of(LeafRequest(array, "numpy"), None)] * 9, lambda: next(limits)
     )
-    assert [len(wave) for wave in waves] == [4, 2, 1, 2]
+    assert [len(wave) for wave in divided_into] == [4, 2, 1, 2]
 
 
 def test_a_cast_takes_its_copy_too() -> None:
@@ -90,3 +99,63 @@ def test_a_bound_of_the_caller_is_taken_as_it_is() -> None:
     """Also one below a chunk: a leaf that is larger comes alone."""
     assert wave_limit_bytes(FreeMemory(1000), 0, stays=False) == 500
     assert wave_limit_bytes(FreeMemory(500), 500, stays=False) == 500
+
+
+# --- a restore whose memory runs out
+
+
+class Shrinking:
+    """A cgroup that has so many bytes left, one number for each look; the last one stays."""
+
+    def __init__(self, *free: int) -> None:
+        self._free = list(free)
+        self.looks = 0
+
+    def __call__(self) -> list[MemoryLevel]:
+        left = self._free[min(self.looks, len(self._free) - 1)]
+        self.looks += 1
+        return [MemoryLevel("the cgroup /job", 8 * MIB, left, left, "/job")]
+
+
+TREE = {f"w{i}": np.full(MIB, i, np.uint8) for i in range(6)}
+
+
+def restored(tmp_path: Path, patch: pytest.MonkeyPatch, cgroup: Shrinking) -> Any:
+    patch.setattr(waves, "LEAST_BYTES", MIB)
+    save(tmp_path / "step", TREE)
+    storage = LocalStorage(tmp_path / "step")
+    options = RestoreOptions(memory=MemoryBudget(look=cgroup))
+    return restore_item(storage, "", read_record(storage, ""), options=options)
+
+
+def test_a_tight_restore_comes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value is right, and the cgroup is looked at before each wave."""
+    cgroup = Shrinking(7 * MIB, 2 * MIB)
+    found = restored(tmp_path, monkeypatch, cgroup)
+    assert all((found[f"w{i}"] == i).all() for i in range(6))
+    assert cgroup.looks > 6
+    assert USE.held_bytes == 0
+
+
+def test_a_cgroup_that_shrinks_ends_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is killed: the error names the leaf, what is left, and the least that would do."""
+    cgroup = Shrinking(7 * MIB, 2 * MIB, 2 * MIB, MIB // 2)
+    with pytest.raises(NotEnoughMemory) as caught:
+        restored(tmp_path, monkeypatch, cgroup)
+    assert re.fullmatch(
+        r"this restore needs 1\.0 MiB for its values, 1\.0 MiB of them for 'w[1-5]'; 512\.0 KiB are"
+        r" left in the cgroup /job; raise its limit of 8\.0 MiB by 512\.0 KiB, .*",
+        caught.value.message,
+    )
+    assert USE.held_bytes == 0
+
+
+def test_what_cannot_fit_is_refused_before_a_byte_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        NotEnoughMemory, match=r"needs 6\.0 MiB for its values, .* 5\.0 MiB are left"
+    ):
+        restored(tmp_path, monkeypatch, Shrinking(5 * MIB))
