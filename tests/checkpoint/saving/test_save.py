@@ -17,6 +17,7 @@ from holdfast.checkpoint import (
     CheckpointManager,
     CommitUnknown,
     KeepLast,
+    Options,
     SaveFailed,
     StepExists,
     UnsupportedLeaf,
@@ -240,3 +241,31 @@ def test_who_receives_no_result_reads_the_record(
         )
     primary.root.claims.fence(writer.id)
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("store", "more"),
+    [
+        ("folder", {}),
+        ("folder", {"incremental": True}),
+        ("memory://in-place", {}),
+        ("folder", {"on_save_error": "warn"}),
+    ],
+)
+def test_saves_without_room_for_copies(store: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever writes them, `save` returns once the caller's arrays are out, and later changes are
+    in no file.
+    """
+    root = store if "://" in store else tmp_path / store
+    state = {"w": np.zeros(1 << 20, np.float32), "v": np.arange(1 << 19), "n": 0}
+    with CheckpointManager(root, options=Options(host_memory_bytes=1, **more)) as manager:
+        for step in range(3):
+            state["w"][:] = step
+            state["n"] = step
+            manager.save(step, state)
+            state["w"][:] = -1
+        manager.wait_until_finished()
+        for step in range(3):
+            found = manager.restore(step)
+            assert (found["w"] == step).all() and found["n"] == step
+            np.testing.assert_array_equal(found["v"], state["v"])
