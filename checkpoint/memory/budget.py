@@ -18,6 +18,7 @@ from .need import SeenLevel
 
 # Of what is free an eighth stays so: for the program's own next step, and for Python's objects.
 SPARE_SHARE = 8
+UNASKED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,14 @@ class MemoryBudget:
             return FreeMemory(max(0, self.bound_bytes - USE.held_bytes))
         return divide(self.look(), self.sharers)
 
+    def free_for(self, nbytes: int) -> FreeMemory:
+        """Returns what `free` does, to take so many bytes; a little may be taken unasked, since to
+        look costs about a millisecond.
+        """
+        if nbytes <= UNASKED_BYTES and self.bound_bytes is None:
+            return FreeMemory(UNLIMITED_BYTES)
+        return self.free()
+
     def free_bytes(self) -> int:
         """Returns how many bytes this process may take now, beside what it holds.
 
@@ -159,9 +168,11 @@ class MemoryBudget:
         """
         return self.free().nbytes
 
-    def seen_levels(self) -> tuple[SeenLevel, ...]:
-        """Returns what bounds this process now, as others may compare it with what they see."""
-        if self.bound_bytes is not None:
+    def seen_levels(self, nbytes: int) -> tuple[SeenLevel, ...]:
+        """Returns what bounds this process now, as others may compare it with what they see; for
+        who takes so many bytes.
+        """
+        if self.bound_bytes is not None or nbytes <= UNASKED_BYTES:
             return ()
         machine = boot_id()
         numbers = cgroup_numbers()

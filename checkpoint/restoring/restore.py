@@ -216,18 +216,19 @@ def _read(
     placed = [Placed.of(request, _placement_of(request, placements)) for request in requests]
     memory = options.memory
     stays = not _any_copies(requests)
-    options.before_reading(need_of(item, placed, memory.seen_levels(), stays=stays))
+    total_bytes = sum(each.wave_bytes for each in placed)
+    options.before_reading(need_of(item, placed, memory.seen_levels(total_bytes), stays=stays))
     values: list[Any] = []
     before: list[jax.Array] = []
     before_bytes = 0
     with USE.account() as held:
 
         def limit_bytes() -> int:
-            return wave_limit_bytes(memory.free(), before_bytes, stays=stays)
+            return wave_limit_bytes(memory.free_for(total_bytes), before_bytes, stays=stays)
 
         for wave in divide_into_waves(placed, limit_bytes):
             if values:  # others may have taken what there was, or a limit was lowered
-                check_alone(need_of(item, wave, memory.seen_levels(), stays=stays))
+                check_alone(need_of(item, wave, memory.seen_levels(total_bytes), stays=stays))
             nbytes = sum(each.wave_bytes for each in wave)
             held.add(nbytes)
             now = _read_wave(reader, wave)

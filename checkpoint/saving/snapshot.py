@@ -142,7 +142,7 @@ class Snapshot:
         *,
         on_host: bool,
         copies_later: bool,
-        room: Callable[[], int],
+        room: Callable[[int], int],
     ) -> list[Any]:
         """Takes the shards of all packs; returns each once.
 
@@ -176,11 +176,13 @@ class Snapshot:
             run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
         return list(shards.values())
 
-    def _keep_in_place(self, copies: dict[int, list[_ChunkCopy]], room: Callable[[], int]) -> None:
+    def _keep_in_place(
+        self, copies: dict[int, list[_ChunkCopy]], room: Callable[[int], int]
+    ) -> None:
         """Takes those chunks out of the copies that are to be written from where they lie."""
         wanted = sum(copy.nbytes for of_pack in copies.values() for copy in of_pack)
         sizes = {pack: [copy.nbytes for copy in of_pack] for pack, of_pack in copies.items()}
-        limit = room() if wanted else 0
+        limit = room(wanted) if wanted else 0
         if wanted > limit:
             for pack, first in first_copies(sizes, limit).items():
                 for copy in copies[pack][:first]:
@@ -267,7 +269,7 @@ def take_snapshot(
         )
         if not on_host:
             arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
-            limit = _room_bytes(memory)
+            limit = _room_bytes(memory, sum(array.nbytes for array in arrays))
             if memory.bound_bytes is None:
                 limit = min(limit, default_host_limit_bytes(arrays))
             snapshot.replace_shards(_send(snapshot, arrays, limit))
@@ -275,9 +277,9 @@ def take_snapshot(
     return snapshot
 
 
-def _room_bytes(memory: MemoryBudget) -> int:
+def _room_bytes(memory: MemoryBudget, wanted_bytes: int) -> int:
     """Returns how much of the host's memory copies may take."""
-    free = memory.free()
+    free = memory.free_for(wanted_bytes)
     # Pages of the files that are written take memory too.
     return free.nbytes if free.level is None else free.nbytes // 2
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.memory.budget import HeldBytes, MemoryBudget, MemoryUse, Sharers, divide
+from holdfast.checkpoint.memory.budget import (
+    UNASKED_BYTES,
+    HeldBytes,
+    MemoryBudget,
+    MemoryUse,
+    Sharers,
+    divide,
+)
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 
 
@@ -46,6 +53,16 @@ def test_a_bound_of_the_caller_is_the_only_one() -> None:
     budget = MemoryBudget(bound_bytes=1 << 50, look=lambda: [level(10)])
     assert budget.free_bytes() == 1 << 50
     assert budget.free().level is None
+
+
+def test_a_little_is_taken_unasked() -> None:
+    """To look at files of the kernel would cost more than a small save does."""
+    tight = MemoryBudget(look=lambda: [level(80)])
+    assert tight.free_for(UNASKED_BYTES).nbytes == UNLIMITED_BYTES
+    assert tight.free_for(UNASKED_BYTES + 1).nbytes == 70
+    assert MemoryBudget(bound_bytes=1 << 50).free_for(1).nbytes == 1 << 50
+    assert tight.seen_levels(UNASKED_BYTES) == ()
+    assert [seen.most_bytes for seen in tight.seen_levels(UNASKED_BYTES + 1)] == [80]
 
 
 def test_what_is_held_is_counted() -> None:

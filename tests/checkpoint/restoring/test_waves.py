@@ -13,6 +13,7 @@ import pytest
 from holdfast.checkpoint import NotEnoughMemory, save
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord, read_record
+from holdfast.checkpoint.memory import budget
 from holdfast.checkpoint.memory.budget import USE, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 from holdfast.checkpoint.restoring import waves
@@ -122,6 +123,7 @@ TREE = {f"w{i}": np.full(MIB, i, np.uint8) for i in range(6)}
 
 def restored(tmp_path: Path, patch: pytest.MonkeyPatch, cgroup: Shrinking) -> Any:
     patch.setattr(waves, "LEAST_BYTES", MIB)
+    patch.setattr(budget, "UNASKED_BYTES", 0)
     save(tmp_path / "step", TREE)
     storage = LocalStorage(tmp_path / "step")
     options = RestoreOptions(memory=MemoryBudget(look=cgroup))
