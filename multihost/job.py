@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .spec import ProcessSpec
 
@@ -97,6 +97,31 @@ class Job:
             close = known()
             if close is not None:
                 close()
+
+
+class ClearedCache(Protocol):
+    """A cache of `functools`, as far as it is needed here."""
+
+    def cache_clear(self) -> None:
+        """Empties the cache."""
+
+
+C = TypeVar("C", bound=ClearedCache)
+_of_backends: list[ClearedCache] = []
+
+
+def clear_with_attempt(cache: C) -> C:
+    """Has a module's cache emptied with the attempt's backends: it holds devices, meshes or
+    programs, and the sockets of a backend stay open as long as anything holds one of its devices.
+    """
+    _of_backends.append(cache)
+    return cache
+
+
+def clear_caches() -> None:
+    """Empties what `clear_with_attempt` was given."""
+    for cache in _of_backends:
+        cache.cache_clear()
 
 
 _job = Job()

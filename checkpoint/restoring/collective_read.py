@@ -23,6 +23,8 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from holdfast.multihost.group.group import clear_with_attempt
+
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of, chosen_memory_kind
@@ -260,6 +262,7 @@ def _stack(leaf: LeafRecord, count: int) -> LeafRecord:
     return replace(leaf, shape=shape, grid=Grid(shape, replica, replica))
 
 
+@clear_with_attempt
 @functools.lru_cache(maxsize=64)
 def _crossing(mesh: Mesh) -> frozenset[str]:
     """Returns the axes of a mesh along which the process changes.

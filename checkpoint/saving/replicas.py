@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import clear_with_attempt
 
 from ..agreement.replica_sums import (
     DeviceSum,
@@ -271,11 +272,13 @@ def _here(array: jax.Array, devices: Devices) -> jax.Array:
     return jax.make_array_from_single_device_arrays(parts[0].shape, sharding, parts)
 
 
+@clear_with_attempt
 @functools.lru_cache(PROGRAMS)
 def _mesh(devices: Devices) -> Mesh:
     return Mesh(np.array(devices), ("device",))
 
 
+@clear_with_attempt
 @functools.lru_cache(PROGRAMS)
 def _program(devices: Devices) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """Returns what sums arrays on each device: [devices, arrays] of uint32."""

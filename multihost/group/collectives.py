@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
+from ..job import clear_with_attempt
 from .barriers import coordination_timeout
 from .group_client import Deadline, GroupClient
 from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
@@ -163,6 +164,7 @@ def _reduced(row: Array, operation: str) -> Array:
     return row_of_all
 
 
+@clear_with_attempt
 @functools.cache
 def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
     """Returns the (host, device) mesh; one device a host where their numbers differ."""
@@ -177,6 +179,7 @@ def _host_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
     return Mesh(grid, ("host", "device"))
 
 
+@clear_with_attempt
 @functools.cache
 def _reduction(mesh: Mesh, operation: str) -> Callable[[jax.Array], jax.Array]:
     reduce = {"max": jax.lax.pmax, "sum": jax.lax.psum}[operation]

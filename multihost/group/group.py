@@ -11,6 +11,7 @@ import jax
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
+from ..job import clear_with_attempt as clear_with_attempt
 from ..job import current_job
 from .group_client import Client, Deadline, bounded_name, group_client_of
 from .runtime import current_client

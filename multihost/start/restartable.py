@@ -30,7 +30,7 @@ from holdfast.coordination import (
 from holdfast.coordination.names import NEXT_KEY, OVER_FOLDER
 from holdfast.proto.session_pb2 import NextAttempt
 
-from ..job import AttemptOver, Job, current_job, forget_job
+from ..job import AttemptOver, Job, clear_caches, current_job, forget_job
 from ..liveness.health import health
 from ..preemption.preemption import Preemption
 from ..spec import ProcessSpec
@@ -178,10 +178,11 @@ def _keep_out_of_collections() -> None:
 
 
 def _drop_backends() -> None:
-    clear_jax: tuple[Callable[[], Any], ...] = (
+    clear_all: tuple[Callable[[], Any], ...] = (
+        clear_caches,
         jax.clear_caches,
         jax.extend.backend.clear_backends,
     )
-    for clear in clear_jax:
+    for clear in clear_all:
         clear()
     gc.collect()  # cycles may hold a backend, and its sockets stay open with it

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+
+from holdfast.checkpoint.saving import replicas
 from holdfast.multihost import ProcessSpec
-from holdfast.multihost.job import Job, current_job, forget_job
+from holdfast.multihost.group import collectives
+from holdfast.multihost.job import Job, clear_caches, current_job, forget_job
 
 
 class Part:
@@ -36,3 +40,15 @@ def test_a_child_begins_an_empty_job() -> None:
     earlier = forget_job()
     assert earlier.get(Part) is part and current_job() is not earlier
     assert current_job().get(Part) is None
+
+
+def test_caches_of_devices_go_with_the_attempt() -> None:
+    """The caches of reductions and of replicas' sums are among those that are emptied: a device in
+    one keeps its backend, and the sockets of that, for others to wait at.
+    """
+    caches = [collectives._host_mesh, collectives._reduction, replicas._mesh, replicas._program]
+    devices = tuple(jax.devices())
+    collectives._host_mesh(devices)
+    replicas._program(devices)
+    clear_caches()
+    assert [cache.cache_info().currsize for cache in caches] == [0, 0, 0, 0]
