@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import multiprocessing
 import os
 import queue
 import resource
@@ -18,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast import multihost
-from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
+from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, register_storage
+from holdfast.checkpoint.storage.base import Part
+from holdfast.checkpoint.storage.local import LocalStorage
 
 FOLDER = Path(sys.argv[1])
 STEPS = int(sys.argv[2])
 HABIT = sys.argv[3] if len(sys.argv) > 3 else ""
 ME = int(os.environ["HOLDFAST_PROCESS_ID"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]  # that this process was started in
+LATE_LINK = FOLDER / "late-link"
 
 
 def note(what: str, **more: Any) -> None:
@@ -111,12 +115,54 @@ def indulge(error: Exception) -> None:
 
 def wait_for_data(step: int) -> None:
     """Waits for a batch, which never comes to the one that has the habit."""
-    if ME == 1 and HABIT == "waits for data" and step >= 11 and ATTEMPT == "1":
+    if ME != 1 or step < 11 or ATTEMPT != "1":
+        return
+    if HABIT == "waits for data":
         queue.SimpleQueue[None]().get()  # the batch
+    if HABIT == "waits for a worker":
+        context = multiprocessing.get_context("spawn")
+        batches = context.SimpleQueue()
+        worker = context.Process(target=time.sleep, args=(600,), daemon=True)
+        worker.start()
+        note("worker", worker=worker.pid)
+        batches.get()
+
+
+class HangingStorage(LocalStorage):
+    """A folder in which a call for step 15 never returns, where the process has that habit."""
+
+    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
+        if HABIT == "its write hangs" and ME in (1, 2) and self._hangs(name):
+            threading.Event().wait()
+        super().write(name, size, parts)
+
+    def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
+        if HABIT == "its commit hangs" and ME == 0 and self._hangs(f"{path.parent.name}/"):
+            LATE_LINK.write_text(json.dumps([str(source), str(path)]))
+            threading.Event().wait()
+        super()._publish(source, path, made, replace)
+
+    def _hangs(self, name: str) -> bool:
+        return ATTEMPT == "1" and name.startswith("15/")
+
+
+def link_late() -> None:
+    """Does the link at last that hung in an attempt before, as a server of files may."""
+    if ME != 2 or not LATE_LINK.exists():
+        return
+    source, path = json.loads(LATE_LINK.read_text())
+    LATE_LINK.unlink()
+    try:
+        os.link(source, path)
+        note("late link", error="")
+    except OSError as error:
+        note("late link", error=type(error).__name__)
 
 
 def take_step(manager: CheckpointManager, step: int, state: Any) -> None:
     """Does what a trainer does after each step; says every ten steps what is saved."""
+    if HABIT.endswith("hangs") and step == 17 and ATTEMPT == "1":
+        time.sleep(2.0)  # until all that does not hang of the save is done
     die_if_told("step", step)
     if multihost.reached_preemption(step):
         sys.exit(75)
@@ -130,6 +176,8 @@ def take_step(manager: CheckpointManager, step: int, state: Any) -> None:
 def open_manager() -> Any:
     """Returns a manager for a block; one that the block leaves open, where all have that habit."""
     every = EveryNSteps(5)
+    if HABIT.endswith("hangs"):
+        return CheckpointManager(f"hangs://{FOLDER}/root", save_policy=every)
     if HABIT != "leaves it open":
         return CheckpointManager(FOLDER / "root", save_policy=every)
     local = Local(FOLDER / f"host{ME}", save_policy=EveryNSteps(1), failure_domain=f"host{ME}")
@@ -147,6 +195,7 @@ def train() -> float:
         if manager.latest_step() is not None:
             die_if_told("restore")
             state = manager.restore(like=state)
+        link_late()
         step = int(state["step"])
         note("begins", step=step)
         while step < STEPS:
@@ -160,5 +209,7 @@ def train() -> float:
     return float(np.asarray(state["w"].addressable_shards[0].data)[0])
 
 
-die_if_told("join")
-note("ended", result=multihost.run_restartable(train))
+register_storage("hangs", lambda url, _: HangingStorage(url.removeprefix("hangs://")))
+if __name__ == "__main__":  # not in a worker of its own
+    die_if_told("join")
+    note("ended", result=multihost.run_restartable(train))
