@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import difflib
 from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple, NoReturn
@@ -243,12 +244,14 @@ def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any])
         refuse(leaf, f"{name}[], which cannot hold it")
 
 
-def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+def _holds(dtype: np.dtype[Any], value: complex) -> bool:
+    """Says whether a number stays finite in a dtype, if it is; it may lose digits."""
     try:
-        np.asarray(value, dtype)
-    except OverflowError:
+        with np.errstate(over="ignore"):
+            held = np.asarray(value, dtype)
+        return bool(np.isfinite(held)) or not cmath.isfinite(value)
+    except (OverflowError, TypeError):  # the latter from ml_dtypes, for a large int
         return False
-    return True
 
 
 def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:

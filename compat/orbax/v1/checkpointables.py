@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from holdfast.checkpoint import Files
+from holdfast.multihost import is_primary_host
 
 from ..handlers import run_to_end, to_path
+from ..refusals import PAGE
 from .options import Context, current
 from .registry import STANDARD, global_registry
 
+# Beside the files of a handler: the name of its class. Handlers do not see it.
+SAVED_BY = ".saved-by-handler"
 T = TypeVar("T")
 A = TypeVar("A")
 
@@ -109,35 +113,74 @@ def checkpointable_to_save(name: str, value: Any, context: Context | None = None
 
     def write_into(folder: pathlib.Path) -> None:
         run_to_end(write(PathAwaitingCreation(to_path(folder))))
+        if handler is not None and is_primary_host(0):
+            (folder / SAVED_BY).write_text(_typestr(type(handler)))
 
     return Files(write_into, shared=True)
+
+
+def _typestr(cls: type) -> str:
+    """Returns the name of a class of handlers, as Orbax forms it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def checkpointable_to_load(name: str, target: Any, context: Context | None = None) -> Files | None:
     """Returns the `like` by which an item of files is loaded, None where nobody knows how.
 
-    Without a target it is the handler that was registered for that item, or the only one that is
-    registered for all.
+    Without a target it is the handler that was registered for that item, or the one that saved it.
     """
+    registry = current(context).registry or global_registry()
     if target is None:
-        own = [(chosen, cls) for chosen, cls in _entries(context) if cls not in STANDARD]
-        by_item = [cls for chosen, cls in own if chosen == name]
-        for_all = [cls for chosen, cls in own if chosen is None]
-        classes = set(by_item or for_all)
-        handler = classes.pop()() if len(classes) == 1 else None
-    else:
-        handler = _find(name, lambda handler: handler.is_abstract_handleable(target), context)
-    if isinstance(handler, STANDARD):
-        handler = None
-    if handler is None and not isinstance(target, StatefulCheckpointable):
-        return None
+        classes = _classes_for(name, context)
+        if not classes:
+            return None
+        return Files(read=lambda folder: _load(_saved_by(folder, name, classes, registry), folder))
+    handler = _find(name, lambda handler: handler.is_abstract_handleable(target), context)
+    if handler is not None and not isinstance(handler, STANDARD):
+        return Files(read=lambda folder: _load(handler, folder, target))
+    if isinstance(target, StatefulCheckpointable):
+        return Files(read=lambda folder: _load_into(target, folder))
+    return None
 
-    async def read(directory: Any) -> Any:
-        if handler is None:
-            rest = await target.load(directory)
-        else:
-            rest = await handler.load(directory, target)
-        value = None if rest is None else await rest
-        return target if handler is None else value
 
-    return Files(read=lambda folder: run_to_end(read(to_path(folder))))
+def _classes_for(name: str, context: Context | None) -> list[Any]:
+    """Returns the classes of handlers that may read an item: its own, or those for all items."""
+    own = [(chosen, cls) for chosen, cls in _entries(context) if cls not in STANDARD]
+    by_item = [cls for chosen, cls in own if chosen == name]
+    return by_item[:1] or [cls for chosen, cls in own if chosen is None]
+
+
+def _saved_by(folder: pathlib.Path, name: str, classes: Sequence[Any], registry: Any) -> Any:
+    """Returns the handler of an item by what its files say. Raises ValueError."""
+    if len(classes) == 1:
+        return classes[0]()
+    note = folder / SAVED_BY
+    saved_by = note.read_text() if note.exists() else "a handler that is not noted"
+    for cls in classes:
+        if saved_by in (_typestr(cls), *registry.get_secondary_typestrs(cls)):
+            return cls()
+    raise ValueError(
+        f"the item {name!r} was saved by {saved_by}, which is none of"
+        f" {', '.join(map(_typestr, classes))}; register it, handlers.register_handler, or one with"
+        f" that name among its secondary_typestrs. See {PAGE}"
+    )
+
+
+def _load(handler: Any, folder: pathlib.Path, target: Any = None) -> Any:
+    (folder / SAVED_BY).unlink(missing_ok=True)
+
+    async def read() -> Any:
+        rest = await handler.load(to_path(folder), target)
+        return None if rest is None else await rest
+
+    return run_to_end(read())
+
+
+def _load_into(target: Any, folder: pathlib.Path) -> Any:
+    async def read() -> None:
+        rest = await target.load(to_path(folder))
+        if rest is not None:
+            await rest
+
+    run_to_end(read())
+    return target

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from ..options import AsyncOptions as AsyncOptions
 from ..options import FileOptions as FileOptionsV0
@@ -48,9 +48,14 @@ class _Tuning:
     """Options without effect: any are taken, but those that would change what is saved or read."""
 
     refused: ClassVar[Mapping[str, str]] = {}  # what to do instead, by name
+    defaults: ClassVar[Mapping[str, Any]] = {}  # Orbax's; a class: options that are made anew
 
     def __init__(self, **options: Any) -> None:
-        for name, value in options.items():
+        defaults = {
+            name: value() if isinstance(value, type) else value
+            for name, value in self.defaults.items()
+        }
+        for name, value in (defaults | options).items():
             setattr(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -62,13 +67,42 @@ class _Tuning:
 class AtomicityOptions(_Tuning):
     """How Orbax commits."""
 
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "mode": AtomicityMode.AUTO,
+        "allow_legacy_atomic_rename": False,
+    }
+
 
 class MemoryOptions(_Tuning):
     """How much memory is used (see holdfast.checkpoint.Options.host_memory_bytes)."""
 
+    class RegulatorOptions(_Tuning):
+        """How Orbax changes its limits while it runs."""
+
+        defaults: ClassVar[Mapping[str, Any]] = {
+            "target_ratio": 0.8,
+            "min_memory_limit_gib": 10.0,
+            "kp": 0.4,
+            "ki": 0.05,
+            "kd": 0.1,
+        }
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "write_concurrent_bytes": None,
+        "read_concurrent_bytes": None,
+        "transfer_concurrent_bytes": None,
+        "regulator_options": None,
+        "expected_surge_bytes": None,
+        "is_prioritized_key_fn": None,
+        "serialization_status_callback": None,
+        "deepcopy_host_arrays": True,
+    }
+
 
 class SafetensorsOptions(_Tuning):
     """How safetensors are read."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"max_over_read_ratio": None, "read_chunk_bytes": None}
 
 
 class CheckpointablesOptions(_Tuning):
@@ -80,9 +114,28 @@ class CheckpointablesOptions(_Tuning):
 class DeletionOptions(_Tuning):
     """How steps are deleted: of no effect, since deletions are done when they return."""
 
+    class GcsDeletionOptions(_Tuning):
+        """Where deleted steps lie in a bucket: they are deleted."""
+
+        refused: ClassVar[Mapping[str, str]] = {
+            "todelete_full_path": "give CheckpointManagerOptions(todelete_subdir=...) on a file"
+            " system; in a bucket what is let go is deleted"
+        }
+        defaults: ClassVar[Mapping[str, Any]] = {"todelete_full_path": None}
+
+    defaults: ClassVar[Mapping[str, Any]] = {"gcs_deletion_options": GcsDeletionOptions}
+
 
 class PathwaysOptions(_Tuning):
     """How Pathways saves: of no effect, since a save needs nothing more there."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"checkpointing_impl": None}
+
+
+class _PyTreeMetadataOptions(_Tuning):
+    """How much of a tree's types Orbax writes down: holdfast's record has all of them."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"support_rich_types": False}
 
 
 @dataclass(kw_only=True)
@@ -91,6 +144,8 @@ class PyTreeOptions:
 
     class Saving(_Tuning):
         """How bytes lie in files: of no effect."""
+
+        defaults: ClassVar[Mapping[str, Any]] = {"pytree_metadata_options": _PyTreeMetadataOptions}
 
     @dataclass(kw_only=True)
     class Loading:
@@ -106,21 +161,64 @@ class PyTreeOptions:
 class ArrayOptions:
     """How arrays are saved and loaded. What would change their values is refused."""
 
-    class StorageOptions(_Tuning):
-        """Chunks and dtypes in files."""
-
-        refused: ClassVar[Mapping[str, str]] = {"dtype": CAST}
-
     class Saving(_Tuning):
         """How bytes lie in files: of no effect."""
 
+        class StorageOptions(_Tuning):
+            """Chunks and dtypes in files."""
+
+            refused: ClassVar[Mapping[str, str]] = {"dtype": CAST}
+            defaults: ClassVar[Mapping[str, Any]] = {
+                "dtype": None,
+                "chunk_byte_size": None,
+                "shard_axes": None,
+            }
+
+        class ScopedStorageOptionsCreator(Protocol):
+            """Makes storage options for a leaf: for annotations."""
+
+            def __call__(self, keypath: Any, value: Any) -> Any:
+                """Returns the options of a leaf."""
+
         refused: ClassVar[Mapping[str, str]] = {"scoped_storage_options_creator": CAST}
+        defaults: ClassVar[Mapping[str, Any]] = {
+            "storage_options": StorageOptions,
+            "use_ocdbt": True,
+            "use_zarr3": True,
+            "use_compression": True,
+            "ocdbt_target_data_file_size": None,
+            "enable_pinned_host_transfer": None,
+            "enable_post_merge_validation": True,
+            "use_replica_parallel": None,
+            "min_slice_bytes_for_replica_parallel": None,
+            "max_replicas_for_replica_parallel": None,
+            "enable_replica_parallel_separate_folder": False,
+            "enable_write_sharding_file": True,
+            "array_metadata_store": None,
+            "scoped_storage_options_creator": None,
+        }
 
     class Loading(_Tuning):
         """How arrays come back."""
 
+        class LoadAndBroadcastOptions(_Tuning):
+            """Who reads what is replicated: each host, once."""
+
+            defaults: ClassVar[Mapping[str, Any]] = {
+                "replica_axis_index": 0,
+                "primary_replica_id": 0,
+                "broadcast_memory_limit_bytes": None,
+                "broadcast_memory_scaling_factor": 0.75,
+            }
+
         refused: ClassVar[Mapping[str, str]] = {
             "enable_padding_and_truncation": "load the saved shapes and slice them"
+        }
+        defaults: ClassVar[Mapping[str, Any]] = {
+            "enable_padding_and_truncation": False,
+            "raise_array_data_missing_error": True,
+            "use_load_and_broadcast": False,
+            "load_and_broadcast_options": LoadAndBroadcastOptions,
         }
 
     saving: Any = field(default_factory=Saving)

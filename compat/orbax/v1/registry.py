@@ -86,7 +86,7 @@ class Registry:
         return self._entries
 
     def get_secondary_typestrs(self, handler_type: type) -> Sequence[str]:
-        """Returns other names of a class of handlers; they have no effect here."""
+        """Returns other names by which steps may know a class of handlers."""
         return self._typestrs.get(handler_type, [])
 
     def add_all(self, other: Any) -> Registry:

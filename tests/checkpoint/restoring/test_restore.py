@@ -4,6 +4,7 @@ sides.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,18 @@ def test_a_number_that_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(TreeMismatch, match="cannot hold it"):
         load(tmp_path, {"n": jnp.int32(0)})
     assert load(tmp_path, {"n": np.int64(0)})["n"] == 2**40
+
+
+@pytest.mark.parametrize("like", [np.float32(0), jnp.float32(0), jnp.bfloat16(0), np.complex64(0)])
+def test_a_number_that_would_be_infinite(tmp_path: Path, like: Any) -> None:
+    """A finite number is not turned into inf or nan; those that were saved come back."""
+    save(tmp_path, {"n": 1e300, "huge": 2**400, "inf": math.inf, "nan": math.nan, "x": 0.5})
+    for name in ("n", "huge"):
+        with pytest.raises(TreeMismatch, match=rf"'{name}'.*cannot hold it"):
+            load(tmp_path, {name: like}, partial=True)
+    kept = {"inf": like, "nan": like, "x": like}
+    found = load(tmp_path, kept, partial=True)
+    assert np.isinf(found["inf"]) and np.isnan(found["nan"]) and found["x"] == 0.5
 
 
 def test_cast(saved: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,41 @@ def test_a_context_has_its_options() -> None:
     assert program(ours_v1) == program(real_v1)
 
 
+def _read(options: Any, like: Any, at: str) -> dict[str, Any]:
+    """Returns all options below `options` by name, those that `like` has."""
+    found: dict[str, Any] = {}
+    for name in (each for each in dir(like) if not each.startswith("_")):
+        theirs = getattr(like, name)
+        if dataclasses.is_dataclass(theirs) and not isinstance(theirs, type):
+            found |= _read(getattr(options, name), theirs, f"{at}.{name}")
+        elif isinstance(theirs, type):
+            found[f"{at}.{name}"] = isinstance(getattr(options, name), type)
+        elif not callable(theirs):  # a method of Orbax's
+            value = getattr(options, name)
+            found[f"{at}.{name}"] = getattr(value, "name", value)
+    return found
+
+
+def test_options_are_read_where_none_was_given() -> None:
+    """Each option of v1's, and each class of options inside another, with Orbax's default."""
+    theirs = real_v1.Context()
+    read = _read(ours_v1.Context(), theirs, "Context")
+    expected = _read(theirs, theirs, "Context")
+    own = {"registry", "array_metadata_store", "path_class"}  # objects of Orbax's own
+    different = {name for name, value in expected.items() if read[name] != value}
+    assert len(expected) > 60
+    assert {name.rpartition(".")[2] for name in different} == own
+
+
 def test_options_that_would_change_values_are_refused() -> None:
     """In the constructor, and where they are set."""
     context = ours_v1.Context()
     with pytest.raises(NotImplementedError, match=r"dtype=.*cast the tree before saving"):
-        ours_v1.options.ArrayOptions.StorageOptions(dtype=jnp.bfloat16)
+        ours_v1.options.ArrayOptions.Saving.StorageOptions(dtype=jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match=r"dtype=.*cast the tree before saving"):
+        context.array.saving.storage_options.dtype = jnp.bfloat16
+    with pytest.raises(NotImplementedError, match=r"todelete_full_path='trash'.*todelete_subdir"):
+        context.deletion.gcs_deletion_options.todelete_full_path = "trash"
     with pytest.raises(NotImplementedError, match="enable_padding_and_truncation=True"):
         context.array.loading.enable_padding_and_truncation = True
 

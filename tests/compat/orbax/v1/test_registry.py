@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from holdfast.compat.orbax import v1 as ours_v1
 from tests.support.orbax_programs import outcome, run_both
 
 pytestmark = [
@@ -92,3 +93,69 @@ def test_entries(tmp_path: Path) -> None:
         ]
 
     run_both(program, tmp_path, v1=True)
+
+
+class Size(Point):
+    """Another value than a Point."""
+
+
+def _handlers(ocp: Any) -> list[Any]:
+    point = _handler(ocp)
+
+    class SizeHandler(point):  # type: ignore[misc]
+        async def load(self, directory: Any, abstract: Any = None) -> Any:
+            async def later() -> Size:
+                names = {path.name for path in directory.iterdir()}
+                assert names - {"commit_success.txt"} == {"x.txt"}  # the former is Orbax's
+                return Size(int((directory / "x.txt").read_text()))
+
+            return later()
+
+        def is_handleable(self, value: Any) -> bool:
+            return isinstance(value, Size)
+
+    return [point, SizeHandler]
+
+
+def test_a_step_knows_its_handlers(tmp_path: Path) -> None:
+    """Items are loaded without targets by the handlers that saved them, of several that hold."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        context = ocp.Context()
+        context.checkpointables.registry = ocp.handlers.local_registry()
+        for handler in _handlers(ocp):
+            context.checkpointables.registry.add(handler)
+        items = {"state": {"w": jnp.ones(2)}, "point": Point(7), "size": Size(8)}
+        with ocp.training.Checkpointer(root / "a", context=context) as checkpointer:
+            checkpointer.save_checkpointables(3, items)
+            found = [
+                checkpointer.load_checkpointables(3),
+                checkpointer.load_checkpointables(3, dict.fromkeys(items)),
+                checkpointer.load_checkpointables(3, {"size": None, "point": None}),
+            ]
+        return [
+            (type(each["point"]).__name__, each["point"].x, type(each["size"]).__name__)
+            for each in found
+        ]
+
+    assert run_both(program, tmp_path, v1=True) == [("Point", 7, "Size")] * 3
+
+
+def test_a_handler_that_is_not_there(tmp_path: Path) -> None:
+    """The error names the handler that saved the item."""
+    registry = ours_v1.handlers.local_registry()
+    for handler in _handlers(ours_v1):
+        registry.add(handler)
+    options = ours_v1.options.CheckpointablesOptions(registry=registry)
+    with ours_v1.Context(checkpointables_options=options):
+        ours_v1.save_checkpointables(tmp_path / "a", {"point": Point(7)})
+    with pytest.raises(ValueError, match=r"'point' is of files.*register_handler"):
+        ours_v1.load_checkpointables(tmp_path / "a")
+    other = ours_v1.handlers.local_registry()
+    other.add(_handlers(ours_v1)[1]).add(type("Third", (registry.get_all_entries()[-1][0],), {}))
+    options = ours_v1.options.CheckpointablesOptions(registry=other)
+    with (
+        ours_v1.Context(checkpointables_options=options),
+        pytest.raises(ValueError, match=r"'point' was saved by .*PointHandler.*register_handler"),
+    ):
+        ours_v1.load_checkpointables(tmp_path / "a")
