@@ -110,7 +110,11 @@ def open_manager(
         )
         undo.pop_all()
     if root.is_writing_primary:
-        state.worker.put(f"sweeping {root.where}", lambda: sweep_files(storage, root.claims))
+
+        def sweep() -> None:
+            sweep_files(storage, root.claims, listed=opened.files)
+
+        state.worker.put(f"sweeping {root.where}", sweep)
     state.reporter.report()
     return parts
 

@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# Installs what some tests need of the system: Slurm, munge, Open MPI, network tools, a browser; and where there is npm, Azurite, which
-# stands for Azure's blobs. For Debian and its kin, as root.
+# Installs what some tests need of the system: Slurm, munge, Open MPI, network tools, a browser; and Azurite, which stands for Azure's
+# blobs, into build/azurite. For Debian and its kin, as root.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 wanted=(slurm-wlm munge openmpi-bin iproute2 iptables gcc libc6-dev chromium)
+command -v npm > /dev/null || wanted+=(nodejs npm)
+# The last one that runs on Debian's node.
+install_azurite() {
+  [ -x build/azurite/node_modules/.bin/azurite-blob ] && return
+  npm install --prefix build/azurite --silent --no-fund --no-audit azurite@3.35.0 || echo "Azurite could not be installed"
+}
 missing=()
 for package in "${wanted[@]}"; do
   dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
 done
-if command -v npm > /dev/null && ! command -v azurite-blob > /dev/null; then
-  npm install -g --silent --no-fund --no-audit azurite || echo "Azurite could not be installed"
+if [ ${#missing[@]} -eq 0 ]; then
+  install_azurite
+  exit 0
 fi
-[ ${#missing[@]} -eq 0 ] && exit 0
 export DEBIAN_FRONTEND=noninteractive
 # A package's own daemon must not start: tests start their own, on loopback.
 policy=/usr/sbin/policy-rc.d
@@ -21,3 +28,4 @@ fi
 trap '$made_policy && rm -f "$policy" || true' EXIT
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${missing[@]}"
+install_azurite

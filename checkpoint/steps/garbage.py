@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,13 +117,17 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
     return reasons
 
 
-def sweep_files(storage: Storage, claims: Claims) -> list[str]:
+def sweep_files(
+    storage: Storage, claims: Claims, *, listed: Collection[str] | None = None
+) -> list[str]:
     """Deletes packs that no record names, of writers without a claim; returns their names.
 
     Folders that are then empty go too, and uploads of such writers that never came to their end.
+    `listed` are the names of all files of the root, from a listing before this call: an opening
+    has one, and the order of a sweep asks only that it is older than the look at the claims.
     """
     uploads = _old_uploads(storage, claims)
-    deleted = _sweep_steps(storage, claims, list_steps_files(storage))
+    deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))
     _end_uploads(storage, claims, uploads)
     return deleted
 

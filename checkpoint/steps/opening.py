@@ -8,8 +8,8 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from holdfast.coordination import HoldfastError
@@ -52,6 +52,7 @@ class Opened:
     disk was too full to make the claim: then nothing may be saved, but steps be deleted. Where
     `has_no_branches`, the root's history had none when it was listed; else that is not known.
     `sharers` is who shares this process's memory.
+    `files` are the names of all files, where the primary has listed them; only it has them.
     """
 
     writer: Writer
@@ -61,6 +62,7 @@ class Opened:
     step_names: StepNames = PLAIN_NAMES
     has_no_branches: bool = False
     sharers: Sharers = ALONE
+    files: Collection[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +132,15 @@ def open_root(
     """
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
 
+    files: Collection[str] | None = None
+
     def open_it() -> dict[str, Any]:
+        nonlocal files
         check()
-        opened = asdict(_open(storage, claims, options, find_foreign, needs_claim))
-        return opened | {"asks_hosts": launched_sharers() is None}
+        opened = _open(storage, claims, options, find_foreign, needs_claim)
+        files = opened.files
+        told = asdict(replace(opened, files=None))  # its names are too many for a message
+        return told | {"asks_hosts": launched_sharers() is None}
 
     found = _ask(storage, group, name, open_it, options.save_timeout_s)
     try:
@@ -153,6 +160,7 @@ def open_root(
         StepNames(**found["step_names"]),
         has_no_branches=found["has_no_branches"],
         sharers=sharers,
+        files=files,
     )
 
 
@@ -251,6 +259,7 @@ def _open(
         has_claim,
         step_names=names,
         has_no_branches=_has_no_branches(listing),
+        files=listing.files,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ..format.item_report import FILE_NAME
@@ -37,20 +37,23 @@ class StepFiles:
     has_record: bool
 
 
-def list_steps_files(storage: Storage) -> dict[str, StepFiles]:
+def list_steps_files(
+    storage: Storage, listed: Collection[str] | None = None
+) -> dict[str, StepFiles]:
     """Lists the files of all steps of a root, by the names of their folders.
 
-    In an object store that is one listing of everything.
+    In an object store that is one listing of everything, or `listed`, where it was made before.
     """
     if storage.posix is not None:
         folders = step_folders(storage, read_step_names(storage)).values()
         return {folder: list_files(storage, folder) for folder in folders}
     found: dict[str, StepFiles] = {}
-    entries = storage.list("", recursive=True, names_only=True)
-    has_names = any(entry.name == STEP_NAMES for entry in entries)
-    names = read_step_names(storage) if has_names else PLAIN_NAMES
-    for entry in entries:
-        step_dir, _, name = entry.name.partition("/")
+    if listed is None:
+        entries = storage.list("", recursive=True, names_only=True)
+        listed = {entry.name for entry in entries}
+    names = read_step_names(storage) if STEP_NAMES in listed else PLAIN_NAMES
+    for path in sorted(listed):
+        step_dir, _, name = path.partition("/")
         if names.step_of(step_dir) is None:
             continue
         files = found.setdefault(step_dir, StepFiles({}, has_record=False))

@@ -1,11 +1,13 @@
-"""Libraries that some tests need and most do not."""
+"""Libraries and programs that some tests need and most do not."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
-from typing import Any
+import shutil
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,7 +29,17 @@ def need_installed(module: str, install: str) -> None:
         _miss(f"{module} is not installed: {install}")
 
 
-def _miss(why: str) -> None:
+def need_program(name: str, installed: Path, install: str) -> str:
+    """Returns a program, where it was installed or on the PATH. Without it the test is skipped; in
+    CI it fails.
+    """
+    found = shutil.which(installed) or shutil.which(name)
+    if found is None:
+        _miss(f"{name} is not installed: {install}")
+    return found
+
+
+def _miss(why: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(why, pytrace=False)
     pytest.skip(why, allow_module_level=True)

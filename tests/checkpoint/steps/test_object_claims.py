@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError
+from holdfast.checkpoint import CheckpointError, CheckpointManager
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.steps.claims import FOLDER, this_writer
@@ -231,3 +232,22 @@ def test_a_record_is_marked_and_says_the_same(storage: BucketStorage) -> None:
     assert after != before and other != generation and list_steps(storage) == [3]
     storage.put("3/checkpoint.json", b"damaged")
     assert claims.bury("3", {"state/x": "0a0b0c0d"}) == [], "what a damaged record named stays"
+
+
+def test_a_sweep_of_an_older_listing_deletes_no_step_that_was_committed_since(
+    storage: BucketStorage,
+) -> None:
+    """A writer commits, and gives its claim up, between an opening's listing and its sweep: what
+    its record names stays. What was written after the listing is not looked at.
+    """
+    with CheckpointManager(storage.root) as manager:
+        manager.save(3, {"w": np.arange(3)})
+    left = "3/state/00000-00001-0a0b0c0d00000001.safetensors"
+    storage.put(left, b"of a save that failed")
+    before_its_commit = set(storage.keys("")) - {"3/checkpoint.json"}
+    later = "4/state/00000-00000-0a0b0c0d00000002.safetensors"
+    storage.put(later, b"of a writer that came after the listing")
+    assert sweep_files(storage, ObjectClaims(storage), listed=before_its_commit) == [left]
+    assert later in storage.keys("")
+    with CheckpointManager(storage.root) as manager:
+        assert manager.restore(3)["w"].tolist() == [0, 1, 2]

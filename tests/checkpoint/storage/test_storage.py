@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from holdfast.checkpoint.storage.path import open_storage
 from holdfast.testing import StorageContract
 from holdfast.testing.storage_contract import put
 from tests.support.object_servers import (
-    AZURITE,
     BUCKET,
     TensorStoreMemory,
     azure_server,
@@ -47,8 +45,6 @@ def servers() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def azure() -> Iterator[str]:
-    if shutil.which(AZURITE) is None:
-        pytest.skip("Azurite is not installed: npm install -g azurite")
     with azure_server() as query:
         yield query
 
