@@ -79,7 +79,7 @@ class MemoryUse:
     """Counts the bytes that this process holds for saves and restores. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage may give within any of its calls
         self._held_bytes = 0
         self._peak_bytes = 0
 
@@ -115,7 +115,7 @@ class MemoryUse:
 
 
 class HeldBytes:
-    """What one user of memory holds. For one thread."""
+    """What one user of memory holds, until it drops it or dies. For one thread."""
 
     def __init__(self, use: MemoryUse) -> None:
         self._use = use
@@ -130,6 +130,10 @@ class HeldBytes:
         """Counts bytes that it holds no more."""
         self.nbytes -= nbytes
         self._use.give(nbytes)
+
+    def __del__(self) -> None:
+        # A save that was interrupted leaves a snapshot that nobody releases.
+        self.drop(self.nbytes)
 
 
 USE = MemoryUse()

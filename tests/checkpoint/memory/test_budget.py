@@ -80,3 +80,14 @@ def test_what_is_held_is_counted() -> None:
 def _fail_holding(held: HeldBytes) -> None:
     held.add(3)
     raise ValueError
+
+
+def test_what_dies_holds_nothing() -> None:
+    """A save that was interrupted does not release its snapshot."""
+    use = MemoryUse()
+    held = HeldBytes(use)
+    held.add(5)
+    assert use.held_bytes == 5
+    del held
+    assert use.held_bytes == 0
+    assert use.peak_bytes == 5
