@@ -6,7 +6,6 @@ import itertools
 import logging
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
 from .answers import is_service_mismatch
 from .fork import abandon_in_children, keep_for_ever
-from .processes import ProcessInfo, ProcessWatch
+from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import (
     IDEMPOTENT,
     Backoff,
@@ -396,9 +395,7 @@ class Connection:
 
     def _on_delta(self, delta: spb.Delta) -> None:
         self._note_answer()
-        tasks: Sequence[spb.Task] = delta.tasks
-        if delta.packed:
-            tasks = spb.Tasks.FromString(zlib.decompress(delta.packed)).tasks
+        tasks = tasks_in(delta)
         self._watch.apply(tasks, full=delta.full)
         for task in tasks:
             if task.info.state == pb.ERROR:

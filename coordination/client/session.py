@@ -29,6 +29,7 @@ from ..names import REPORT_AGAIN
 from ..vitals import stacks
 from .answers import SESSION_METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
+from .processes import ToldIncarnations
 from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 
 _log = logging.getLogger("holdfast.coordination")
@@ -160,6 +161,7 @@ class SessionTransport:
             needs=depends_on,
             number=number,
             participants=participants,
+            brief=method == "GetAliveTasks",
         )
         reply = stream.ask(call, deadline)
         if reply.code:
@@ -212,6 +214,7 @@ class _SessionStream:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
+        self._told = ToldIncarnations()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
@@ -301,11 +304,28 @@ class _SessionStream:
         frame = spb.ServerFrame.FromString(data)
         if frame.HasField("reply"):
             if (inbox := self._waiting.get(frame.reply.id)) is not None:
-                inbox.put(frame.reply)
+                inbox.put(self._whole(frame.reply))
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         else:
+            if frame.HasField("delta"):
+                self._told.note(frame.delta)
             self._frames.later(lambda: self._owner.take(self, frame))
+
+    def _whole(self, reply: spb.Reply) -> spb.Reply:
+        """Returns a reply with its body, where it is brief. Called while it is known which Deltas
+        came before it.
+        """
+        if not reply.HasField("living"):
+            return reply
+        try:
+            return spb.Reply(body=self._told.all_of(reply.living).SerializeToString())
+        except KeyError as error:
+            what = (
+                f"the coordinator says that process {error} lives, but has not said which life:"
+                " a defect of the coordinator"
+            )
+            return spb.Reply(code=grpc.StatusCode.INTERNAL.value[0], message=what)
 
     def end(self) -> None:
         """Ends the connection; the waiting calls then raise TransportError."""

@@ -73,6 +73,10 @@ class Task:
             return self.session or self.agent
         return self.agent or self.session
 
+    def told(self, incarnation: int, version: int) -> bool:
+        """Returns whether a Session that knows the table at `version` knows this incarnation."""
+        return self.version <= version and self.incarnation(session=True) == incarnation
+
     def heard(self, now: float) -> None:
         """Notes a sign of life."""
         self.last_seen = now

@@ -5,12 +5,14 @@ message. One row for each rpc.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
+from holdfast.proto import session_pb2
 
 from ..core.barriers import Arrival
 from ..core.liveness import Living, Sending
@@ -18,6 +20,7 @@ from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..core.task_table import Task
 from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
+from ..task_bits import bits_of, bytes_of
 
 
 class Caller(NamedTuple):
@@ -30,6 +33,7 @@ class Caller(NamedTuple):
     depends_on: frozenset[int] = frozenset()
     number: int = 0  # of the call, in each sending of it; 0: it is sent once
     participants: frozenset[int] | None = None  # that the call names by a hash
+    brief: bool = False  # what the Session knows already may be left out of the reply
 
 
 class Claim(NamedTuple):
@@ -63,7 +67,8 @@ class Rpc:
     `registers`: the task is given to the caller. `lost`: a process that was given up is served,
     too; by such a call it learns that it is lost, or ends. `kept`: jaxlib's agents never take the
     call back, so where one goes away unanswered its process has most likely died. `shared`: many
-    calls get one value, which is encoded once.
+    calls get one value, which is encoded once. `encode_brief`: its reply to a Session that knows
+    the tasks at a version.
     """
 
     parse: Callable[[bytes], Any]
@@ -75,6 +80,7 @@ class Rpc:
     lost: bool = False
     kept: bool = False
     shared: bool = False
+    encode_brief: Callable[[Machine, Any, int], session_pb2.Reply] | None = None
 
 
 def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
@@ -290,6 +296,18 @@ def _encode_alive(machine: Machine, value: Sequence[Living], caller: Caller) -> 
     ).SerializeToString()
 
 
+def _living(machine: Machine, value: Sequence[Living], version: int) -> session_pb2.Reply:
+    bits = bits_of(each.task_id for each in value)
+    living = session_pb2.Living(bits=zlib.compress(bytes_of(bits)))
+    tasks = machine.task_table.tasks
+    for each in value:
+        # An answer that is given again may name a former life.
+        if not tasks[each.task_id].told(each.session, version):
+            living.changed.append(each.task_id)
+            living.incarnations.append(each.session)
+    return session_pb2.Reply(living=living)
+
+
 RPCS_A: dict[str, Rpc] = {
     "RegisterTask": Rpc(
         a.RegisterTaskRequest.FromString,
@@ -342,6 +360,7 @@ RPCS_A: dict[str, Rpc] = {
         _encode_alive,
         waits=True,
         shared=True,
+        encode_brief=_living,
     ),
     "ReportErrorToService": Rpc(
         a.ReportErrorToServiceRequest.FromString, _named, _report_error, encode_nothing

@@ -162,13 +162,24 @@ class SessionCall:
     def _shared_body(self, machine: Machine, value: Any) -> bytes:
         rpc = self.rpc
         assert rpc is not None
+        encode_brief = rpc.encode_brief
+        version = self.session.version
+        # A Session that has just opened has not been sent the table yet.
+        if encode_brief is not None and self.caller.brief and version >= 0:
+            return machine.encodings.of(
+                (encode_brief, version),
+                value,
+                lambda: _frame(encode_brief(machine, value, version)),
+            )
+        return machine.encodings.of(
+            rpc.encode,
+            value,
+            lambda: _frame(session_pb2.Reply(body=rpc.encode(machine, value, self.caller))),
+        )
 
-        def encode() -> bytes:
-            body = rpc.encode(machine, value, self.caller)
-            reply = session_pb2.Reply(body=body)
-            return session_pb2.ServerFrame(reply=reply).SerializeToString()
 
-        return machine.encodings.of(rpc.encode, value, encode)
+def _frame(reply: session_pb2.Reply) -> bytes:
+    return session_pb2.ServerFrame(reply=reply).SerializeToString()
 
 
 _FAILURE = "failure"
@@ -188,7 +199,7 @@ def _failure(machine: Machine, status: Status) -> bytes:
         reply.payloads[MISSING_TYPE] = machine.encodings.of(
             MISSING_TYPE, status.missing, lambda: _missing_payload(status)
         )
-    return session_pb2.ServerFrame(reply=reply).SerializeToString()
+    return _frame(reply)
 
 
 def _missing_payload(status: Status) -> bytes:
@@ -383,6 +394,7 @@ class SessionStreams:
             depends_on=depends_on,
             number=request.number,
             participants=self._machine.participants.get(request.participants),
+            brief=request.brief,
         )
         number = request.id
         call = SessionCall(session, number, rpc, caller)

@@ -56,14 +56,17 @@ class Wire:
 
 
 class CrowdStream:
-    """A SessionStream whose messages go over the wire; `last` is the last one that was read."""
+    """A SessionStream whose messages go over the wire; `last` is the last one that was read.
+    `listener` gets each.
+    """
 
-    __slots__ = ("_outbox", "_wire", "end", "key", "last", "session")
+    __slots__ = ("_outbox", "_wire", "end", "key", "last", "listener", "session")
 
     def __init__(self, wire: Wire, turns: Turns) -> None:
         self.session: Session | None = None
         self.key = ""
         self.last = b""
+        self.listener: Callable[[bytes], None] | None = None
         self.end: tuple[int, str] | None = None
         self._wire = wire
         self._outbox = Outbox(turns, self._start, self.finish)
@@ -83,6 +86,8 @@ class CrowdStream:
 
     def take(self, message: bytes) -> None:
         self.last = message if len(message) <= self._wire.kept_bytes else b""
+        if self.listener is not None:
+            self.listener(message)
         self._outbox.written()
 
     def finish(self, code: int, message: str) -> None:
@@ -129,10 +134,10 @@ class Crowd:
                 self.wire.deliver()
         self.wire.deliver()
 
-    def open(self, process_id: int, stream: CrowdStream, host: str = "") -> None:
+    def open(self, process_id: int, stream: CrowdStream, host: str = "", life: int = 1) -> None:
         opening = session_pb2.Open(
             process_id=process_id,
-            incarnation=(process_id * 0x9E3779B97F4A7C15 + 1) % 2**64,
+            incarnation=(process_id * 0x9E3779B97F4A7C15 + life) % 2**64,
             host=host or f"host-{process_id // PROCESSES_PER_HOST:05d}",
             pid=10_000 + process_id,
         )

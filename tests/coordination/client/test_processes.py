@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.client.processes import ProcessInfo, ProcessWatch, process_info
+from holdfast.coordination.client.processes import (
+    ProcessInfo,
+    ProcessWatch,
+    ToldIncarnations,
+    process_info,
+)
+from holdfast.coordination.task_bits import bits_of, bytes_of
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
@@ -120,3 +127,29 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     if seen:
         assert {each.process_id: each.state for each in seen[-1]} == table
         assert [each.process_id for each in seen[-1]] == sorted(table)
+
+
+def living(task_ids: Sequence[int], changed: dict[int, int]) -> spb.Living:
+    return spb.Living(
+        bits=zlib.compress(bytes_of(bits_of(task_ids))),
+        changed=changed.keys(),
+        incarnations=changed.values(),
+    )
+
+
+def test_the_living_are_named_by_what_the_stream_has_told() -> None:
+    """More Deltas than are kept as they came, packed ones among them: the last word about each
+    process counts, and before it what the answer itself says. A full one begins anew.
+    """
+    told = ToldIncarnations()
+    told.note(spb.Delta(full=True, tasks=[task(number) for number in range(4)]))
+    for life in range(2, 101):
+        packed = spb.Tasks(tasks=[task(2, incarnation=life)]).SerializeToString()
+        told.note(spb.Delta(packed=zlib.compress(packed)))
+    answer = told.all_of(living([0, 2, 3], {3: 7}))
+    assert list(answer.alive_task_ids) == [0, 2, 3]
+    assert list(answer.incarnations) == [1, 100, 7]
+    told.note(spb.Delta(full=True, tasks=[task(0, incarnation=5)]))
+    assert list(told.all_of(living([0], {})).incarnations) == [5]
+    with pytest.raises(KeyError, match="2"):
+        told.all_of(living([2], {}))
