@@ -57,7 +57,8 @@ class Turns:
 
     def give_back(self, sender: Sender) -> None:
         """Ends a turn, where the sender has one, and gives the next ones."""
-        if self._take_back(sender):
+        # After each message; small ones take no turns.
+        if self._lent and self._take_back(sender):
             self._go_on()
 
     def _take_back(self, sender: Sender) -> bool:

@@ -386,6 +386,8 @@ class SessionStreams:
         timeout_ms = request.timeout_ms
         deadline = now + timeout_ms / 1000 if timeout_ms > 0 else math.inf
         depends_on = frozenset(request.needs) if request.needs else _NOBODY
+        name = request.participants
+        participants = self._machine.participants.get(name) if name else None
         caller = Caller(
             session.task_id,
             session.incarnation,
@@ -393,7 +395,7 @@ class SessionStreams:
             deadline,
             depends_on=depends_on,
             number=request.number,
-            participants=self._machine.participants.get(request.participants),
+            participants=participants,
             brief=request.brief,
         )
         number = request.id
@@ -402,7 +404,7 @@ class SessionStreams:
             status = Status(Code.RESOURCE_EXHAUSTED, sentence)
             call.answer(self._machine, Completion(call, None, status))
             return
-        if request.participants and caller.participants is None:
+        if name and participants is None:
             call.answer(self._machine, Completion(call, None, _UNNAMED))
             return
         # Before it runs: an answer that comes at once takes it out again.
