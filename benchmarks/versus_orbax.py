@@ -3,7 +3,8 @@
     python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm]
         [--only NAME ...] [--write]
 
-Each workload runs in processes of its own, every system once before the clock starts. "blocked" is
+Each workload runs in processes of its own, every system once before the clock starts. The order of
+the systems changes from repeat to repeat, so that none has the same place always. "blocked" is
 how long the call of `save` keeps the caller, "total" ends when the step is durable and committed;
 "restore" is from a warm page cache into memory that this process had before, "fresh" the same as
 the first thing that a new process does, as a job that starts again, "cold" after the kernel was
@@ -227,6 +228,16 @@ def _systems(name: str) -> list[str]:
     return ["holdfast", "facade", "orbax"] + ["floor"] * (name != "small")
 
 
+def _in_turn(systems: list[str], repeat: int) -> list[str]:
+    """Returns the order of one repeat: each system has each place, and each neighbour, as often.
+
+    What runs second finds caches and an allocator as the first left them, so no order is fair.
+    """
+    first = repeat // 2 % len(systems)
+    order = systems[first:] + systems[:first]
+    return order[::-1] if repeat % 2 else order
+
+
 def _start(count: int, index: int, port: int) -> Callable[[str], None]:
     """Joins the job; returns the barrier of its processes."""
     import jax
@@ -274,7 +285,8 @@ def work(name: str, folder: Path, repeats: int, *job: int) -> None:
         system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems
     }
     for step in range(repeats + 1):
-        for kind, system in systems.items():
+        for kind in _in_turn(list(systems), step):
+            system = systems[kind]
             # what the system before has left for the kernel to write would be charged to this one
             os.sync()
             together(f"{kind} save {step}")
@@ -408,8 +420,8 @@ def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
             merged[system]["peak_extra_bytes"] = max(
                 one[system]["peak_extra_bytes"] for one in found
             )
-        for _ in range(repeats):
-            for system in merged:
+        for repeat in range(repeats):
+            for system in _in_turn(list(merged), repeat):
                 words = ("--fresh", name, folder, system, repeats + 1)
                 merged[system]["fresh"].append(max(run_job(name, *words)))
         return merged
