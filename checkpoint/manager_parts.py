@@ -143,15 +143,7 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         check=lambda: refuse_step_folder(storage),
         needs_claim=False,
     )
-    root = OpenRoot(
-        storage=storage,
-        group=group,
-        options=options,
-        claims=claims,
-        writer=opened.writer,
-        sharers=opened.sharers,
-    )
-    return root, opened
+    return OpenRoot.of(opened, storage, claims, group=group, options=options), opened
 
 
 def _open_tier(

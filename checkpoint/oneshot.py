@@ -21,7 +21,6 @@ from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_item
 from .errors import naming_path, naming_step
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
-from .format.limits import check_item_name
 from .format.rename import Names
 from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
@@ -42,7 +41,7 @@ from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle
 from .saving.cast import SaveDtype, cast_tree
 from .saving.stager import SaveOrder
-from .single_save import BackgroundSave, SingleSave, check_named_step
+from .single_save import BackgroundSave, SingleSave
 from .storage.path import StorePath, join, open_storage
 from .storage.threads import start_thread
 from .tools.convert import convert as convert_checkpoint
@@ -80,7 +79,6 @@ def save(  # noqa: PLR0913
     alike. `group=None` is the job's processes, or this one alone. Where this process of a launched
     job has not joined it, and another writes to the folder, that is a CheckpointError too.
     """
-    members = given_or_default(group)
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     chosen = _chosen("save", state, item, items)
@@ -93,13 +91,17 @@ def save(  # noqa: PLR0913
         trees = {
             name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
         }
-        save_orbax(StorePath.of(path), trees, metadata=metadata, group=members, timeout_s=timeout_s)
+        save_orbax(
+            StorePath.of(path),
+            trees,
+            metadata=metadata,
+            group=given_or_default(group),
+            timeout_s=timeout_s,
+        )
         return
-    if members.count == 1:
-        _check_names(step, path, chosen)
-    options = Options(save_timeout_s=timeout_s, per_process=per_process)
-    single = SingleSave.open(path, group, options)
     order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
+    options = Options(save_timeout_s=timeout_s, per_process=per_process)
+    single = SingleSave.open(path, group, order, options)
     result = single.run(single.stage(order))
     if result.error is not None:
         raise result.error
@@ -121,19 +123,15 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
             f"save_async: layout={words['layout']!r} is written before the call returns; expected"
             " save(...)"
         )
-    group = words["group"]
-    items = _chosen("save_async", state, words["item"], words["items"])
-    if given_or_default(group).count == 1:
-        _check_names(words["step"], path, items)
     order = SaveOrder(
         words["step"],
-        items=items,
+        items=_chosen("save_async", state, words["item"], words["items"]),
         metadata=words["metadata"],
         dtype=words["dtype"],
         overwrite=words["overwrite"],
     )
     how = Options(save_timeout_s=words["timeout_s"], per_process=words["per_process"])
-    single = BackgroundSave.open(path, group, how)
+    single = BackgroundSave.open(path, words["group"], order, how)
     return single.begin(single.stage(order))
 
 
@@ -141,12 +139,6 @@ def _chosen(call: str, state: Any, item: str, items: Mapping[str, Any] | None) -
     if (state is None) == (items is None):
         raise ValueError(f"{call}: give either a state or items")
     return {item: state} if items is None else dict(items)
-
-
-def _check_names(step: int, path: str | os.PathLike[str], items: Mapping[str, Any]) -> None:
-    check_named_step(step, path)
-    for name in items:
-        check_item_name(name)
 
 
 def _cast(value: Any, dtype: SaveDtype) -> Any:

@@ -14,7 +14,7 @@ from holdfast.multihost.group.group import given_or_default
 
 from .agreement.save_protocol import SaveResult
 from .errors import SaveCancelled, StepExists, failure_of, naming_path
-from .format.limits import check_step
+from .format.limits import check_item_name, check_step
 from .format.step_folders import has_record, other_step
 from .options import Options
 from .saving.async_saver import AsyncSaver, SaveHandle
@@ -41,23 +41,25 @@ class SingleSave:
     root: OpenRoot
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], group: Group | None, options: Options) -> Self:
-        """Opens and claims a folder. Every process of the group calls it.
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        group: Group | None,
+        order: SaveOrder,
+        options: Options,
+    ) -> Self:
+        """Opens and claims a folder for an order. Every process of the group calls it.
 
         Without a group it is the default one, and what `refuse_without_joining` raises.
         """
         members = given_or_default(group)
+        if members.count == 1:
+            # In a group `stage` finds what is wrong, so that all processes learn of it.
+            _check_names(order, path)
         storage = open_storage(path)
         claims = open_claims(storage)
         opened = open_root(storage, claims, members, options)
-        root = OpenRoot(
-            storage=storage,
-            group=members,
-            options=options,
-            claims=claims,
-            writer=opened.writer,
-            sharers=opened.sharers,
-        )
+        root = OpenRoot.of(opened, storage, claims, group=members, options=options)
         single = cls(root)
         if group is None:
             try:
@@ -144,6 +146,12 @@ class BackgroundSave(SingleSave):
         if result.error is not None and not isinstance(result.error, SaveCancelled):
             _log.error("the save to %s failed: %s", self.root.where, result.error)
         return result
+
+
+def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
+    check_named_step(order.step, path)
+    for name in order.chosen_items():
+        check_item_name(name)
 
 
 def check_named_step(step: int, path: str | os.PathLike[str]) -> int:

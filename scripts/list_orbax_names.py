@@ -9,9 +9,9 @@ from elsewhere is left out.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,8 +211,17 @@ def _replaced(text: str, begin: str, end: str, new: str) -> str:
     return f"{before}{begin}\n{new}\n{end}{rest.partition(end)[2]}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes the page, or another file in its place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     source = ROOT / "docs" / "from-orbax.md"
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else source
+    parser.add_argument("file", nargs="?", type=Path, default=source, help="what is written")
+    target: Path = parser.parse_args().file
     target.write_text(page(source.read_text()))
     print(target)
+
+
+if __name__ == "__main__":
+    main()

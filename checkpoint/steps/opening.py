@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, ProcessSpec
@@ -77,6 +77,20 @@ class OpenRoot:
     claims: Claims
     writer: Writer
     sharers: Sharers = ALONE
+
+    @classmethod
+    def of(
+        cls, opened: Opened, storage: Storage, claims: Claims, *, group: Group, options: Options
+    ) -> Self:
+        """Returns the root that `open_root` has opened with these."""
+        return cls(
+            storage=storage,
+            group=group,
+            options=options,
+            claims=claims,
+            writer=opened.writer,
+            sharers=opened.sharers,
+        )
 
     @property
     def memory(self) -> MemoryBudget:

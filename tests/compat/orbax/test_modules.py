@@ -43,6 +43,15 @@ def test_every_public_name_is_on_the_page(tmp_path: Path) -> None:
     )
 
 
+def test_the_script_of_names_explains_itself(tmp_path: Path) -> None:
+    """`--help` prints how the script is called, and writes nothing."""
+    command = [sys.executable, ROOT / "scripts" / "list_orbax_names.py", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("usage: list_orbax_names.py")
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_orbax_is_imported() -> None:
     """The stand-ins work where Orbax is not installed."""
     ran = subprocess.run(
