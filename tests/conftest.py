@@ -50,3 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (dropped if item.get_closest_marker("slow") and lot >= share else chosen).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # A test that failed once and then passed is a defect of the test or of the product, and what
+    # failed is not seen again.
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", f"failed once: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
