@@ -306,6 +306,8 @@ class EffectPerformer:
 
     def _prepare(self) -> Event:
         target = self._target
+        for sums in self._work.replicas().values():
+            sums.sum_on_host()
         items = self._work.write()
         if target.group.index:
             # The next that this process says is its report. With that others commit.

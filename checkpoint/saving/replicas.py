@@ -1,9 +1,11 @@
 """Sums replicas on their devices at a save, to find those that have drifted apart.
 
-One program for each set of devices sums the bits of every leaf, as unsigned integers that wrap
-around: one flipped bit always changes the sum, and NaN and -0.0 are bits like any. It is dispatched
-before `save` returns, and read when the save reports: the caller waits for nothing. It has no
-collective, so a process that does not take part holds up no other.
+The bits of every leaf are summed, as unsigned integers that wrap around: one flipped bit always
+changes the sum, and NaN and -0.0 are bits like any. One program for each set of devices does it,
+dispatched before `save` returns and read when the save reports: the caller waits for nothing. It
+has no collective, so a process that does not take part holds up no other. Where devices are the
+host's cores numpy sums the arrays where they lie, after `save` has returned: at several times the
+speed of the compiled sum there, and nothing is to be compiled.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from ..agreement.replica_sums import (
 from ..agreement.save_protocol import SaveReport
 from ..errors import ReplicasDiffer, error_text
 from ..format.tree import is_key
+from ..storage.threads import run_side_by_side
 from .plan import Plan, ShardPlacement
 
 _log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ Devices: TypeAlias = tuple[Any, ...]
 MOST_LOCAL = 64  # shards that differ on one process, and are named
 PROGRAMS = 8  # by devices
 _spec: Any = PartitionSpec  # its call has no types
+SUM_THREADS = 4
 ANSWER_S = 20.0  # for all to answer: they have just reported, and wait
 
 
@@ -125,15 +129,17 @@ def _replicas_of(
 
 
 class _Made(NamedTuple):
-    """What one program makes: [devices, leaves] of uint32."""
+    """The sums of the leaves on one set of devices. `sums` waits for them, or makes them, and
+    returns [devices, leaves] of uint32.
+    """
 
     leaves: Sequence[int]
     devices: Devices
-    sums: jax.Array
+    sums: Callable[[], np.ndarray[Any, Any]]
 
 
 class ReplicaSums:
-    """The sums of one tree's replicas, which its devices are making."""
+    """The sums of one tree's replicas. Those that its devices make have begun."""
 
     def __init__(
         self,
@@ -150,14 +156,23 @@ class ReplicaSums:
         self._sums: dict[int, np.ndarray[Any, Any]] = {}
         self._devices = {leaf: one.devices for one in made for leaf in one.leaves}
 
+    def sum_on_host(self) -> None:
+        """Makes the sums of arrays that lie in the host's memory, and lets go of them."""
+        self._take([one for one in self._made if _is_host(one.devices)])
+        self._made = [one for one in self._made if not _is_host(one.devices)]
+
     def report(self) -> ReplicaReport:
         """Returns what this process reports. Blocks until the devices have summed."""
-        for one in self._made:
-            table = np.asarray(one.sums)
-            self._sums |= {leaf: table[:, column] for column, leaf in enumerate(one.leaves)}
+        self.sum_on_host()
+        self._take(self._made)
         self._made = ()
         digests = {number: self._plan.digest(number, self._sums) for number in self._plan.sets}
         return ReplicaReport(digests, bool(self._differing_here()))
+
+    def _take(self, made: Sequence[_Made]) -> None:
+        for one in made:
+            table = one.sums()
+            self._sums |= {leaf: table[:, column] for column, leaf in enumerate(one.leaves)}
 
     def answer(self, sets: Sequence[int]) -> ReplicaAnswer:
         """Returns the sums of sets, after the report."""
@@ -199,8 +214,9 @@ def sum_replicas(
 ) -> ReplicaSums | None:
     """Starts summing the replicas of a tree, and returns; None where nothing is compared.
 
-    `leaves` are those of the tree, before a cast. Blocks while the program is compiled, at the
-    first save of such leaves. What a device cannot sum is no error of the save: it goes to the log.
+    `leaves` are those of the tree, before a cast. Blocks while a program is compiled, at the first
+    save of such leaves on devices that are not the host's cores. What a device cannot sum is no
+    error of the save: it goes to the log.
     """
     if "replicas" not in plan.cache:
         plan.cache["replicas"] = _compared(plan, leaves, may_differ)
@@ -250,9 +266,44 @@ def _is_elsewhere(array: jax.Array) -> bool:
 def _dispatch(by_devices: Mapping[Devices, tuple[int, ...]], leaves: Sequence[Any]) -> list[_Made]:
     made = []
     for devices, indices in by_devices.items():
-        arrays = [_here(_data(leaves[index]), devices) for index in indices]
-        made.append(_Made(indices, devices, _program(devices)(arrays)))
+        arrays = [_data(leaves[index]) for index in indices]
+        summing = _summing_views if _is_host(devices) else _program_on
+        made.append(_Made(indices, devices, summing(devices, arrays)))
     return made
+
+
+def _is_host(devices: Devices) -> bool:
+    return all(device.platform == "cpu" for device in devices)
+
+
+def _summing_views(
+    devices: Devices, arrays: Sequence[jax.Array]
+) -> Callable[[], np.ndarray[Any, Any]]:
+    """Returns what sums arrays where they lie. What is donated meanwhile is not written to."""
+    views = [np.asarray(part) for array in arrays for part in _parts(array, devices)]
+
+    def sums() -> np.ndarray[Any, Any]:
+        made = run_side_by_side(sum_of_words, views, SUM_THREADS)
+        return np.array(made, np.uint32).reshape(len(arrays), len(devices)).T
+
+    return sums
+
+
+def sum_of_words(array: np.ndarray[Any, Any]) -> int:
+    """Returns the sum of an array's memory as words of 32 bits (of 8, where it is no whole number
+    of them), modulo 2**32. Pure.
+    """
+    word = np.uint8 if array.nbytes % 4 else np.uint32
+    words = np.ascontiguousarray(array).reshape(-1).view(word)
+    return int(np.add.reduce(words, dtype=np.uint32))
+
+
+def _program_on(
+    devices: Devices, arrays: Sequence[jax.Array]
+) -> Callable[[], np.ndarray[Any, Any]]:
+    """Returns what waits for the sums that it has dispatched."""
+    summed = _program(devices)([_here(array, devices) for array in arrays])
+    return lambda: np.asarray(summed)
 
 
 def _data(leaf: Any) -> jax.Array:
@@ -265,11 +316,19 @@ def _here(array: jax.Array, devices: Devices) -> jax.Array:
 
     So one program is compiled for all its devices, and each sums what it has.
     """
+    parts = _parts(array, devices)
     if len(devices) == 1:
-        return array.addressable_data(0)
-    parts = [shard.data for shard in array.addressable_shards]
+        return parts[0]
     sharding = NamedSharding(_mesh(devices), _spec())
     return jax.make_array_from_single_device_arrays(parts[0].shape, sharding, parts)
+
+
+def _parts(array: jax.Array, devices: Devices) -> list[jax.Array]:
+    """Returns the shards of this process, one for each of its devices."""
+    if len(devices) == 1:
+        return [array.addressable_data(0)]
+    # Of a replicated array `addressable_data` returns the same one for each number.
+    return [shard.data for shard in array.addressable_shards]
 
 
 @clear_with_attempt

@@ -11,10 +11,13 @@ from tests.support.paths import program
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lane", ["durable", "incremental", "local"])
-def test_a_flipped_bit_is_named(tmp_path: Path, lane: str) -> None:
+@pytest.mark.parametrize(
+    ("lane", "by"),
+    [("durable", "numpy"), ("durable", "program"), ("incremental", "numpy"), ("local", "program")],
+)
+def test_a_flipped_bit_is_named(tmp_path: Path, lane: str, by: str) -> None:
     """One bit of one replica of one leaf, on a process or on one device: leaf, process and host are
     named at that save; equal replicas of any bytes and shardings are no alarm, donated or not.
     """
-    outputs = run_together(program("drift_named"), 4, tmp_path, lane, devices=2)
+    outputs = run_together(program("drift_named"), 4, tmp_path, lane, by, devices=2)
     assert sum("have drifted apart" in output for output in outputs) == 1

@@ -14,7 +14,7 @@ import pytest
 from holdfast.checkpoint.agreement.replica_sums import SharedShard
 from holdfast.checkpoint.format.dtypes import can_store
 from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
-from holdfast.checkpoint.saving.replicas import _bit_sum, plan_replicas
+from holdfast.checkpoint.saving.replicas import _bit_sum, plan_replicas, sum_of_words
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
 
@@ -61,17 +61,21 @@ def test_each_bit_is_seen(name: str) -> None:
     array = data.view(dtype) if narrow is None else (data % (1 << narrow)).astype(dtype)
     summed = jax.jit(_bit_sum)
     before = int(summed(jnp.asarray(array)))
+    words_before = sum_of_words(array)
     for bit in range(narrow or 8 * dtype.itemsize):
         other = array.copy()
         flat: Any = other.view(np.uint8)
         flat[len(flat) // 2 + bit // 8] ^= 1 << bit % 8
+        assert sum_of_words(other) != words_before, bit
+        assert sum_of_words(other[1:]) != sum_of_words(array[1:]), bit
         if narrow in (2, 4) and not name.startswith("u"):
             continue  # numpy keeps these with their sign in a whole byte
         assert int(summed(jnp.asarray(other))) != before, bit
 
 
-def test_replicas_on_the_devices_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["numpy", "program"])
+def test_replicas_on_the_devices_of_one_process(tmp_path: Path, by: str) -> None:
     """One process alone compares its devices: whole replicas, and replicas of a shard, before a
     cast. With "raise" nothing is committed, and the next save goes on.
     """
-    run_together(program("drift_alone"), 1, tmp_path, devices=4)
+    run_together(program("drift_alone"), 1, tmp_path, by, devices=4)
