@@ -6,10 +6,12 @@ the bytes up to the nearest ends of prefixes that have a checksum (see pack_head
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,7 +24,7 @@ from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord, fetch_record
-from ..storage.base import Storage, TellsSizes
+from ..storage.base import KeepsFilesOpen, Storage, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
@@ -118,7 +120,8 @@ class ItemReader:
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
         self._indices: dict[tuple[int, Region], Ints] = {}
-        self.step_bytes = STEP_BYTES if storage.posix is not None else REQUEST_BYTES
+        self.on_disk = storage.posix is not None
+        self.step_bytes = STEP_BYTES if self.on_disk else REQUEST_BYTES
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
@@ -133,11 +136,15 @@ class ItemReader:
         for read in reads:
             if id(read) not in brought:
                 read.lie_in(self._allocate(read, allocate))
-        work = [
-            (file, group, allocate(_span(group)) if group[0].is_small else None)
-            for file, group in _grouped(chunks)
-        ]
-        run_side_by_side(lambda args: self._read(*args), work, self._storage.max_concurrency)
+        work: list[Callable[[], None]] = []
+        for file, group in _grouped(chunks):
+            report = self._item.files[file]
+            if group[0].is_small:
+                memory = allocate(_span(group))
+                work.append(partial(self._read_small, report, group, memory))
+            else:
+                work += _LargeRead(self, report, group[0]).work()
+        run_side_by_side(lambda read: read(), work, self._storage.max_concurrency)
 
     def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
         try:
@@ -239,22 +246,25 @@ class ItemReader:
         for chunks_of_file in chunks.values():
             chunks_of_file.sort(key=_position)
         scratch = _Scratch()
-        run_side_by_side(
-            lambda work: self._check_group(work[0], work[1], scratch.memory),
-            list(_grouped(chunks)),
-            self._storage.max_concurrency,
-        )
+        work: list[Callable[[], None]] = []
+        for file, group in _grouped(chunks):
+            report = self._item.files[file]
+            chunk = group[0]
+            if chunk.is_small:
+                work.append(partial(self._check_small, report, group, scratch))
+                continue
+            steps = _Steps(self, report, chunk)
+            for start, stop in steps.divide(0, chunk.entry.nbytes):
+                work.append(partial(steps.check, start, stop, scratch.buffers))
+        run_side_by_side(lambda check: check(), work, self._storage.max_concurrency)
 
-    def _check_group(self, file: int, group: Sequence[ChunkRead], memory: memoryview) -> None:
-        report = self._item.files[file]
-        chunk = group[0]
-        if not chunk.is_small:
-            _Steps(self, report, chunk).check(
-                0, chunk.entry.nbytes, lambda start, stop: [memory[: stop - start]]
-            )
-            return
-        first = chunk.entry.start
-        self.read_range(report, first, [memory[: _end(group[-1]) - first]], chunk.leaf.path)
+    def _check_small(
+        self, report: FileReport, group: Sequence[ChunkRead], scratch: _Scratch
+    ) -> None:
+        first = group[0].entry.start
+        memory = scratch.memory
+        buffers = scratch.buffers(first, _end(group[-1]))
+        self.read_range(report, first, buffers, group[0].leaf.path)
         for each in group:
             crc = crc32c(memory[each.entry.start - first : _end(each) - first])
             self.check(report, each, crc, each.entry.checksum.crc)
@@ -289,9 +299,11 @@ class ItemReader:
             name = join(self._step_dir, file.name)
             got, found = self._surely(file, lambda: storage.read_sized(name, 0, buffers))
             self._check_length(file, 0, got, size)
-        else:
+            self._check_file(file, crc32c(data), found)
+            return bytes(data)
+        with self.kept_open(file):
             self.read_range(file, 0, buffers)
-        self._check_file(file, crc32c(data), found)
+            self._check_file(file, crc32c(data))
         return bytes(data)
 
     def check_file(self, file: FileReport) -> None:
@@ -357,6 +369,12 @@ class ItemReader:
             text = f"the file ends at {offset + got} of {file.size} bytes{where}"
             raise self._corrupt(file, text, leaf)
 
+    def kept_open(self, file: FileReport) -> contextlib.AbstractContextManager[None]:
+        """Has this thread's reads of a file open it once, until the context ends."""
+        if isinstance(self._storage, KeepsFilesOpen):
+            return self._storage.kept_open(join(self._step_dir, file.name))
+        return contextlib.nullcontext()
+
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         name = join(self._step_dir, file.name)
         return self._surely(file, lambda: self._storage.read(name, offset, buffers))
@@ -397,27 +415,6 @@ class ItemReader:
         path = self._path(file)
         return HostileCheckpoint(f"{path}: {text}", path=path, file=path)
 
-    def _read(
-        self, file: int, group: Sequence[ChunkRead], memory: np.ndarray[Any, Any] | None
-    ) -> None:
-        if memory is not None:
-            self._read_small(self._item.files[file], group, memory)
-        else:
-            self._read_large(self._item.files[file], group[0])
-
-    def _read_large(self, report: FileReport, chunk: ChunkRead) -> None:
-        """Reads what is needed of a large chunk, if it is one stretch straight to where it goes."""
-        straight = _straight(chunk)
-        data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
-        start, stop = _checked_range(chunk)
-        lead = bytearray(chunk.first - start)
-        tail = bytearray(stop - chunk.first - data.nbytes)
-        buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
-        _Steps(self, report, chunk).check(
-            start, stop, lambda begin, end: buffers.range(begin - start, end - start)
-        )
-        _deliver(chunk, data, skip_straight=straight is not None)
-
     def _read_small(self, report: FileReport, group: Sequence[ChunkRead], memory: Any) -> None:
         first = group[0].entry.start
         lead = first % 64
@@ -449,6 +446,58 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
 
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """Returns room for the bytes of a range."""
+        return [self.memory[: stop - start]]
+
+
+class _LargeRead:
+    """What is needed of a large chunk, if it is one stretch straight to where it goes.
+
+    It is read in ranges, in any order and on any threads.
+    """
+
+    def __init__(self, reader: ItemReader, file: FileReport, chunk: ChunkRead) -> None:
+        self._steps = _Steps(reader, file, chunk)
+        self._chunk = chunk
+        self._start, self._stop = _checked_range(chunk)
+        self._lock = threading.Lock()
+        self._ranges = self._steps.divide(self._start, self._stop)
+        self._left = len(self._ranges)
+        self._data: np.ndarray[Any, Any] | None = None
+        self._buffers: _Joined | None = None
+
+    def work(self) -> list[Callable[[], None]]:
+        """Returns what reads the ranges. The last that ends delivers the chunk."""
+        return [partial(self._read, start, stop) for start, stop in self._ranges]
+
+    def _read(self, start: int, stop: int) -> None:
+        buffers = self._opened()
+        first = self._start
+        self._steps.check(start, stop, lambda begin, end: buffers.range(begin - first, end - first))
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            assert self._data is not None
+            is_straight = _straight(self._chunk) is not None
+            _deliver(self._chunk, self._data, skip_straight=is_straight)
+            self._data = None
+            self._buffers = None
+
+    def _opened(self) -> _Joined:
+        """Returns where the bytes go. Memory of its own is taken with the first range only."""
+        with self._lock:
+            if self._buffers is None:
+                chunk = self._chunk
+                straight = _straight(chunk)
+                data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
+                lead = bytearray(chunk.first - self._start)
+                tail = bytearray(self._stop - chunk.first - data.nbytes)
+                self._buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
+                self._data = data
+            return self._buffers
+
 
 class _Steps(NamedTuple):
     """A large chunk, read in steps that are each checked at once."""
@@ -457,10 +506,27 @@ class _Steps(NamedTuple):
     file: FileReport
     chunk: ChunkRead
 
+    def divide(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns the ranges of a range that are best read apart, each of which can be checked
+        alone.
+
+        On a disk that is one, whose file is opened once.
+        """
+        step_bytes = self.reader.step_bytes
+        if self.reader.on_disk or not self.chunk.entry.checksum.prefixes:
+            return [(start, stop)]
+        return [(at, min(at + step_bytes, stop)) for at in range(start, stop, step_bytes)]
+
     def check(
         self, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
     ) -> None:
         """Reads a range into the buffers, and checks each step whose end has a checksum."""
+        with self.reader.kept_open(self.file):
+            self._check(start, stop, buffers_of)
+
+    def _check(
+        self, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
+    ) -> None:
         entry = self.chunk.entry
         crc = entry.crc_until(start)
         assert crc is not None

@@ -11,6 +11,7 @@ engine: verbs may still be added.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -124,6 +125,14 @@ class TellsSizes(Protocol):
         self, name: str, offset: int, buffers: Sequence[memoryview]
     ) -> tuple[int, int | None]:
         """Does what `Storage.read` does; returns the file's size too, None where it is not told."""
+
+
+@runtime_checkable
+class KeepsFilesOpen(Protocol):
+    """What a store can do besides, if each read opens its file."""
+
+    def kept_open(self, name: str) -> AbstractContextManager[None]:
+        """Has this thread's reads of a file open it once, until the context ends."""
 
 
 @runtime_checkable

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-from .base import ConditionalWrites, Entry, Part, PosixFolder, Storage, TensorStoreAccess
+from .base import (
+    ConditionalWrites,
+    Entry,
+    KeepsFilesOpen,
+    Part,
+    PosixFolder,
+    Storage,
+    TensorStoreAccess,
+)
 
 
 def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Iterator[Part]:
@@ -56,6 +65,11 @@ class CountingStorage:
         done = self._storage.read(name, offset, buffers)
         self.on_bytes(done)
         return done
+
+    def kept_open(self, name: str) -> AbstractContextManager[None]:
+        if isinstance(self._storage, KeepsFilesOpen):
+            return self._storage.kept_open(name)
+        return nullcontext()
 
     def size(self, name: str) -> int:
         return self._storage.size(name)

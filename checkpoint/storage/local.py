@@ -10,6 +10,7 @@ import errno
 import functools
 import os
 import stat
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,6 +77,7 @@ class LocalStorage:
         self.folder_mode = folder_mode
         self._single_writer = single_writer
         self._file_mode = file_mode
+        self._kept = _KeptFile()
 
     @property
     def root(self) -> str:
@@ -158,14 +160,23 @@ class LocalStorage:
             os.fchmod(file, self._file_mode)
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        if self._kept.name == name:
+            with contextlib.suppress(_GoneStale):
+                return self._kept.read(self.path, offset, buffers)
         file = open_to_read(self.path / name)
         try:
-            done = 0
-            for got in _transfer(os.preadv, file, buffers, offset):
-                done += got
-            return done
+            return sum(_transfer(os.preadv, file, buffers, offset))
         finally:
             os.close(file)
+
+    @contextlib.contextmanager
+    def kept_open(self, name: str) -> Iterator[None]:
+        """Keeps a file open that this thread reads from: see KeepsFilesOpen."""
+        self._kept.keep(name)
+        try:
+            yield
+        finally:
+            self._kept.keep(None)
 
     def size(self, name: str) -> int:
         path = self.path / name
@@ -269,6 +280,41 @@ class LocalStorage:
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
                 sync_folder(folder)
+
+
+class _GoneStale(Exception):
+    """An open file is no longer there: a shared file system has deleted or replaced it."""
+
+
+class _KeptFile(threading.local):
+    """The file that a thread reads from several times, opened by the first of these reads."""
+
+    name: str | None = None
+    _file: int | None = None
+
+    def keep(self, name: str | None) -> None:
+        """Closes the file; from now on reads of another are kept open (None: of none)."""
+        self._close()
+        self.name = name
+
+    def read(self, root: Path, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Does what a store's `read` does. Another try opens the file anew. Raises _GoneStale."""
+        assert self.name is not None
+        if self._file is None:
+            self._file = open_to_read(root / self.name)
+        try:
+            return sum(_transfer(os.preadv, self._file, buffers, offset))
+        except OSError as error:
+            self._close()
+            if error.errno == errno.ESTALE:
+                raise _GoneStale from error
+            raise
+
+    def _close(self) -> None:
+        file = self._file
+        self._file = None
+        if file is not None:
+            os.close(file)
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:

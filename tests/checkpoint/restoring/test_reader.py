@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,9 @@ from holdfast.checkpoint.format.pack_header import PREFIX_BYTES
 from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.restoring.reader import RANGE_BYTES, STEP_BYTES, ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
+from holdfast.checkpoint.storage import local
+from holdfast.checkpoint.storage.bucket import BucketStorage
+from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 
 
@@ -113,6 +119,65 @@ def test_groups_are_bounded(saved: tuple[Reads, ItemRecord]) -> None:
     assert sum(nbytes for _, nbytes in storage.reads) >= sum(
         np.asarray(array).nbytes for array in ARRAYS.values()
     )
+
+
+class Meeting(BucketStorage):
+    """A store whose reads of a whole step wait until three of them are on their way at once."""
+
+    step_bytes = 4 * PREFIX_BYTES
+    barrier = threading.Barrier(3)
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        if sum(buffer.nbytes for buffer in buffers) == self.step_bytes:
+            self.barrier.wait(30)
+        return super().read(name, offset, buffers)
+
+
+@pytest.mark.parametrize("columns", [512, 100], ids=["straight", "gathered"])
+def test_ranges_of_one_chunk_are_asked_side_by_side(columns: int) -> None:
+    """Over a network the ranges of a large chunk do not wait for one another, whether they go
+    straight into an array or not; so do those of a verification.
+    """
+    root = f"memory://{uuid.uuid4().hex}"
+    save(root, {"big": ARRAYS["big"]})
+    storage = Meeting(root)
+    item = read_record(storage, "").items["state"]
+    reader = ItemReader(storage, "", item)
+    reader.step_bytes = storage.step_bytes
+    read = ReadRequest(item.leaves[0], ((0, 9), (0, 1024), (0, columns)))
+    reader.fill([read], allocate)
+    assert read.array is not None
+    assert read.array.tobytes() == ARRAYS["big"][:, :, :columns].tobytes()
+    reader.check_all()
+
+
+def test_a_chunk_and_a_header_open_their_file_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk the steps of a large chunk share one open file, and so do the two reads of a
+    header; a wrapper that counts changes nothing.
+    """
+    save(tmp_path, {"big": ARRAYS["big"]})
+    opened: list[Path] = []
+
+    really_open = local.open_to_read
+
+    def open_to_read(path: Path) -> int:
+        opened.append(path)
+        return really_open(path)
+
+    monkeypatch.setattr(local, "open_to_read", open_to_read)
+    counted: list[int] = []
+    storage = CountingStorage(LocalStorage(tmp_path), counted.append)
+    item = read_record(storage, "").items["state"]
+    opened.clear()
+    counted.clear()
+    reader = ItemReader(storage, "", item)
+    read = ReadRequest(item.leaves[0], tuple((0, size) for size in ARRAYS["big"].shape))
+    reader.fill([read], allocate)
+    assert read.array is not None and read.array.tobytes() == ARRAYS["big"].tobytes()
+    assert len(opened) == 2  # header, chunk
+    assert len(counted) == 2 + -(-read.nbytes // STEP_BYTES)
 
 
 BIG_ROW = ARRAYS["big"][0].nbytes
