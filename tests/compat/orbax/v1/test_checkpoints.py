@@ -31,10 +31,6 @@ def state() -> dict[str, Any]:
     }
 
 
-# Orbax's own save that is refused leaves a coroutine behind that nobody awaits.
-@pytest.mark.filterwarnings(
-    "ignore:coroutine '_create_paths'", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
 def test_a_tree(tmp_path: Path) -> None:
     """Saved, loaded without a target, with one and by its metadata, replaced on request,
     deleted.
