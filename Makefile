@@ -18,6 +18,9 @@ Looked on PATH for python3.13, python3.12, python3.11 and python3.
 Install one (on Debian with python3-venv), activate one (pyenv shell 3.13), or name one: make PYTHON=/path/to/python3.13
 endef
 
+# Where it is set, each of the suite's thousands of processes compiles the product anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check slow slow-libraries coverage release accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
