@@ -59,10 +59,16 @@ class Group(Protocol):
 
 
 class Solo:
-    """The group of one process. Never blocks."""
+    """The group of one process. Never blocks.
+
+    `client` is that of a coordinator that hears its reports.
+    """
 
     index = 0
     count = 1
+
+    def __init__(self, client: Client | None = None) -> None:
+        self._client = client
 
     def barrier(self, name: str, *, timeout_s: float) -> None:
         """Returns at once."""
@@ -78,7 +84,8 @@ class Solo:
         return value
 
     def report(self, **progress: Any) -> None:
-        """Does nothing: nobody listens."""
+        """Passes `progress` on to the coordinator, where there is one."""
+        _report(self._client, progress)
 
 
 class ClusterGroup:
@@ -133,10 +140,10 @@ class ClusterGroup:
                 if self.index:
                     # Without a timeout rank 0 may still count the value, and deletes it.
                     if timed_out:
-                        self._try(lambda: self._group_client.delete(own_key, deadline))
+                        _try(lambda: self._group_client.delete(own_key, deadline))
                     raise
                 values = {} if timed_out else self._group_client.list(call.folder)
-                self._try(lambda: self._group_client.delete(call.folder, deadline))
+                _try(lambda: self._group_client.delete(call.folder, deadline))
                 if len(values) < self.count:
                     raise
                 _log.warning("gather %r is complete, although %s", name, error)
@@ -144,7 +151,7 @@ class ClusterGroup:
                 if self.index:
                     return None
                 values = self._group_client.list(call.folder)
-                self._try(lambda: self._group_client.delete(call.folder, deadline))
+                _try(lambda: self._group_client.delete(call.folder, deadline))
             return [values[str(rank)] for rank in range(self.count)]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
@@ -164,22 +171,11 @@ class ClusterGroup:
                     return value
                 return self._group_client.get(key, name, deadline, source)
             finally:
-                self._try(
-                    lambda: self._group_client.delete_after(call.folder, self.count, deadline)
-                )
+                _try(lambda: self._group_client.delete_after(call.folder, self.count, deadline))
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
-        report = getattr(self._group_client.client, "report", None)
-        if report is not None:
-            self._try(lambda: report(**progress))
-
-    def _try(self, operation: Callable[[], object]) -> None:
-        """Runs what no result depends on: its failure is logged, never raised."""
-        try:
-            operation()
-        except CoordinationError as error:
-            _log.debug("%s", error)
+        _report(self._group_client.client, progress)
 
 
 def runtime_indices(group: Group) -> Sequence[int]:
@@ -188,13 +184,28 @@ def runtime_indices(group: Group) -> Sequence[int]:
     return range(group.count) if processes is None else processes
 
 
+def _report(client: Client | None, progress: dict[str, Any]) -> None:
+    """Reports through a client that can: jaxlib's cannot."""
+    report = getattr(client, "report", None)
+    if report is not None:
+        _try(lambda: report(**progress))
+
+
+def _try(operation: Callable[[], object]) -> None:
+    """Runs what no result depends on: its failure is logged, never raised."""
+    try:
+        operation()
+    except CoordinationError as error:
+        _log.debug("%s", error)
+
+
 def default_group() -> Group:
     """Returns the group of all processes: Solo for one, else over the job's client.
 
     That is `initialize()`'s, or jax.distributed's own.
     """
     if jax.process_count() == 1:
-        return Solo()
+        return Solo(current_job().client)
     return ClusterGroup(current_client(), jax.process_index(), jax.process_count())
 
 

@@ -20,13 +20,13 @@ def need(module: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        _miss(f"{module} is not installed ({error}): {install}")
+        miss(f"{module} is not installed ({error}): {install}")
 
 
 def need_installed(module: str, install: str) -> None:
     """Does the same for a library that a program of the test imports, and the test does not."""
     if importlib.util.find_spec(module) is None:
-        _miss(f"{module} is not installed: {install}")
+        miss(f"{module} is not installed: {install}")
 
 
 def need_program(name: str, installed: Path, install: str) -> str:
@@ -35,11 +35,11 @@ def need_program(name: str, installed: Path, install: str) -> str:
     """
     found = shutil.which(installed) or shutil.which(name)
     if found is None:
-        _miss(f"{name} is not installed: {install}")
+        miss(f"{name} is not installed: {install}")
     return found
 
 
-def _miss(why: str) -> NoReturn:
+def miss(why: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(why, pytrace=False)
     pytest.skip(why, allow_module_level=True)

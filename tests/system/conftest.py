@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.libraries import miss
+
 _CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
@@ -56,7 +58,7 @@ def tab_if_any(browser: Any) -> Iterator[Any]:
 def tab(tab_if_any: Any) -> Any:
     """The same, for tests that are about nothing else."""
     if tab_if_any is None:
-        pytest.skip(
+        miss(
             "needs playwright (make slow-libraries) and Chromium"
             " (scripts/install_system_packages.sh)"
         )

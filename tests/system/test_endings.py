@@ -56,6 +56,17 @@ def test_a_commit_under_way_is_not_interrupted(tmp_path: Path) -> None:
     assert told == {0, 1}, output.text
 
 
+ALONE = program("endings_alone")
+
+
+def test_a_job_of_one_is_heard_of(tmp_path: Path) -> None:
+    """What its process saves counts as progress, as in a larger job."""
+    output = CollectedOutput()
+    command = [sys.executable, str(ALONE), str(tmp_path / "steps")]
+    result = run_local(command, 1, RunSettings(), output=output)
+    assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 3, 1), output.text
+
+
 DO_NOT_RESTART = program("endings_do_not_restart")
 
 

@@ -21,6 +21,7 @@ from tests.support.page_states import STATES, finished, large
 from tests.support.pages import page, processes, serious_faults
 
 D = "\u2013"  # what is not known
+pytestmark = pytest.mark.slow  # playwright is among the slow libraries
 HOSTILE = "<img src=x onerror=document.title='hit'>"
 
 
@@ -83,7 +84,7 @@ def test_a_restarted_coordinator_is_shown_and_forgotten(tab: Any, tmp_path: Path
         tab.get_by_text("j · 1 process").wait_for()
         os.kill(service.pid, signal.SIGKILL)
         service.wait(30)
-        tab.get_by_text("does not answer").wait_for()
+        tab.locator("#gone").get_by_text("does not answer").wait_for()
         with CoordinationService.spawn(1, job=JobIdentity(name="j"), **options):
             tab.locator("#events").get_by_text("the coordinator was started again").wait_for()
 
@@ -175,7 +176,6 @@ def test_the_state_comes_first(tab: Any, name: str, tmp_path: Path) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", STATES)
 def test_axe_finds_nothing_in_any_state(tab: Any, name: str, scheme: str, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
     assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(tab: Any, scheme: str, tmp_path: Path) -> None:
     """Contrast, names, roles and order, in both colour schemes."""
     tab.emulate_media(color_scheme=scheme)
