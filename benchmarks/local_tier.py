@@ -41,9 +41,10 @@ from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, living_steps, record_of
 from holdfast.checkpoint.local_tier.part_copier import copy_file
-from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import LocalKey, PartSummary
-from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, Peers, PeerStorage
+from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
+from holdfast.checkpoint.peers.part_server import PartServer
+from holdfast.checkpoint.peers.peer_connection import PeerConnection, Peers
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
 from holdfast.checkpoint.steps.lineage import Branch
 from holdfast.checkpoint.storage.threads import run_side_by_side

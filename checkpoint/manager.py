@@ -38,7 +38,7 @@ from .policy import (
     check_save_policy,
 )
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import RestoreOptions
+from .restoring.restore import Reading, RestoreOptions
 from .saving.async_saver import SaveHandle, refuse_in_callback
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
@@ -331,7 +331,7 @@ class CheckpointManager:
         types: Sequence[type] = (),
         plain: bool = False,
         rename: Names = None,
-        read_once: bool = False,
+        read: Reading = "auto",
         fallback: bool = False,
         hold_s: float = 0.0,
         process: int | None = None,
@@ -349,6 +349,10 @@ class CheckpointManager:
         `hold_s` keeps the step from the keep policy for so many seconds. Of iterators, and of
         leaves that were kept per process, each process gets its own back, on as many processes as
         saved; `process` is the one whose to take instead.
+
+        `read` says how a group reads what several of its processes need: "each" for itself;
+        "once", after which its reader passes it on to the others; "auto" reads once from stores
+        that are no folder, where that spares the store 64 MiB or more.
 
         Blocks, in a group until all processes are done, at most Options.restore_timeout_s after
         this one. Raises StepNotFound, StepGone, TreeMismatch, Corrupt, HostileCheckpoint,
@@ -373,7 +377,7 @@ class CheckpointManager:
             types=types,
             plain=plain,
             rename=rename,
-            read_once=read_once,
+            read=read,
             per_process=selection,
             memory=self._root.memory,
         )

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -32,11 +33,12 @@ from .layouts.detect import (
     restore_items,
 )
 from .layouts.inspection import Structure, structure_of
+from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .memory.budget import ALONE, MemoryBudget
 from .options import Options
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import RestoreOptions, VerifyReport
+from .restoring.restore import Reading, RestoreOptions, VerifyReport
 from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle
 from .saving.cast import SaveDtype, cast_tree
@@ -178,6 +180,7 @@ def load(  # noqa: PLR0913
     plain: bool = False,
     rename: Names = None,
     rules: Rules | None = None,
+    read: Reading = "auto",
     host_memory_bytes: int | None = None,
     process: int | None = None,
     group: Group | None = None,
@@ -192,8 +195,9 @@ def load(  # noqa: PLR0913
 
     Without a `group` each process of a job may call it by itself, with shardings of its own devices
     or of all; of a root only with those of its own, since each takes the latest step that it sees.
-    With a group every process calls it: all take the step that the primary finds, and end alike
-    (see `CheckpointManager.restore`), waiting for each other for at most `timeout_s`. Blocks.
+    With a group every process calls it: all take the step that the primary finds, and end alike,
+    waiting for each other for at most `timeout_s`. `read` says how a group reads what several of
+    its processes need (see `CheckpointManager.restore`). Blocks.
     Raises StepNotFound, TreeMismatch, Corrupt, HostileCheckpoint, StepGone, CheckpointError where
     the store cannot be read, ValueError for a root and a `like` that spans processes without a
     group.
@@ -207,6 +211,7 @@ def load(  # noqa: PLR0913
         plain=plain,
         rename=rename,
         rules=rules,
+        read=read,
         per_process=_selection(process, group),
         memory=MemoryBudget(launched_sharers() or ALONE, host_memory_bytes),
     )
@@ -307,7 +312,11 @@ def _load_alike(
         memory=replace(options.memory, sharers=sharers),
         before_reading=agreement.before_reading,
     )
-    values, verdict = agreement.run(restore, where)
+    with ExitStack() as until_agreed:
+        if not is_single_file(path) and is_worth_sharing(options.read, open_storage(path), group):
+            peers = until_agreed.enter_context(GroupPeers(group, agreement, options))
+            options = replace(options, peers=peers)
+        values, verdict = agreement.run(restore, where)
     if verdict.error is not None:
         raise verdict.error
     assert values is not None

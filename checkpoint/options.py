@@ -120,6 +120,9 @@ class Statistics:
     restores: int = 0
     restore_s: float = 0.0
     restore_bytes: int = 0
+    restore_store_bytes: int = 0
+    restore_peer_bytes: int = 0
+    restore_peer_failures: int = 0
     steps_deleted: int = 0
     delete_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)

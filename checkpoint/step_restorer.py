@@ -17,6 +17,7 @@ from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_te
 from .format.record import ItemRecord, Record
 from .layouts.detect import restore_items
 from .local_tier.parts import LocalKey
+from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .restoring.renamed import check_rename
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
@@ -156,7 +157,31 @@ class StepRestorer:
             before_reading=agreement.before_reading,
             before_collective=agreement.before_collective,
         )
+        shares = key is None and step not in self._catalog.foreign
+        if not shares or not is_worth_sharing(options.read, self._root.storage, self._root.group):
+            return self._agree_on(step, key, wanted, options, agreement, hold_s=hold_s)
+        # The part servers stay until all have agreed.
+        with GroupPeers(self._root.group, agreement, options) as peers:
+            options = replace(options, peers=peers)
+            outcome = self._agree_on(step, key, wanted, options, agreement, hold_s=hold_s)
+        counts = peers.counts
+        self._state.statistics.add(
+            restore_store_bytes=counts["store_bytes"],
+            restore_peer_bytes=counts["peer_bytes"],
+            restore_peer_failures=counts["peer_failed"] + counts["peer_damaged"],
+        )
+        return outcome
 
+    def _agree_on(
+        self,
+        step: int,
+        key: LocalKey | None,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        agreement: RestoreAgreement,
+        *,
+        hold_s: float,
+    ) -> tuple[dict[str, Any] | None, Verdict]:
         path = self._catalog.path_of(step)
 
         def restore() -> dict[str, Any]:

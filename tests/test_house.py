@@ -210,6 +210,8 @@ TESTED_ELSEWHERE = {
     "checkpoint/agreement/absence.py": "tests/system/test_one_saves.py",
     "multihost/group/late.py": "tests/system/test_one_saves.py",
     "checkpoint/local_tier/local_save.py": "tests/checkpoint/local_tier/test_tier.py",
+    "checkpoint/peers/peer_connection.py": "tests/checkpoint/local_tier/test_peer_storage.py",
+    "checkpoint/restoring/shared_reader.py": "tests/checkpoint/local_tier/test_restore_peers.py",
     "checkpoint/storage/base.py": (
         "tests/checkpoint/storage/test_storage.py"
     ),  # the Protocol's contract

@@ -8,6 +8,7 @@ never enters. Every process of a group calls the same, in the same order.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self, TypeVar
@@ -49,7 +50,8 @@ class RestoreReport:
     """What one process reports: what it restores, of which save, up to where, and its error.
 
     `is_mistake`: the caller is mistaken, and no other step would do better. `need` is what it needs
-    of its host's memory, where nothing has been read yet.
+    of its host's memory, where nothing has been read yet. `shared` is what all others are to hear
+    of this process.
     """
 
     process: int
@@ -58,10 +60,14 @@ class RestoreReport:
     error: SentError | None = None
     is_mistake: bool = False
     need: MemoryNeed | None = None
+    shared: str = ""
 
     def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        return to_json_bytes(asdict(self))
+        """Returns JSON by name; what all are to hear only where there is any."""
+        body = asdict(self)
+        if not self.shared:
+            del body["shared"]
+        return to_json_bytes(body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -82,20 +88,25 @@ def _need_from_json(data: Mapping[str, Any] | None) -> MemoryNeed | None:
 
 @dataclass(frozen=True)
 class RestoreAnswer:
-    """What the primary makes of all reports: the error that all raise, or that all is well."""
+    """What the primary makes of all reports: the error that all raise, or that all is well.
+
+    `shared` is what the processes told each other, by rank; empty where they told nothing.
+    """
 
     agreed: AgreedError | None = None
     is_mistake: bool = False
+    shared: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        return to_json_bytes(asdict(self))
+        """Returns JSON by name, compressed where processes told each other something."""
+        data = to_json_bytes(asdict(self))
+        return zlib.compress(data, 1) if self.shared else data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        return cls(AgreedError.from_json(body["agreed"]), body["is_mistake"])
+        body = json.loads(data if data.startswith(b"{") else zlib.decompress(data))
+        return cls(AgreedError.from_json(body["agreed"]), body["is_mistake"], tuple(body["shared"]))
 
 
 class Verdict(NamedTuple):
@@ -125,6 +136,7 @@ class RestoreAgreement:
         self._save_id = ""
         self._collectives = 0
         self._read: set[str] = set()
+        self._shares = 0
 
     def opened(self, save_id: str) -> None:
         """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
@@ -173,22 +185,53 @@ class RestoreAgreement:
             self._verdict = verdict
             raise verdict.error
 
+    def share(self, what: str) -> list[str]:
+        """Returns what all processes share, by rank; raises, on every process, if one has failed.
+
+        Every process calls it, in turn with the other agreements.
+        """
+        self._shares += 1
+        answer = self._exchange(f"share {self._shares}", None, shared=what)
+        if isinstance(answer, Verdict):
+            self._verdict = answer
+            assert answer.error is not None
+            raise answer.error
+        return list(answer.shared)
+
     def _end(self, error: Exception | None) -> Verdict:
         return self._verdict or self._agree("at its end", error)
 
     def _agree(
         self, place: str, error: Exception | None, need: MemoryNeed | None = None
     ) -> Verdict:
-        group = self._group
-        if group.count == 1:
+        if self._group.count == 1:
             shortage = None if need is None else find_shortage([need])
             error = error if shortage is None else shortage.error()
             return Verdict(error, error is not None and _is_mistake(error, is_open=self._is_open))
+        answer = self._exchange(place, error, need=need)
+        return answer if isinstance(answer, Verdict) else Verdict()
+
+    def _exchange(
+        self,
+        place: str,
+        error: Exception | None,
+        *,
+        need: MemoryNeed | None = None,
+        shared: str = "",
+    ) -> RestoreAnswer | Verdict:
+        """Returns the answer to all where no process has failed, else the verdict here."""
         is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
+        group = self._group
         call = f"{self._call}, {place}"
         sent = None if error is None else SentError.of(error)
         report = RestoreReport(
-            group.index, call, self._save_id, sent, is_mistake=is_mistake, need=need
+            group.index,
+            call,
+            self._save_id,
+            sent,
+            is_mistake=is_mistake,
+            need=need,
+            shared=shared,
         )
         try:
             told = exchange(group, self._name, report.to_bytes(), _answer, self._timeout_s)
@@ -202,7 +245,7 @@ class RestoreAgreement:
             return Verdict(error or failed, is_mistake=True)
         answer = RestoreAnswer.from_bytes(told)
         if answer.agreed is None:
-            return Verdict()
+            return answer
         return Verdict(answer.agreed.here(group.index, error), answer.is_mistake)
 
 
@@ -240,7 +283,9 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
     if shortage is not None:
         agreed = AgreedError(shortage.process, SentError.of(shortage.error()))
         return RestoreAnswer(agreed, is_mistake=True)
-    return RestoreAnswer()
+    if not any(report.shared for report in reports):
+        return RestoreAnswer()
+    return RestoreAnswer(shared=tuple(report.shared for report in reports))
 
 
 def _is_mistake(error: Exception, *, is_open: bool) -> bool:

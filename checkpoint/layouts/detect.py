@@ -23,6 +23,7 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
+from ..restoring.shared_reader import SharedReader, is_worth
 from ..restoring.surgery import operate
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
@@ -359,7 +360,7 @@ def restore_checkpoint(
 ) -> Any:
     """Restores one item of any layout.
 
-    Nothing is read collectively: `read_once` of the options is left out.
+    There are no collectives: "once" is for a step of ours with `peers`, others are read by each.
     """
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)
@@ -375,7 +376,8 @@ def restore_checkpoint(
         return checkpoint.json(item)
     saved = checkpoint.item(item)
     wanted = saved if options.rename is None else renamed(saved, options.rename)
-    reader = checkpoint.reader(item)
+    shared = _shared(checkpoint, item, options)
+    reader = shared or checkpoint.reader(item)
     if wanted is not saved:
         reader = RenamedReader(reader, wanted, saved)
     if options.rules is not None:
@@ -386,12 +388,25 @@ def restore_checkpoint(
         wanted = _spelled_like(plain, like)
         if wanted is not plain:
             reader = RenamedReader(reader, wanted, plain)
-    options = replace(options, read_once=False, rename=None, rules=None)
+    options = replace(options, read="each", peers=None, rename=None, rules=None)
     try:
-        return restore_tree(reader, wanted, like, options)
+        values = restore_tree(reader, wanted, like, options)
     except TreeMismatch as error:
         error.path = error.path or checkpoint.info.path
         raise
+    if shared is not None:
+        shared.finish()
+    return values
+
+
+def _shared(
+    checkpoint: CheckpointReader, item: str, options: RestoreOptions
+) -> SharedReader | None:
+    if options.peers is None or not isinstance(checkpoint, HoldfastCheckpoint):
+        return None
+    if not is_worth(checkpoint.item(item), options.peers):
+        return None
+    return checkpoint.shared_reader(item, options.peers)
 
 
 def _give_grain_state(

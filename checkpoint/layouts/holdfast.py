@@ -17,6 +17,8 @@ from ..restoring.restore import (
     restore_any,
     verify_step,
 )
+from ..restoring.shared_reader import SharedReader
+from ..restoring.sharing import RestorePeers
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
@@ -70,6 +72,10 @@ class HoldfastCheckpoint:
 
     def reader(self, name: str) -> ArrayReader:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
+
+    def shared_reader(self, name: str, peers: RestorePeers) -> SharedReader:
+        """Returns a reader that passes on what several processes need."""
+        return SharedReader(self._folder.storage, self._folder.name, self.item(name), peers)
 
     def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
         """Restores an item of JSON, or the state of an iterator, which is `like`."""

@@ -55,7 +55,7 @@ class HostPlace:
     def serve(self, part: Part, folder: HostFolder) -> None:
         """Lets peers read a part of this host."""
         if self.meeting.server is not None:
-            self.meeting.server.publish(folder.path, part)
+            self.meeting.server.publish(folder.path, part.name, part.files)
 
 
 class LocalSave:
@@ -103,7 +103,7 @@ class LocalSave:
         except Exception:
             # A peer that waits for this part hears at once that it will not come.
             if self._place.meeting.server is not None and self.key is not None:
-                self._place.meeting.server.give_up(self.key, self._place.group.index)
+                self._place.meeting.server.give_up(self.key.part_name(self._place.group.index))
             raise
 
     def _write_and_copy(self) -> Part:

@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
+from ..peers.peer_connection import PeerConnection, Peers
 from ..saving.commit import EffectPerformer
 from ..saving.stager import SaveRequest
 from ..steps.lineage import Branch, read_branches, run_of
@@ -37,7 +38,7 @@ from .host_folder import HostFolder
 from .inventory import FoundStep, Inventory, record_of, survey
 from .local_save import HostPlace, LocalSave
 from .parts import LocalKey, Part, StepHead, has_left
-from .peer_storage import PeerConnection, Peers, PeerStorage
+from .peer_storage import PeerStorage
 
 _log = logging.getLogger(__name__)
 

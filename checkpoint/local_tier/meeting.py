@@ -22,10 +22,10 @@ from ..agreement.exchange import ask_primary, exchange, to_json_bytes
 from ..errors import CheckpointError, error_text
 from ..memory.host import boot_id
 from ..options import Local
+from ..peers.part_server import PartServer
+from ..peers.peer_tls import PeerTls
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
-from .part_server import PartServer
-from .peer_tls import PeerTls
 from .placement import Member, copied_by, place_copies
 
 OLD_MARK_S = 3600.0
@@ -240,7 +240,7 @@ class _Stand:
     def _make_server(self, secret: bytes) -> PartServer:
         if self._tls is not None:
             self._tls.check()
-        address = self._local.address or _own_address()
+        address = self._local.address or own_address()
         try:
             return PartServer(address, secret, self._tls)
         except OSError as error:
@@ -301,7 +301,7 @@ def _why_unreachable(peers: Sequence[Peer]) -> str:
     )
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """Returns the address of this host for its peers. Raises CheckpointError where that is not
     known.
     """

@@ -13,12 +13,12 @@ from ..errors import SaveFailed
 from ..format.item_report import FileReport
 from ..memory.write_behind import WriteBehind
 from ..options import Local
+from ..peers.peer_connection import PeerConnection, PeerFailed
 from ..saving.commit import SaveTarget
 from ..storage.local import write_all
 from .host_folder import HostFolder, read_checked
 from .meeting import Meeting
 from .parts import LocalKey, Part
-from .peer_storage import PeerConnection, PeerFailed
 
 
 class Throttle:

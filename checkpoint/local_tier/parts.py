@@ -74,6 +74,11 @@ class Part:
     head: StepHead | None = None
 
     @property
+    def name(self) -> str:
+        """Its own, below the folder of the run."""
+        return self.key.part_name(self.process)
+
+    @property
     def files(self) -> dict[str, int]:
         """The files that belong to it, below the folder of the run, with their sizes."""
         reports = self.items.items()

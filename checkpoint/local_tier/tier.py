@@ -37,6 +37,7 @@ from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..memory.budget import ALONE, Sharers
 from ..options import Local, Options
+from ..peers.peer_tls import PeerTls
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.stager import SaveOrder, SaveRequest, SaveStager
 from ..scheduling.scheduler import SaveScheduler
@@ -51,7 +52,6 @@ from .meeting import meet
 from .part_copier import PartCopier
 from .parts import LocalKey, StepHead
 from .peer_storage import PeerStorage
-from .peer_tls import PeerTls
 
 _log = logging.getLogger(__name__)
 _COUNTS = (

@@ -110,6 +110,15 @@ class _ChunkShape(NamedTuple):
     expected: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
 
 
+class RangeRead(NamedTuple):
+    """A range of a file that is read at once. `read` checks it; called again it reads it again."""
+
+    file: int
+    start: int
+    stop: int
+    read: Callable[[], None]
+
+
 class ItemReader:
     """Reads one item of one step; used by one restore, from one thread."""
 
@@ -136,15 +145,32 @@ class ItemReader:
         for read in reads:
             if id(read) not in brought:
                 read.lie_in(self._allocate(read, allocate))
-        work: list[Callable[[], None]] = []
-        for file, group in _grouped(chunks):
-            report = self._item.files[file]
-            if group[0].is_small:
-                memory = allocate(_span(group))
-                work.append(partial(self._read_small, report, group, memory))
-            else:
-                work += _LargeRead(self, report, group[0]).work()
-        run_side_by_side(lambda read: read(), work, self._storage.max_concurrency)
+        work = [
+            each for file, group in _grouped(chunks) for each in self._work(file, group, allocate)
+        ]
+        self._before_reading(work)
+        run_side_by_side(self._read, work, self._storage.max_concurrency)
+
+    def _work(
+        self, file: int, group: Sequence[ChunkRead], allocate: Allocate
+    ) -> Iterable[RangeRead]:
+        """Yields the ranges in which a group is read."""
+        report = self._item.files[file]
+        first = group[0]
+        if not first.is_small:
+            for start, stop, read in _LargeRead(self, report, first).work():
+                at = first.entry.start
+                yield RangeRead(file, at + start, at + stop, read)
+            return
+        read = partial(self._read_small, report, group, allocate(_span(group)))
+        yield RangeRead(file, first.entry.start, _end(group[-1]), read)
+
+    def _before_reading(self, work: list[RangeRead]) -> None:
+        """Takes notice of what will be read; a reader that shares its bytes changes the order."""
+
+    def _read(self, work: RangeRead) -> None:
+        """Reads a range, on any thread."""
+        work.read()
 
     def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
         try:
@@ -467,9 +493,9 @@ class _LargeRead:
         self._data: np.ndarray[Any, Any] | None = None
         self._buffers: _Joined | None = None
 
-    def work(self) -> list[Callable[[], None]]:
-        """Returns what reads the ranges. The last that ends delivers the chunk."""
-        return [partial(self._read, start, stop) for start, stop in self._ranges]
+    def work(self) -> list[tuple[int, int, Callable[[], None]]]:
+        """Returns the ranges, and what reads each. The last that ends delivers the chunk."""
+        return [(start, stop, partial(self._read, start, stop)) for start, stop in self._ranges]
 
     def _read(self, start: int, stop: int) -> None:
         buffers = self._opened()

@@ -9,8 +9,8 @@ import gc
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -41,8 +41,12 @@ from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed
+from .shared_reader import SharedReader, is_worth
+from .sharing import RestorePeers
 from .surgery_rules import Rules
 from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
+
+Reading: TypeAlias = Literal["each", "once", "auto"]
 
 
 def check_alone(need: MemoryNeed) -> None:
@@ -61,12 +65,13 @@ class RestoreOptions:
     another dtype. `types` are classes that may be rebuilt without a `like`; with `plain` all others
     become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in
     `like`: a mapping, rules of (pattern, replacement), or a function. `rules` are rules of surgery,
-    applied after it by `restore_checkpoint`. `read_once=True` reads
-    replicated arrays once in the whole job and spreads them by a device collective: every process
-    calls it alike. `memory` says what this process may take of its host's memory. `before_reading`
-    is called with what a tree needs of that memory, `before_collective` when this process has read
-    all that it reads; both may raise. `per_process` says whose copies of
-    leaves that were kept per process come back (None: those of all, along a first axis).
+    applied after it by `restore_checkpoint`. `read` is "each", "once" or "auto" (see
+    `CheckpointManager.restore`); every process calls it alike. With `peers` the processes of these
+    pass on what they read; without them "once" spreads it by device collectives. `memory` says what
+    this process may take of its host's memory. `before_reading` is called with what a tree needs of
+    that memory, `before_collective` when this process has read all that it reads; both may raise.
+    `per_process` says whose copies of leaves that were kept per process come back (None: those of
+    all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -75,11 +80,16 @@ class RestoreOptions:
     plain: bool = False
     rename: Names = None
     rules: Rules | None = None
-    read_once: bool = False
+    read: Reading = "auto"
+    peers: RestorePeers | None = None
     per_process: PerProcessSelection | None = None
     memory: MemoryBudget = WHOLE_BUDGET
     before_reading: Callable[[MemoryNeed], None] = check_alone
     before_collective: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        if self.read not in ("each", "once", "auto"):
+            raise ValueError(f'restore: read is "each", "once" or "auto", not {self.read!r}')
 
     def check_like(self, like: Any) -> None:
         """Raises ValueError where the options do not go with the `like`."""
@@ -122,7 +132,12 @@ def restore_item(
     if saved.kind == "files":
         selection = None if options is None else options.per_process
         return restore_files(storage, step_dir, record, item, like=like, selection=selection)
-    return restore_tree(ItemReader(storage, step_dir, saved), saved, like, options)
+    if options is None or options.peers is None or not is_worth(saved, options.peers):
+        return restore_tree(ItemReader(storage, step_dir, saved), saved, like, options)
+    reader = SharedReader(storage, step_dir, saved, options.peers)
+    values = restore_tree(reader, saved, like, options)
+    reader.finish()
+    return values
 
 
 def allocate(nbytes: int) -> np.ndarray[Any, Any]:
@@ -199,7 +214,7 @@ def _read_all(
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, item, requests, options)
 
-    if not options.read_once:
+    if options.read != "once" or options.peers is not None:
         return read(reader, requests)
     before_collective = options.before_collective
     return read_once(reader, requests, read, allocate, before_collective=before_collective)
@@ -216,6 +231,7 @@ def _read(
     placed = [Placed.of(request, _placement_of(request, placements)) for request in requests]
     memory = options.memory
     stays = not _any_copies(requests)
+    held_for_others = 0 if options.peers is None else options.peers.hold_bytes
     total_bytes = sum(each.wave_bytes for each in placed)
     options.before_reading(need_of(item, placed, memory.seen_levels(total_bytes), stays=stays))
     values: list[Any] = []
@@ -224,7 +240,9 @@ def _read(
     with USE.account() as held:
 
         def limit_bytes() -> int:
-            return wave_limit_bytes(memory.free_for(total_bytes), before_bytes, stays=stays)
+            free = memory.free_for(total_bytes)
+            free = replace(free, nbytes=max(0, free.nbytes - held_for_others))
+            return wave_limit_bytes(free, before_bytes, stays=stays)
 
         for wave in divide_into_waves(placed, limit_bytes):
             if values:  # others may have taken what there was, or a limit was lowered

@@ -55,9 +55,10 @@ class Hedges:
 
     def is_slow(self, nbytes: int, asked_s: float) -> bool:
         """Says whether a read is slow whose last try began at `asked_s`."""
-        return self.clock() - asked_s >= self._limit_s(nbytes)
+        return self.clock() - asked_s >= self.limit_s(nbytes)
 
-    def _limit_s(self, nbytes: int) -> float:
+    def limit_s(self, nbytes: int) -> float:
+        """Returns after how long a read of so many bytes is slow."""
         durations = sorted(took_s for size, took_s in self._peers if 2 * size >= nbytes)
         if len(durations) < FEWEST_PEERS:
             return UNKNOWN_S

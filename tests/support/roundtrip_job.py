@@ -211,7 +211,7 @@ def do_read_once(request: dict[str, Any]) -> None:
         read_record(store, ""),
         "state",
         like=build(request["tree"], like),
-        options=RestoreOptions(read_once=True),
+        options=RestoreOptions(read="once"),
     )
     check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
 

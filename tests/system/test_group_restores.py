@@ -19,8 +19,8 @@ def run(script: Path, count: int, root: Path, *arguments: object) -> None:
     run_together(script, count, root, *arguments)
 
 
-@pytest.mark.parametrize("read_once", [pytest.param("", marks=pytest.mark.slow), "read_once"])
-def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read_once: str) -> None:
+@pytest.mark.parametrize("read", [pytest.param("each", marks=pytest.mark.slow), "once"])
+def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read: str) -> None:
     """One damaged shard is Corrupt on every process, naming the one that found it, before any
     collective; the next restore is in step.
     """
@@ -28,7 +28,7 @@ def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read_once: str) -> No
         program("group_restores_what_one_process_cannot"),
         3,
         tmp_path / "run",
-        read_once,
+        read,
     )
 
 
@@ -45,7 +45,7 @@ def test_one_mistake_fails_on_all(tmp_path: Path) -> None:
 
 def test_the_agreement_is_one_small_message_each(tmp_path: Path) -> None:
     """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
-    process; read_once one more of each.
+    process; reading once takes two more of each.
     """
     run(
         program("group_restores_agreement_one_small_message"),

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.local_tier.part_server import (
+from holdfast.checkpoint.local_tier.placement import Member, group_hosts
+from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.peers.part_server import (
     ABSENT,
     ANSWER,
     GET,
@@ -27,9 +29,7 @@ from holdfast.checkpoint.local_tier.part_server import (
     PartServer,
     receive_bytes,
 )
-from holdfast.checkpoint.local_tier.peer_storage import PeerConnection
-from holdfast.checkpoint.local_tier.placement import Member, group_hosts
-from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.peers.peer_connection import PeerConnection
 from tests.support.host_jobs import (
     HostJob,
     Hosts,
@@ -50,7 +50,7 @@ slow = pytest.mark.slow
 COMMIT = "checkpoint.saving.commit"
 COPIER = "checkpoint.local_tier.part_copier"
 FOLDER = "checkpoint.local_tier.host_folder"
-SERVER = "checkpoint.local_tier.part_server"
+SERVER = "checkpoint.peers.part_server"
 LARGE = 70_000  # columns: a process of two has 8 MB to send
 
 

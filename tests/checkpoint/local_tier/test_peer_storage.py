@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.local_tier import part_server
-from holdfast.checkpoint.local_tier.part_server import (
+from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
+from holdfast.checkpoint.peers import part_server
+from holdfast.checkpoint.peers.part_server import (
     ANSWER,
     MAGIC,
     NONCE_BYTES,
@@ -23,14 +24,9 @@ from holdfast.checkpoint.local_tier.part_server import (
     proof,
     receive_bytes,
 )
-from holdfast.checkpoint.local_tier.peer_storage import (
-    PeerConnection,
-    PeerFailed,
-    Peers,
-    PeerStorage,
-)
+from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed, Peers
 from holdfast.checkpoint.storage.local import LocalStorage
-from tests.checkpoint.local_tier.test_part_server import BYTES, FILE, KEY, SECRET, make_part
+from tests.checkpoint.peers.test_part_server import BYTES, FILE, KEY, SECRET, make_part
 
 
 @contextmanager
@@ -124,7 +120,8 @@ def hosts(tmp_path: Path) -> Iterator[list[PartServer]]:
     """Yields the servers of ranks 0 to 2, which all hold process 1's part."""
     servers = [PartServer("127.0.0.1", SECRET) for _ in range(3)]
     for rank, server in enumerate(servers):
-        server.publish(tmp_path / str(rank), make_part(tmp_path / str(rank)))
+        part = make_part(tmp_path / str(rank))
+        server.publish(tmp_path / str(rank), part.name, part.files)
     yield servers
     for server in servers:
         server.close()

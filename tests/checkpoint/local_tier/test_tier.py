@@ -30,9 +30,10 @@ from holdfast.checkpoint import (
     TreeMismatch,
 )
 from holdfast.checkpoint.local_tier import meeting, tier
+from holdfast.checkpoint.local_tier.host_folder import HostFolder
+from holdfast.checkpoint.local_tier.local_save import HostPlace
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.part_copier import Throttle
-from holdfast.checkpoint.local_tier.part_server import PartServer
 from holdfast.checkpoint.local_tier.parts import Part
 from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.stager import SaveOrder
@@ -627,15 +628,15 @@ def test_a_peer_that_lies_fails_the_save_and_leaves_no_copy(
     """What its ward gives is held against its checksums and against what was asked for, before any
     copy exists.
     """
-    publish = PartServer.publish
+    serve = HostPlace.serve
 
-    def lie(server: PartServer, folder: Path, found: Part) -> None:
-        if found.process == 1 and found.key.step == 6 and folder.parent == hosts[1]:
-            pack = next((folder / found.key.folder).rglob("*.safetensors"))
-            LIES[kind]({"pack": pack, "part": folder / found.key.part_name(1), "found": found})
-        publish(server, folder, found)
+    def lie(place: HostPlace, found: Part, folder: HostFolder) -> None:
+        if found.process == 1 and found.key.step == 6 and folder.path.parent == hosts[1]:
+            pack = next((folder.path / found.key.folder).rglob("*.safetensors"))
+            LIES[kind]({"pack": pack, "part": folder.path / found.name, "found": found})
+        serve(place, found, folder)
 
-    monkeypatch.setattr(PartServer, "publish", lie)
+    monkeypatch.setattr(HostPlace, "serve", lie)
     with job(root, hosts[:2], timeout_s=10) as first:
         first.save(5)
         first.save(6)

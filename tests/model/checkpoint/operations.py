@@ -381,7 +381,10 @@ class Restore:
             names = items_of(settings, 0, rank)
             readings = {name: reading_of(settings, name, 0, rank) for name in names}
             words = {key: word for each in readings.values() for key, word in each.words.items()}
-            words |= {"read_once": settings.read_once, "fallback": settings.fallback}
+            words |= {
+                "read": "once" if settings.read_once else "each",
+                "fallback": settings.fallback,
+            }
             likes = {name: reading.like for name, reading in readings.items()}
             if len(likes) > 1:
                 return manager.restore(self.step, items=likes, **words)

@@ -23,7 +23,7 @@ with CheckpointManager(root, options=OPTIONS) as manager:
     assert check_mine(manager.restore(1), 10 + index)
     assert check_mine(manager.restore(2, state(2) | mine(0), process=1 - index), 21 - index)
     assert check_mine(load(f"{root}/2", types=[]), 20 + index)
-    once = manager.restore(2, state(2) | mine(0), read_once=True)
+    once = manager.restore(2, state(2) | mine(0), read="once")
     assert same(once, 2) and check_mine(once, 20 + index)
     spread = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=NamedSharding(mesh, P()))
     error = goes(lambda: manager.restore(2, {"reader": {"on": spread}}, partial=True), TreeMismatch)

@@ -22,7 +22,7 @@ if index == 1:
         with pack.open("r+b") as file:
             file.seek(at)
             file.write(os.urandom(at))
-found = manager.restore(5, items=items, read_once=True)
+found = manager.restore(5, items=items, read="once")
 assert same(found["first"], 1, SIZE)
 assert same(found["second"], 2, SIZE)
 print("restored", index, flush=True)

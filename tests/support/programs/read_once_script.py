@@ -73,7 +73,7 @@ gaps = 0 if sys.argv[5] == "exact" else 1 << 16
 storage = Counting(folder)
 record = read_record(storage, "")
 got = restore_item(
-    storage, "", record, "state", like=dist(tree), options=RestoreOptions(read_once=True)
+    storage, "", record, "state", like=dist(tree), options=RestoreOptions(read="once")
 )
 for (path, a), b in zip(
     jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(tree), strict=True

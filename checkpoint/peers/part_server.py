@@ -30,12 +30,12 @@ import struct
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from ..storage.threads import start_thread
-from .parts import LocalKey, Part
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
@@ -111,9 +111,10 @@ class PartServer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
-        self._parts: dict[str, Part | None] = {}  # None: it was given up
+        self._parts: dict[str, bool] = {}  # False: it was given up
         self._files: set[str] = set()
         self._text: tuple[str, bytes] = ("", b"")
+        self._memory: Callable[[str, int, int], memoryview | None] | None = None
         self._connections: set[socket.socket] = set()
         # Those that were answered and do not ask, the longest idle first. The values are unused.
         self._idle: dict[socket.socket, None] = {}
@@ -125,12 +126,12 @@ class PartServer:
 
     # --- what it serves
 
-    def publish(self, folder: Path, written: Part) -> None:
-        """Serves a part and its files from now on, below the folder of the run."""
+    def publish(self, folder: Path, name: str, files: Iterable[str]) -> None:
+        """Serves a part by its name, and its files, from now on, below the folder of the run."""
         with self._changed:
             self._folder = folder
-            self._parts[written.key.part_name(written.process)] = written
-            self._files.update(written.files)
+            self._parts[name] = True
+            self._files.update(files)
             self._changed.notify_all()
 
     def offer(self, name: str, text: bytes) -> None:
@@ -139,18 +140,27 @@ class PartServer:
             self._text = (name, text)
             self._changed.notify_all()
 
-    def give_up(self, key: LocalKey, process: int) -> None:
+    def offer_memory(self, find: Callable[[str, int, int], memoryview | None]) -> None:
+        """Serves what `find` returns of a name, by offset and size, where no file has the name.
+
+        None is an absent file, and TimeoutError says that the bytes are not there yet. `find` is
+        called by the threads of the connections, and may block for a short time.
+        """
+        with self._changed:
+            self._memory = find
+
+    def give_up(self, name: str) -> None:
         """Tells who waits for a part that it will not come."""
         with self._changed:
-            self._parts[key.part_name(process)] = None
+            self._parts[name] = False
             self._changed.notify_all()
 
     def withdraw(self, folder: str) -> None:
         """Serves nothing of a local save any more."""
         with self._changed:
             self._parts = {
-                name: part
-                for name, part in self._parts.items()
+                name: is_there
+                for name, is_there in self._parts.items()
                 if not name.startswith(f"{folder}/")
             }
             self._files = {name for name in self._files if not name.startswith(f"{folder}/")}
@@ -279,15 +289,15 @@ class PartServer:
             return ABSENT, b""
 
     def _path_of(self, name: str) -> Path | None:
-        return (
-            self._folder / name
-            if name in self._files or self._parts.get(name) is not None
-            else None
-        )
+        return self._folder / name if name in self._files or self._parts.get(name, False) else None
 
     def _send_file(self, connection: socket.socket, name: str, offset: int, size: int) -> None:
         with self._changed:
             path = self._path_of(name)
+            find = self._memory
+        if path is None and find is not None:
+            self._send_memory(connection, lambda: find(name, offset, size))
+            return
         try:
             if path is None:
                 raise FileNotFoundError
@@ -302,6 +312,22 @@ class PartServer:
                 raise UnfitRequest(f"{path} was cut while it was sent")
         with self._changed:
             self._counts["served_bytes"] += size
+
+    def _send_memory(
+        self, connection: socket.socket, find: Callable[[], memoryview | None]
+    ) -> None:
+        try:
+            data = find()
+        except TimeoutError:
+            connection.sendall(ANSWER.pack(LATE, 0))
+            return
+        if data is None:
+            connection.sendall(ANSWER.pack(ABSENT, 0))
+            return
+        connection.sendall(ANSWER.pack(THERE, data.nbytes))
+        connection.sendall(data)
+        with self._changed:
+            self._counts["served_bytes"] += data.nbytes
 
     # --- the end
 

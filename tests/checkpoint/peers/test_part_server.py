@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
-from holdfast.checkpoint.local_tier import part_server
-from holdfast.checkpoint.local_tier.part_server import (
+from holdfast.checkpoint.local_tier.parts import LocalKey, Part, StepHead
+from holdfast.checkpoint.peers import part_server
+from holdfast.checkpoint.peers.part_server import (
     ABSENT,
     ANSWER,
     GET,
@@ -25,8 +26,7 @@ from holdfast.checkpoint.local_tier.part_server import (
     proof,
     receive_bytes,
 )
-from holdfast.checkpoint.local_tier.parts import LocalKey, Part, StepHead
-from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, PeerFailed
+from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed, PeerLate
 
 SECRET = b"s" * 32
 KEY = LocalKey(7, 1, "0000000100000001", 2)
@@ -51,7 +51,8 @@ def make_part(folder: Path, data: bytes = BYTES, process: int = 1) -> Part:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PartServer]:
     with PartServer("127.0.0.1", SECRET) as server:
-        server.publish(tmp_path, make_part(tmp_path))
+        part = make_part(tmp_path)
+        server.publish(tmp_path, part.name, part.files)
         (tmp_path / "secret.txt").write_text("not a part")
         yield server
 
@@ -91,6 +92,30 @@ def test_a_peer_gets_parts_and_ranges_of_files(server: PartServer, tmp_path: Pat
     assert server.statistics()["served_bytes"] == 314
 
 
+def test_memory_is_served_and_what_is_not_there_yet_is_said(server: PartServer) -> None:
+    """A range of what `find` returns, late where it raises TimeoutError, absent where it returns
+    None: all over one connection.
+    """
+    asked: list[tuple[str, int, int]] = []
+
+    def find(name: str, offset: int, size: int) -> memoryview | None:
+        asked.append((name, offset, size))
+        if len(asked) == 1:
+            raise TimeoutError
+        return memoryview(BYTES)[offset : offset + size] if name == "there" else None
+
+    server.offer_memory(find)
+    with PeerConnection(server.address, SECRET) as peer:
+        found = bytearray(10)
+        with pytest.raises(PeerLate, match="could not give there: it was not published in time"):
+            peer.read("there", 7, [memoryview(found)], 5)
+        assert peer.read("there", 7, [memoryview(found)], 5) == 10
+        assert found == BYTES[7:17]
+        with pytest.raises(FileNotFoundError):
+            peer.read("absent", 0, [memoryview(found)], 5)
+    assert asked == [("there", 7, 10), ("there", 7, 10), ("absent", 0, 10)]
+
+
 def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: Path) -> None:
     """Who asks before it is there gets it the moment it comes; who asks for what was given up is
     told at once.
@@ -104,10 +129,10 @@ def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: P
     asking = threading.Thread(target=ask)
     asking.start()
     part = make_part(tmp_path, process=0)
-    server.publish(tmp_path, part)
+    server.publish(tmp_path, part.name, part.files)
     asking.join(20)
     assert found == [part.to_bytes()]
-    server.give_up(KEY, 9)
+    server.give_up(KEY.part_name(9))
     with PeerConnection(server.address, SECRET) as peer, pytest.raises(FileNotFoundError):
         peer.wait(KEY.part_name(9), 30)
 

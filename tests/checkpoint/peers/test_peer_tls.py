@@ -16,11 +16,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from holdfast.checkpoint.local_tier import part_server
-from holdfast.checkpoint.local_tier.part_server import MAGIC, PartServer
-from holdfast.checkpoint.local_tier.peer_storage import PeerConnection, PeerFailed
-from holdfast.checkpoint.local_tier.peer_tls import BadTlsFiles, PeerTls
-from tests.checkpoint.local_tier.test_part_server import FILE, KEY, SECRET, make_part
+from holdfast.checkpoint.peers import part_server
+from holdfast.checkpoint.peers.part_server import MAGIC, PartServer
+from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed
+from holdfast.checkpoint.peers.peer_tls import BadTlsFiles, PeerTls
+from tests.checkpoint.peers.test_part_server import FILE, KEY, SECRET, make_part
 from tests.support.tls import STRANGERS, Authority, Pems, Stranger, dial
 
 BYTES = b"0123456789abcdef" * 200_000
@@ -44,7 +44,8 @@ def own(authority: Authority) -> PeerTls:
 @pytest.fixture
 def server(authority: Authority, tmp_path: Path) -> Iterator[PartServer]:
     with PartServer("127.0.0.1", SECRET, tls_of(authority.issue("server", "192.0.2.8"))) as server:
-        server.publish(tmp_path, make_part(tmp_path, BYTES))
+        part = make_part(tmp_path, BYTES)
+        server.publish(tmp_path, part.name, part.files)
         yield server
 
 

@@ -1,0 +1,172 @@
+"""The processes of one restore pass on what they read: each has a part server for its time."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Self
+
+from holdfast.multihost import Group
+from holdfast.multihost.group.runtime import tls_files
+
+from ..agreement.restore_verdict import RestoreAgreement
+from ..errors import CheckpointError, error_text
+from ..memory.host import boot_id
+from ..peers.part_server import PartServer
+from ..peers.peer_connection import PeerLate, Peers
+from ..peers.peer_tls import PeerTls
+from ..restoring.restore import RestoreOptions
+from ..restoring.sharing import WORTH_BYTES, BlockSource, Demand, PeerTrust, StillReading
+from ..storage.base import Storage
+from .meeting import own_address
+
+_log = logging.getLogger(__name__)
+HOLD_BYTES = 512 << 20  # for others, at most
+HOLD_SHARE = 4  # of what this process may take: one part for others
+MOST_CONNECTED = 32  # ranks to which connections are kept for the next block
+
+
+class GroupPeers:
+    """The RestorePeers of a group: a context manager around a restore and its final agreement.
+
+    `address` is this host's for its peers (None: the one that the coordinator is reached from). A
+    process that has none passes nothing on. The server starts when the processes first meet.
+    Thread-safe, but `meet`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        agreement: RestoreAgreement,
+        options: RestoreOptions,
+        address: str | None = None,
+    ) -> None:
+        self.count = group.count
+        self.index = group.index
+        self.worth_bytes = WORTH_BYTES if options.read == "auto" else 1
+        self.hold_bytes = min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE)
+        self.trust = PeerTrust()
+        self.counts = Counter[str]()
+        self._agreement = agreement
+        self._address = address
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._sources: dict[str, BlockSource] = {}
+        self._known: list[Demand] = []  # what each has told first: how it is reached
+        self._peers: dict[int, Peers] = {}
+        self._connected: OrderedDict[int, None] = OrderedDict()  # the last asked comes last
+        self._tls: PeerTls | None = None
+        self._secret = secrets.token_hex(32)
+
+    def meet(self, demand: Demand) -> list[Demand]:
+        """Returns the demands of all: see RestorePeers."""
+        is_first = not self._known
+        if is_first:
+            address = self._serve_peers()
+            demand = replace(demand, address=address, secret=self._secret, machine=boot_id())
+        told = self._agreement.share(demand.to_text(self.count))
+        found = [Demand.from_text(text) for text in told]
+        if is_first:
+            self._known = found
+            for rank, each in enumerate(found):
+                if each.address and rank != self.index:
+                    self._peers[rank] = self._peer(rank, each)
+        return [
+            replace(each, address=known.address, machine=known.machine)
+            for each, known in zip(found, self._known, strict=True)
+        ]
+
+    def _serve_peers(self) -> str:
+        """Starts this process's server; returns its address, "" where there can be none."""
+        try:
+            files = tls_files()
+            if files is not None:
+                self._tls = PeerTls(*files)
+                self._tls.check()
+            secret = bytes.fromhex(self._secret)
+            server = PartServer(self._address or own_address(), secret, self._tls)
+        except (OSError, CheckpointError) as error:
+            _log.warning("this process passes on nothing that it reads: %s", error_text(error))
+            return ""
+        server.offer_memory(self._find)
+        self._stack.enter_context(server)
+        return server.address
+
+    def _peer(self, rank: int, told: Demand) -> Peers:
+        # Each read has a time of its own.
+        peers = Peers(
+            {rank: told.address}, bytes.fromhex(told.secret), timeout_s=1.0, tls=self._tls
+        )
+        return self._stack.enter_context(peers)
+
+    def read(
+        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float
+    ) -> int | None:
+        """Reads from another process: see RestorePeers."""
+        self._make_room(rank)
+        try:
+            return self._peers[rank].read(rank, name, offset, buffers, timeout_s)
+        except PeerLate:
+            return None
+
+    def _make_room(self, rank: int) -> None:
+        """Closes the connections to the rank that was asked longest ago, if there are many."""
+        with self._lock:
+            self._connected[rank] = None
+            self._connected.move_to_end(rank)
+            if len(self._connected) <= MOST_CONNECTED:
+                return
+            longest, _ = self._connected.popitem(last=False)
+        self._peers[longest].close()
+
+    def serve(self, item: str, source: BlockSource | None) -> None:
+        """Serves an item's blocks from now on, or no more: see RestorePeers."""
+        with self._lock:
+            if source is None:
+                self._sources.pop(item, None)
+            else:
+                self._sources[item] = source
+
+    def note(self, counts: Mapping[str, int]) -> None:
+        """Adds to the counts: see RestorePeers."""
+        self.counts.update(counts)
+
+    def _find(self, name: str, offset: int, size: int) -> memoryview | None:
+        item, _, place = name.partition("/")
+        wave, _, block = place.partition("/")
+        with self._lock:
+            source = self._sources.get(item)
+        if source is None or not wave.isdecimal() or not block.isdecimal():
+            return None
+        try:
+            return source.block(int(wave), int(block), offset, size)
+        except StillReading as error:
+            raise TimeoutError(str(error)) from error
+        except Exception as error:
+            # Who asked goes to the store, and finds out for itself.
+            _log.warning("%s cannot be passed on: %s", name, error_text(error))
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+        # A restore that failed has left its reader here, with what it holds for others.
+        with self._lock:
+            self._sources.clear()
+
+
+def is_worth_sharing(read: str, storage: Storage, group: Group) -> bool:
+    """Says whether the processes of a group share what they read from a store.
+
+    "auto" does so for stores that are no folder, whose every byte is a request.
+    """
+    if group.count == 1 or read == "each":
+        return False
+    return read == "once" or storage.posix is None

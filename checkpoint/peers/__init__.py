@@ -1,0 +1,1 @@
+"""Part servers, and how the other processes of a job reach them."""

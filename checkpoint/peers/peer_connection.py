@@ -1,0 +1,264 @@
+"""Connections to the part servers of peers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from holdfast.coordination.address import connect
+
+from ..format.limits import RECORD_LIMIT_BYTES
+from .part_server import (
+    ABSENT,
+    ANSWER,
+    GET,
+    LATE,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REQUEST,
+    THERE,
+    WAIT,
+    proof,
+    receive,
+    receive_bytes,
+)
+from .peer_tls import PeerTls
+
+CONNECT_S = 10.0
+
+
+class PeerFailed(OSError):
+    """Says which peer did not answer as peers do, and what it did instead."""
+
+
+class PeerClosed(PeerFailed):
+    """Says that a peer has ended a connection: it is gone, or needs the place for another."""
+
+
+class PeerLate(PeerFailed):
+    """Says that a peer does not have yet what it was asked for. The connection stays of use."""
+
+
+class _NotYet(OSError):
+    """What a peer answers that does not have it yet."""
+
+
+class PeerConnection:
+    """A connection to the part server of one peer, for one thread at a time. After an error it is
+    of no more use. A context manager.
+
+    With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached
+    within CONNECT_S, is silent for longer than `timeout_s` allows (a server with many peers lets
+    one more wait), or lies; PeerClosed where it ends the connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        tls: PeerTls | None = None,
+        *,
+        timeout_s: float = CONNECT_S,
+    ) -> None:
+        self.address = address
+        self._end = time.monotonic() + timeout_s
+        with self._errors("be reached"):
+            self._socket: socket.socket = connect(address, min(CONNECT_S, timeout_s))
+        try:
+            with self._errors("prove itself"):
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                fingerprint = b"" if tls is None else self._secure(tls)
+                self._greet(secret, fingerprint)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _secure(self, tls: PeerTls) -> bytes:
+        """Goes over to TLS, and returns the fingerprint of the server's certificate."""
+        self._socket.settimeout(self._left_s)
+        self._socket, fingerprint = tls.connected(self._socket)
+        return fingerprint
+
+    def _greet(self, secret: bytes, fingerprint: bytes) -> None:
+        hello = receive_bytes(self._socket, len(MAGIC) + NONCE_BYTES, self._left_s)
+        if not hello.startswith(MAGIC):
+            raise ValueError(f"it says {hello[:16]!r}")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonces = hello[len(MAGIC) :] + nonce
+        self._socket.sendall(nonce + proof(secret, b"client", nonces, fingerprint))
+        if not hmac.compare_digest(
+            receive_bytes(self._socket, PROOF_BYTES, self._left_s),
+            proof(secret, b"server", nonces, fingerprint),
+        ):
+            raise ValueError("it does not know this job's secret")
+
+    def wait(self, name: str, timeout_s: float) -> bytes:
+        """Returns the text of a part once it is published. Blocks for `timeout_s` at most."""
+        self._end = time.monotonic() + timeout_s
+        with self._errors(f"give {name}"):
+            self._ask(WAIT, name, int(1000 * max(0.0, timeout_s - 0.5 * min(1.0, timeout_s))), 0)
+            size = self._answer(RECORD_LIMIT_BYTES)
+            return receive_bytes(self._socket, size, self._left_s)
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
+        """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
+        end. FileNotFoundError: it has none. PeerLate: it does not have them yet.
+        """
+        self._end = time.monotonic() + timeout_s
+        with self._errors(f"give {name}"):
+            self._ask(GET, name, offset, sum(buffer.nbytes for buffer in buffers))
+            size = got = self._answer(sum(buffer.nbytes for buffer in buffers))
+            for buffer in buffers:
+                piece = buffer.cast("B")[:size] if size else buffer[:0]
+                receive(self._socket, [piece], self._left_s)
+                size -= piece.nbytes
+            return got
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.001, self._end - time.monotonic())
+
+    def _ask(self, kind: int, name: str, offset: int, size: int) -> None:
+        encoded = name.encode()
+        self._socket.settimeout(self._left_s)
+        self._socket.sendall(REQUEST.pack(kind, len(encoded), offset, size) + encoded)
+
+    def _answer(self, limit_bytes: int) -> int:
+        status, size = map(
+            int, ANSWER.unpack(receive_bytes(self._socket, ANSWER.size, self._left_s))
+        )
+        if status == LATE:
+            raise _NotYet("it was not published in time")
+        if status == ABSENT and not size:
+            raise FileNotFoundError(errno.ENOENT, "it has no such part or file")
+        if status != THERE or size > limit_bytes:
+            raise ValueError(
+                f"it answers {status} with {size} bytes, where at most {limit_bytes} were asked for"
+            )
+        return size
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            why = "it was silent for too long" if isinstance(error, TimeoutError) else str(error)
+            raise _kind_of(error)(
+                errno.EIO, f"the part server at {self.address} could not {what}: {why}"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the connection. Idempotent."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _kind_of(error: Exception) -> type[PeerFailed]:
+    if isinstance(error, _NotYet):
+        return PeerLate
+    if isinstance(error, ConnectionError | ssl.SSLEOFError):
+        return PeerClosed
+    return PeerFailed
+
+
+class Peers:
+    """The part servers of a job by rank, with connections that are kept for the next call. A
+    context manager. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[int, str],
+        secret: bytes,
+        timeout_s: float,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._idle: dict[int, list[PeerConnection]] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self,
+        rank: int,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        timeout_s: float | None = None,
+    ) -> int:
+        """Reads from a rank's server. Raises PeerFailed, PeerLate, FileNotFoundError."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        kept = self._take_kept(rank)
+        if kept is not None:
+            # The server ends connections that stand idle, if others need their places.
+            with contextlib.suppress(PeerClosed), self._lent(rank, kept):
+                return kept.read(name, offset, buffers, timeout_s)
+        address = self._addresses[rank]
+        made = PeerConnection(address, self._secret, self._tls, timeout_s=timeout_s)
+        with self._lent(rank, made):
+            return made.read(name, offset, buffers, timeout_s)
+
+    def _take_kept(self, rank: int) -> PeerConnection | None:
+        with self._lock:
+            idle = self._idle.get(rank)
+            return idle.pop() if idle else None
+
+    @contextlib.contextmanager
+    def _lent(self, rank: int, connection: PeerConnection) -> Iterator[None]:
+        """Keeps a connection for the next read, unless it fails."""
+        try:
+            yield
+        except (FileNotFoundError, PeerLate):  # answers like any other
+            self._keep(rank, connection)
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(rank, connection)
+
+    def _keep(self, rank: int, connection: PeerConnection) -> None:
+        with self._lock:
+            self._idle.setdefault(rank, []).append(connection)
+
+    def close(self) -> None:
+        """Closes all connections that are not lent."""
+        with self._lock:
+            idle = self._idle
+            self._idle = {}
+        for connection in [each for found in idle.values() for each in found]:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

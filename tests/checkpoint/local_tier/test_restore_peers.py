@@ -1,0 +1,350 @@
+"""A restore in which processes pass on what they read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.checkpoint import Corrupt, save
+from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
+from holdfast.checkpoint.format.record import Record, read_record
+from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
+from holdfast.checkpoint.memory.budget import MemoryBudget
+from holdfast.checkpoint.restoring import shared_reader, sharing
+from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
+from holdfast.checkpoint.restoring.shared_reader import SharedReader
+from holdfast.checkpoint.restoring.sharing import Demand
+from holdfast.checkpoint.storage import hedges
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import ClusterGroup, Solo
+from tests.support.checkpointing import at_once, groups
+
+COUNT = 4
+MIB = 1 << 20
+ONCE = RestoreOptions(read="once")
+
+
+class Counting(LocalStorage):
+    """Counts what is read of packs."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.bytes = 0
+        self.lock = threading.Lock()
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        got = super().read(name, offset, buffers)
+        with self.lock:
+            self.bytes += got
+        return got
+
+
+class Peers(GroupPeers):
+    """Peers whose faults are chosen: `harm` changes what has come, or raises."""
+
+    harm: Callable[[int, Sequence[memoryview], int], int] = staticmethod(
+        lambda rank, buffers, got: got
+    )
+
+    def read(
+        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float
+    ) -> int | None:
+        got = super().read(rank, name, offset, buffers, timeout_s)
+        return None if got is None else self.harm(rank, buffers, got)
+
+    def serve(self, item: str, source: Any) -> None:
+        super().serve(item, source)
+        self.reader: SharedReader = source or self.reader
+
+
+def state() -> dict[str, Any]:
+    random = np.random.default_rng(7)
+    tree: dict[str, Any] = {f"w{i}": random.standard_normal((512, 1024)) for i in range(6)}
+    tree["small"] = [random.standard_normal(40 + i) for i in range(30)]
+    return tree
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shared") / "step"
+    save(path, state(), group=Solo())
+    return path
+
+
+def restore_each(
+    folder: Path,
+    make: Callable[[ClusterGroup, RestoreAgreement], GroupPeers],
+    partial: Callable[[int], Any] = lambda rank: False,
+    stores: Mapping[int, LocalStorage] | None = None,
+) -> tuple[list[Any], list[GroupPeers], Counting]:
+    """Restores on COUNT processes that are threads: their results, and what was read in all.
+
+    `stores` are those of ranks that have one of their own.
+    """
+    storage = Counting(str(folder))
+    other = stores or {}
+    record: Record = read_record(storage, "")
+    storage.bytes = 0
+
+    with groups(COUNT) as members:
+
+        def restore(group: ClusterGroup) -> tuple[Any, GroupPeers]:
+            agreement = RestoreAgreement(group, "restore", "the state", 30.0)
+            with make(group, agreement) as peers:
+                options = RestoreOptions(read="once", peers=peers, partial=partial(group.index))
+                values, verdict = agreement.run(
+                    lambda: restore_item(
+                        other.get(group.index, storage), "", record, options=options
+                    ),
+                    str(folder),
+                )
+                return verdict.error or values, peers
+
+        both = at_once([lambda group=group: restore(group) for group in members])
+    return [result for result, _ in both], [peers for _, peers in both], storage
+
+
+def plain(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
+    return Peers(group, agreement, ONCE, "127.0.0.1")
+
+
+def same(found: Any) -> bool:
+    want = state()
+    assert all(np.array_equal(found[f"w{i}"], want[f"w{i}"]) for i in range(6))
+    pairs = zip(found["small"], want["small"], strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def counted(peers: Sequence[Any], name: str) -> int:
+    return sum(each.reader.counts.get(name, 0) for each in peers)
+
+
+def test_each_byte_comes_from_the_store_once(folder: Path) -> None:
+    """Four processes that need all read 1.1 of the bytes together, evenly, and all have them."""
+    results, peers, storage = restore_each(folder, plain)
+    assert all(same(each) for each in results)
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    assert storage.bytes < 1.1 * size, (storage.bytes, size)
+    shares = [each.reader.counts["store_bytes"] for each in peers]  # type: ignore[attr-defined]
+    assert max(shares) < 0.4 * size, shares
+
+
+def test_what_one_alone_needs_it_reads_itself(folder: Path) -> None:
+    """Processes that need different leaves get theirs, and the common ones are read once."""
+    results, _, _ = restore_each(
+        folder, plain, lambda rank: lambda path: path in (f"w{rank}", "w5")
+    )
+    want = state()
+    for rank, found in enumerate(results):
+        assert np.array_equal(found[f"w{rank}"], want[f"w{rank}"])
+        assert np.array_equal(found["w5"], want["w5"])
+        assert found[f"w{(rank + 1) % 4}"] is None
+
+
+def flipped(rank: int, buffers: Sequence[memoryview], got: int) -> int:
+    buffers[0][0] ^= 1
+    return got
+
+
+def refused(rank: int, buffers: Sequence[memoryview], got: int) -> int:
+    raise ConnectionResetError("it went")
+
+
+def short(rank: int, buffers: Sequence[memoryview], got: int) -> int:
+    return got // 2
+
+
+@pytest.mark.parametrize(
+    ("harm", "counter"),
+    [(flipped, "peer_damaged"), (refused, "peer_failed"), (short, "peer_failed")],
+)
+def test_a_peer_that_fails_is_replaced_by_the_store(
+    folder: Path, harm: Callable[..., int], counter: str
+) -> None:
+    """Wrong bytes, none and too few are noticed and counted; all processes have the right ones."""
+
+    def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
+        peers = plain(group, agreement)
+        if group.index == 1:
+            peers.harm = harm
+        return peers
+
+    results, peers, _ = restore_each(folder, make)
+    assert all(same(each) for each in results)
+    assert counted(peers[1:2], counter) > 0
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes half a second long."""
+    monkeypatch.setattr(hedges, "UNKNOWN_S", 0.5)
+    monkeypatch.setattr(hedges, "SLOWEST_PEER_S", 0.5)
+    monkeypatch.setattr(sharing, "LEAST_ANSWER_S", 0.5)
+    monkeypatch.setattr(shared_reader, "PENDING_S", 0.1)
+
+
+class Stalling(LocalStorage):
+    """A store whose reads end when they are let go."""
+
+    def __init__(self, root: str, let_go: threading.Event) -> None:
+        super().__init__(root)
+        self.let_go = let_go
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        if offset > MIB and sum(map(len, buffers)) > MIB // 2:  # headers come
+            self.let_go.wait(30)
+        return super().read(name, offset, buffers)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_reader_whose_store_stands_still_is_passed_over(folder: Path) -> None:
+    """The others hold all their bytes while its reads of the store hang, and it has its own when
+    they come.
+    """
+    let_go = threading.Event()
+    done: list[int] = []
+
+    class Watched(Peers):
+        def meet(self, demand: Demand) -> list[Demand]:
+            if demand.is_done and self.index != 1:
+                done.append(self.index)
+                if len(done) == COUNT - 1:
+                    let_go.set()
+            return super().meet(demand)
+
+    results, peers, _ = restore_each(
+        folder,
+        lambda *args: Watched(*args, ONCE, "127.0.0.1"),
+        stores={1: Stalling(str(folder), let_go)},
+    )
+    assert let_go.is_set() and len(done) == COUNT - 1
+    assert all(same(each) for each in results)
+    assert counted([peers[rank] for rank in (0, 2, 3)], "peer_failed") > 0
+
+
+@pytest.mark.usefixtures("hurried")
+def test_slow_answers_that_come_are_no_failures(folder: Path) -> None:
+    """A reader that takes longer than an answer may take, but says that it reads, is waited for."""
+
+    class Slow(LocalStorage):
+        def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+            if offset > MIB:
+                time.sleep(0.4)
+            return super().read(name, offset, buffers)
+
+    slow = {rank: Slow(str(folder)) for rank in range(COUNT)}
+    results, peers, _ = restore_each(folder, plain, stores=slow)
+    assert all(same(each) for each in results)
+    assert counted(peers, "peer_failed") == 0
+    assert counted(peers, "peer_bytes") > 0
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_peer_that_never_answers_is_dropped(folder: Path) -> None:
+    """Its server takes connections and says nothing: nobody waits for it for long."""
+    ended = threading.Event()
+
+    class Mute(Peers):
+        def _find(self, name: str, offset: int, size: int) -> memoryview | None:
+            ended.wait(30)
+            return super()._find(name, offset, size)
+
+    began_s = time.monotonic()
+    try:
+        results, peers, _ = restore_each(
+            folder,
+            lambda group, agreement: (Mute if group.index == 2 else Peers)(
+                group, agreement, ONCE, "127.0.0.1"
+            ),
+        )
+    finally:
+        ended.set()
+    assert time.monotonic() - began_s < 15
+    assert all(same(each) for each in results)
+    assert not peers[0].trust.may_ask(2)
+    assert peers[0].trust.may_ask(1)
+
+
+def test_a_peer_that_is_gone_is_replaced(folder: Path) -> None:
+    """It ends each connection: its blocks come from who stands in, or the store."""
+
+    class Gone(Peers):
+        def _find(self, name: str, offset: int, size: int) -> memoryview | None:
+            if self.index == 1:
+                raise ConnectionResetError
+            return super()._find(name, offset, size)
+
+    results, peers, _ = restore_each(folder, lambda *args: Gone(*args, ONCE, "127.0.0.1"))
+    assert all(same(each) for each in results)
+    assert counted([peers[rank] for rank in (0, 2, 3)], "peer_failed") > 0
+    assert not peers[0].trust.may_ask(1)
+
+
+def test_little_of_a_large_block_is_read_alone(folder: Path) -> None:
+    """Processes that need small leaves alone read these, and no blocks around them."""
+    results, peers, storage = restore_each(
+        folder, plain, lambda rank: lambda path: path == "small.3"
+    )
+    assert all(np.array_equal(found["small"][3], state()["small"][3]) for found in results)
+    assert storage.bytes < MIB
+    assert counted(peers, "peer_bytes") == 0
+
+
+def test_what_is_held_for_others_is_bounded_and_dropped(folder: Path) -> None:
+    """With room for one block, blocks are dropped; who comes later reads the store."""
+
+    def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
+        few = RestoreOptions(read="once", memory=MemoryBudget(bound_bytes=4 * MIB))
+        return Peers(group, agreement, few, "127.0.0.1")
+
+    results, _, _ = restore_each(folder, make)
+    assert all(same(each) for each in results)
+
+
+def test_a_process_without_an_address_reads_for_itself(folder: Path) -> None:
+    """A process that cannot serve is none's reader, and gets its bytes."""
+
+    class Unreachable(Peers):
+        def _serve_peers(self) -> str:
+            return ""
+
+    def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
+        kind = Unreachable if group.index == 2 else Peers
+        return kind(group, agreement, ONCE, "127.0.0.1")
+
+    results, peers, _ = restore_each(folder, make)
+    assert all(same(each) for each in results)
+    assert peers[2].reader.counts["peer_bytes"] > 0  # type: ignore[attr-defined]
+
+
+def test_damage_in_the_store_is_an_error_for_all(tmp_path: Path) -> None:
+    """A chunk that is damaged in the store is Corrupt on every process."""
+    folder = tmp_path / "step"
+    save(folder, state(), group=Solo())
+    pack = max(folder.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    with pack.open("r+b") as file:
+        file.seek(5 * MIB)
+        byte = file.read(1)
+        file.seek(5 * MIB)
+        file.write(bytes([byte[0] ^ 1]))
+    results, _, _ = restore_each(folder, plain)
+    assert all(isinstance(each, Corrupt) for each in results), results
+
+
+def test_one_process_that_fails_ends_the_restore_of_all(folder: Path) -> None:
+    """One that fails before it has told its needs is the error of all, at once."""
+
+    class Failing(Peers):
+        def meet(self, demand: Demand) -> list[Demand]:
+            if self.index == 3:
+                raise Corrupt("its disk is gone", path="here")
+            return super().meet(demand)
+
+    results, _, _ = restore_each(folder, lambda *args: Failing(*args, ONCE, "127.0.0.1"))
+    assert all(isinstance(each, Corrupt) for each in results), results
