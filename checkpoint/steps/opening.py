@@ -7,13 +7,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeAlias
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Group, ProcessSpec
+from holdfast.multihost import Group
+from holdfast.multihost.group.runtime import launched_spec
 
 from ..agreement.exchange import ask_primary
 from ..agreement.host_sharing import find_sharers, launched_sharers
@@ -251,7 +251,7 @@ def _open(
     find_foreign: FindForeign | None,
     needs_claim: bool,
 ) -> Opened:
-    spec = ProcessSpec.from_env(os.environ)
+    spec = launched_spec()
     writer = this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
     # Who names no format reads it once, when others see the claim.
     reads_later = options.step_format is None and not options.read_only

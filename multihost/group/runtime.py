@@ -24,6 +24,14 @@ def current_spec() -> ProcessSpec | None:
     return current_job().spec
 
 
+def launched_spec() -> ProcessSpec | None:
+    """Returns who this process is: as it has joined, else as its launcher's environment says.
+
+    A process that outlives attempts has joined a later one than it was started for.
+    """
+    return current_spec() or ProcessSpec.from_env(os.environ)
+
+
 def coordinator_address() -> str | None:
     """Returns the address of the coordinator that this process has joined, None where not known.
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.opening import Opened, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced, HoldfastError
-from holdfast.multihost import Group, Solo
+from holdfast.multihost import Group, ProcessSpec, Solo
+from holdfast.multihost.job import current_job
 from tests.support.checkpointing import at_once, groups
 
 JOB = {
@@ -128,6 +130,23 @@ def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.Mon
     mine.fence(found.writer.id)
     claims.fence(second.id)
     assert isinstance(found.writer, Writer)
+
+
+def test_the_attempt_is_that_which_was_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that outlived the attempt that it was started for writes as one of a later one."""
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    started_for = ProcessSpec.from_env(JOB | {"HOLDFAST_ATTEMPT": "1"})
+    assert started_for is not None
+    current_job().join(None, replace(started_for, attempt=2))
+    try:
+        found, mine = opened(tmp_path)
+    finally:
+        current_job().leave()
+    assert (found.writer.job, found.writer.attempt) == ("j", 2)
+    mine.fence(found.writer.id)
 
 
 @pytest.fixture(params=["blocks", "inodes"])
