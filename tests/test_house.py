@@ -275,6 +275,43 @@ def test_no_wing_is_crowded_or_talks_too_much() -> None:
             )
 
 
+OF_BACKENDS = re.compile(r"\b(Device|Devices|Mesh|Array|\w*Sharding)\b")
+A_CACHE_OF_DEVICES = """
+@functools.lru_cache(64)
+def _mesh(devices: tuple[jax.Device, ...], name: str = "x") -> Mesh: ...
+"""
+
+
+def _kept_backends(source: str) -> list[str]:
+    """Returns the functions with a cache that outlives an attempt, and holds devices or what is
+    made of them.
+    """
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and _keeps_backends(node)
+    ]
+
+
+def _keeps_backends(function: ast.FunctionDef) -> bool:
+    decorators = [ast.unparse(each) for each in function.decorator_list]
+    is_cached = any(re.match(r"(functools\.)?(lru_)?cache\b", each) for each in decorators)
+    arguments = function.args
+    takes = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    types = [argument.annotation for argument in takes] + [function.returns]
+    is_of_backends = any(each and OF_BACKENDS.search(ast.unparse(each)) for each in types)
+    return is_cached and is_of_backends and "clear_with_attempt" not in decorators
+
+
+def test_a_cache_of_devices_goes_with_its_attempt() -> None:
+    """Else it keeps the backend of an attempt that is over, and others wait at its sockets."""
+    assert _kept_backends(A_CACHE_OF_DEVICES) == ["_mesh"]
+    assert _kept_backends(A_CACHE_OF_DEVICES.replace("@f", "@clear_with_attempt\n@f")) == []
+    for room in ROOMS:
+        for path in _sources(room):
+            assert not _kept_backends(path.read_text()), f"{path}: put clear_with_attempt above it"
+
+
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
     """proto/*_pb2.py and .pyi are what protoc makes of the .proto files."""
     subprocess.run(
