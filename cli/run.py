@@ -431,4 +431,6 @@ def _run(chosen: RunOptions) -> JobResult:
             _write_report(chosen.log_dir, output)
         if result.step >= 0 and not chosen.as_json:
             output.say(describe_goodput(vars(result.goodput)))
+        if result.outlived and not chosen.as_json:
+            output.say(f"processes stayed in {result.outlived} of {result.attempts} attempts")
         return result

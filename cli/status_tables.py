@@ -9,15 +9,22 @@ from rich.console import Group
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
-from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
+from holdfast.coordination.diagnosis.summary import (
+    checkpoint_roots,
+    describe_goodput,
+    describe_staying,
+    printable,
+)
 from holdfast.coordination.diagnosis.verdict import judge
 from holdfast.coordination.process.diagnose import whom_to_ask
 from holdfast.proto import coordination_pb2, session_pb2
 
+from .common import shown_time
 from .tables import Table
 
 _COLOURS = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _MAX_MISSING = 20
+_MOST_ATTEMPTS = 5
 _MAX_WRONG = 48  # rows of processes that are not as they should be
 _TITLES = (
     "process",
@@ -67,6 +74,8 @@ def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -
     parts.append(Text(printable(_headline(status)), style="bold"))
     if status.goodput_s:
         parts.append(describe_goodput(status.goodput_s))
+    if len(status.launcher.attempts) > 1:
+        parts += ["", _attempts(status.launcher.attempts[-_MOST_ATTEMPTS:])]
     shown = _shown(status)
     parts += ["", _processes(status, shown)]
     if len(shown) < len(status.tasks):
@@ -92,6 +101,16 @@ def _headline(status: session_pb2.StatusResponse) -> str:
     if status.journal:
         parts.append(status.journal)
     return "; ".join(parts)
+
+
+def _attempts(attempts: Sequence[session_pb2.Attempt]) -> Table:
+    """Returns a row for each of the newest attempts: who stayed, and why it began."""
+    titles = ("attempt", "began", "processes", "why")
+    table = Table(titles, folds=("began", "why"), numbers=titles[:1])
+    for attempt in attempts:
+        began = shown_time(attempt.began_unix_s)
+        table.add(str(attempt.number), began, describe_staying(attempt), attempt.why)
+    return table
 
 
 def _shown(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:

@@ -349,7 +349,7 @@ class ReportLauncherRequest(_message.Message):
     def __init__(self, launcher: _Optional[_Union[Launcher, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Launcher(_message.Message):
-    __slots__ = ("state", "why", "waiting_for", "command", "folder", "began_unix_s", "attempt")
+    __slots__ = ("state", "why", "waiting_for", "command", "folder", "began_unix_s", "attempt", "attempts")
     STATE_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class Launcher(_message.Message):
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     BEGAN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     state: str
     why: str
     waiting_for: str
@@ -364,7 +365,24 @@ class Launcher(_message.Message):
     folder: str
     began_unix_s: float
     attempt: int
-    def __init__(self, state: _Optional[str] = ..., why: _Optional[str] = ..., waiting_for: _Optional[str] = ..., command: _Optional[str] = ..., folder: _Optional[str] = ..., began_unix_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, state: _Optional[str] = ..., why: _Optional[str] = ..., waiting_for: _Optional[str] = ..., command: _Optional[str] = ..., folder: _Optional[str] = ..., began_unix_s: _Optional[float] = ..., attempt: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("number", "began_unix_s", "num_processes", "stayed", "replaced", "why")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    STAYED_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    began_unix_s: float
+    num_processes: int
+    stayed: int
+    replaced: _containers.RepeatedScalarFieldContainer[int]
+    why: str
+    def __init__(self, number: _Optional[int] = ..., began_unix_s: _Optional[float] = ..., num_processes: _Optional[int] = ..., stayed: _Optional[int] = ..., replaced: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ReportLauncherResponse(_message.Message):
     __slots__ = ()

@@ -170,6 +170,7 @@ class Feed:
         known = status.launcher
         if word.launcher.state:
             known.ClearField("waiting_for")
+            known.ClearField("attempts")
             known.MergeFrom(word.launcher)
         self._status = status
         if judge(status, gone=gone).state in OVER:

@@ -9,7 +9,11 @@ from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.step_curve import Sample
-from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS, checkpoint_roots
+from holdfast.coordination.diagnosis.summary import (
+    GOODPUT_PARTS,
+    checkpoint_roots,
+    describe_staying,
+)
 from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.proto import coordination_pb2, session_pb2
 
@@ -56,6 +60,7 @@ def snapshot(
         "gone": gone,
         "job": status.job,
         "attempt": status.launcher.attempt or status.attempt,
+        "attempts": [_attempt(each) for each in status.launcher.attempts],
         "phase": status.phase,
         "up_s": round(status.up_s, 1),
         "num_processes": status.num_processes,
@@ -78,6 +83,15 @@ def snapshot(
             for event in status.events[-MOST_EVENTS:]
         ],
         "samples": [list(each) for each in samples],
+    }
+
+
+def _attempt(attempt: session_pb2.Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "began_unix_s": round(attempt.began_unix_s, 1),
+        "processes": describe_staying(attempt),
+        "why": attempt.why,
     }
 
 

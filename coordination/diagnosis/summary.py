@@ -10,6 +10,7 @@ GOODPUT_PARTS = {
     "stepping_s": "new steps",
     "waiting_s": "waiting for machines",
     "starting_s": "starting",
+    "rejoining_s": "joining again",
     "restoring_s": "restoring",
     "saving_s": "blocked in saves",
     "redoing_s": "steps done again",
@@ -46,6 +47,16 @@ def describe_goodput(seconds: Mapping[str, float]) -> str:
     else:
         text = f"goodput {seconds.get('stepping_s', 0.0) / total_s:.0%} of {total_s:.1f} s"
     return f"{text}: {', '.join(parts)}"
+
+
+def describe_staying(attempt: session_pb2.Attempt) -> str:
+    """Returns how many processes outlived the attempt before, and who was replaced beside them."""
+    if not attempt.stayed:
+        return f"all {attempt.num_processes} started" if attempt.num_processes else "none started"
+    count = attempt.num_processes - attempt.stayed
+    named = ", ".join(map(str, attempt.replaced))
+    more = f" and {count - len(attempt.replaced)} more" if count > len(attempt.replaced) else ""
+    return f"{attempt.stayed} stayed, replaced {named}{more}"
 
 
 def checkpoint_roots(status: session_pb2.StatusResponse) -> list[session_pb2.CheckpointRoot]:

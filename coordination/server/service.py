@@ -43,6 +43,8 @@ log = logging.getLogger("holdfast.coordination")
 
 _RPCS = RPCS | RPCS_D
 _MOST_PARTS = 16  # of a goodput
+_MOST_ATTEMPTS = 64  # of a launcher's word
+_MOST_NAMED = 64  # processes of one of them
 _LAUNCHER_TEXTS = ("state", "why", "waiting_for", "command", "folder")
 
 
@@ -252,6 +254,10 @@ class Service:
         most = self.config.limits.error_bytes
         for name in _LAUNCHER_TEXTS:
             setattr(launcher, name, clip(getattr(launcher, name), most))
+        del launcher.attempts[:-_MOST_ATTEMPTS]
+        for attempt in launcher.attempts:
+            attempt.MergeFrom(session_pb2.Attempt(why=clip(attempt.why, most)))
+            del attempt.replaced[_MOST_NAMED:]
         self._launcher = launcher
         writer.succeed(session_pb2.ReportLauncherResponse().SerializeToString())
 

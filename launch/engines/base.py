@@ -23,7 +23,7 @@ from holdfast.coordination.process.job_folder import EndedJob, LaunchedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
-from ..supervisor.account import Account, Errand
+from ..supervisor.account import Account, AttemptLog, Errand
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
 from ..supervisor.job import (
@@ -79,6 +79,7 @@ class BaseEngine(Engine):
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._goodput: Callable[[], Goodput] = Goodput
         self._launcher = session_pb2.Launcher()
+        self._attempts = AttemptLog()
         self.errand = Errand()
         self.log_folder: Path | None = None  # where the processes' lines are, if anywhere
         self._address = ""  # of the last coordinator
@@ -161,8 +162,11 @@ class BaseEngine(Engine):
 
     def tell(self, decision: Decision) -> None:
         """Has the coordinators know how the job is now."""
-        self._launcher = self.errand.launcher(decision)
         job = decision.job
+        self._attempts.observe(decision, time.time())
+        launcher = self.errand.launcher(decision)
+        launcher.attempts.extend(self._attempts.kept)
+        self._launcher = launcher
         told = LaunchedJob(
             job_id=job.job_id,
             pid=os.getpid(),

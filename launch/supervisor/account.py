@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,11 @@ from holdfast.multihost import Preempted
 from holdfast.proto import session_pb2
 
 from .goodput import Goodput
-from .job import Decision, State
+from .job import Decision, Job, State
+
+MOST_ATTEMPTS = 20
+"""Of so many of the newest attempts the status knows who stayed."""
+_MOST_NAMED = 32  # processes of an attempt
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,40 @@ class Account:
 
     launcher: session_pb2.Launcher = field(default_factory=session_pb2.Launcher)
     goodput: Goodput = field(default_factory=Goodput)
+
+
+class AttemptLog:
+    """The newest attempts of a job: when each began and why, who stayed, who was replaced."""
+
+    def __init__(self) -> None:
+        self._kept: deque[session_pb2.Attempt] = deque(maxlen=MOST_ATTEMPTS)
+
+    def observe(self, decision: Decision, unix_s: float) -> None:
+        """Takes a decision: an attempt begins with its reason."""
+        job = decision.job
+        if self._kept and self._kept[-1].number == job.attempt:
+            known = self._kept.pop()
+        else:
+            known = session_pb2.Attempt(
+                number=job.attempt, began_unix_s=unix_s, why=decision.reason
+            )
+        self._kept.append(_with_processes(known, job))
+
+    @property
+    def kept(self) -> Sequence[session_pb2.Attempt]:
+        """The attempts, ascending."""
+        return tuple(self._kept)
+
+
+def _with_processes(attempt: session_pb2.Attempt, job: Job) -> session_pb2.Attempt:
+    return session_pb2.Attempt(
+        number=attempt.number,
+        began_unix_s=attempt.began_unix_s,
+        why=attempt.why,
+        num_processes=max(attempt.num_processes, job.num_processes),
+        stayed=len(job.staying),
+        replaced=sorted(job.replaced)[:_MOST_NAMED],
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.coordination.diagnosis.verdict import JobState
@@ -64,6 +64,7 @@ class JobResult:
     elapsed_s: float
     interrupted: bool = False  # by SIGINT
     goodput: Goodput = field(default_factory=Goodput)  # where the time went
+    outlived: int = 0  # attempts in which processes stayed that had been in the one before
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them; `error` as its sentence."""
@@ -98,6 +99,7 @@ def supervise(
     before = job.attempt
     meter = meter or GoodputMeter(began)
     reasons: list[str] = []
+    outlived: set[int] = set()
     pending: deque[Event] = deque([Start()])
     try:
         while not job.final:
@@ -111,13 +113,16 @@ def supervise(
                 reasons.append(decision.reason)
             on_decision(job, decision)
             job = decision.job
+            if job.staying:
+                outlived.add(job.attempt)
             # A start that failed is decided upon before anything else.
             pending.extendleft(_carry_out(engine, decision))
     finally:
         engine.close()
     ended = clock()
     attempts = job.attempt - before
-    return _result(job, attempts, reasons, ended - began, goodput=meter.goodput(ended))
+    result = _result(job, attempts, reasons, ended - began, goodput=meter.goodput(ended))
+    return replace(result, outlived=len(outlived))
 
 
 def _carry_out(engine: Engine, decision: Decision) -> list[Event]:

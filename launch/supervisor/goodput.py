@@ -25,6 +25,7 @@ class Goodput:
     waiting_s: float = 0.0  # for machines
     # starting processes, joining, compiling: all until the first step
     starting_s: float = 0.0
+    rejoining_s: float = 0.0  # likewise, in attempts that processes have outlived
     restoring_s: float = 0.0
     stepping_s: float = 0.0
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
@@ -106,6 +107,7 @@ class GoodputMeter:
         self._since_step_s = 0.0  # of the part since its last step
         self._pace = _Pace()
         self._best = -1  # of all before it
+        self._beginning = "starting_s"  # the part that this attempt begins with
         self._restored_s = 0.0  # as reported in this attempt
         self._blocked_s = 0.0  # likewise
         self._seconds = dict.fromkeys((each.name for each in fields(Goodput)), 0.0)
@@ -115,7 +117,7 @@ class GoodputMeter:
         self._count(now)
         if job.attempt != self._attempt:
             self._settle(0)
-            self._begin(job.attempt)
+            self._begin(job)
         if isinstance(event, Progressed) and event.attempt == job.attempt:
             self._take(event)
         part = self._part_of(job)
@@ -134,8 +136,9 @@ class GoodputMeter:
         if self._part in _STEPS:
             self._since_step_s += passed_s
 
-    def _begin(self, attempt: int) -> None:
-        self._attempt = attempt
+    def _begin(self, job: Job) -> None:
+        self._attempt = job.attempt
+        self._beginning = "rejoining_s" if job.staying else "starting_s"
         self._best = max(self._best, self._step)
         self._step = -1
         self._restored_s = 0.0
@@ -143,7 +146,7 @@ class GoodputMeter:
 
     def _take(self, event: Progressed) -> None:
         """Takes what the processes report."""
-        self._move("starting_s", "restoring_s", event.restored_s - self._restored_s)
+        self._move(self._beginning, "restoring_s", event.restored_s - self._restored_s)
         blocked_s = self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
         # A process that saves makes no step, and hangs no more for that.
         self._since_step_s = max(0.0, self._since_step_s - blocked_s)
@@ -168,9 +171,9 @@ class GoodputMeter:
         if job.state is State.SCHEDULING and job.why_waiting:
             return "waiting_s"
         if job.state not in RUNS:
-            return "ending_s" if job.state is State.RESTARTING or job.final else "starting_s"
+            return "ending_s" if job.state is State.RESTARTING or job.final else self._beginning
         if self._step < 0:
-            return "starting_s"
+            return self._beginning
         return "redoing_s" if self._step <= self._best else "stepping_s"
 
     def _move(self, source: str, target: str, seconds: float) -> float:

@@ -144,6 +144,12 @@ class Job:
         """The number of processes of the current attempt."""
         return len(self.alive) + len(self.exit_codes)
 
+    @property
+    def staying(self) -> frozenset[int]:
+        """The processes of this attempt that have outlived the one before, or are to."""
+        everybody = self.alive | self.exit_codes.keys()
+        return everybody - self.replaced if self.replaced else frozenset()
+
 
 # --- Events: what an engine has seen
 

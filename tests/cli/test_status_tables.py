@@ -56,3 +56,17 @@ def test_a_job_of_64_has_all_its_rows() -> None:
     lines = printed(a_job(64)).splitlines()
     rows = [line for line in lines if line.split()[1:2] == ["CONNECTED"]]
     assert len(rows) == 64 and not any("more:" in line for line in lines)
+
+
+def test_the_newest_attempts_say_who_stayed() -> None:
+    """Where there were several; the last five, each with its reason."""
+    status = a_job(4)
+    status.launcher.attempts.add(number=1, num_processes=4, why="start")
+    assert "stayed" not in printed(status)
+    for number in range(2, 9):
+        status.launcher.attempts.add(
+            number=number, num_processes=4, stayed=3, replaced=[1], why=f"death {number}"
+        )
+    lines = [line for line in printed(status).splitlines() if "3 stayed, replaced 1" in line]
+    assert [line.split()[0] for line in lines] == ["4", "5", "6", "7", "8"]
+    assert "death 8" in lines[-1]

@@ -59,10 +59,13 @@ def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
     """A job waits for machines, and is over: neither needs a coordinator to be told."""
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
     waiting = session_pb2.Launcher(state="scheduling", waiting_for="room for 1 of 2 processes")
+    waiting.attempts.add(number=1, why="start")
     word = [LauncherWord(waiting, tmp_path)]
     (tmp_path / "process-0.log").write_text("a line\n" * 500 + "the \x1b[31mlast\n")
     with Feed(lambda: None, published.put, lambda job: word[0]) as feed:
         first = json.loads(published.get(timeout=30))["verdict"]
+        attempts = json.loads(published.get(timeout=30))["attempts"]
+        assert [attempt["number"] for attempt in attempts] == [1]
         assert (first["state"], first["text"]) == (
             "Waiting for machines",
             "room for 1 of 2 processes",

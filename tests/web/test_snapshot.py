@@ -33,6 +33,20 @@ def test_a_snapshot_is_bounded() -> None:
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
 
 
+def test_each_attempt_says_who_stayed() -> None:
+    """In the words of `holdfast status`."""
+    status = session_pb2.StatusResponse()
+    kept = {"number": 2, "num_processes": 3, "stayed": 2, "replaced": [1]}
+    status.launcher.attempts.add(**kept, began_unix_s=7.25, why="process 1 died")
+    (shown,) = snapshot(status, unix_s=8.0)["attempts"]
+    assert shown == {
+        "number": 2,
+        "began_unix_s": 7.2,
+        "processes": "2 stayed, replaced 1",
+        "why": "process 1 died",
+    }
+
+
 def test_the_root_is_the_primarys() -> None:
     """None where nobody did."""
     status = session_pb2.StatusResponse()

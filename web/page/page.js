@@ -87,6 +87,7 @@ function draw(shown) {
   drawProcesses(shown);
   if (live && state.range !== null) askRange(state.range);
   drawTime(shown);
+  drawAttempts(shown.attempts);
   drawGoodput(shown);
   drawRoot(shown);
   drawBarriers(shown.barriers);
@@ -504,6 +505,16 @@ function readOut(event) {
   const at = first + ((event.clientX - box.left - left) / (right - left)) * (last - first);
   const nearest = samples.reduce((best, each) => (Math.abs(each[0] - at) < Math.abs(best[0] - at) ? each : best));
   $("readout").textContent = `${day(nearest[0])} ${clock(nearest[0])}: step ${nearest[1]}, ${few(Math.max(0, nearest[2]))} steps/s` + (nearest[3] >= 0 ? `, step ${nearest[3]} saved` : "");
+}
+
+function drawAttempts(attempts) {
+  $("attempts-part").hidden = attempts.length < 2;
+  replaceAll("attempts", [...attempts].reverse().map((attempt) => {
+    const row = element("tr");
+    row.append(element("td", attempt.number, "number"), element("td", `${day(attempt.began_unix_s)} ${clock(attempt.began_unix_s)}`),
+      element("td", attempt.processes, "note"), element("td", attempt.why, "note"));
+    return row;
+  }));
 }
 
 function drawGoodput(shown) {

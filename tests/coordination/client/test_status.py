@@ -155,6 +155,11 @@ def test_a_launcher_reports_where_the_time_went() -> None:
         long = session_pb2.Launcher(state="running", why="w" * 1_000_000)
         status.report_launcher(long, {f"{number}": 1.0 for number in range(1000)})
         assert len(status.status().goodput_s) == 16
+        many = {"why": "w" * 100_000, "replaced": range(5000)}
+        hostile = session_pb2.Launcher(state="running", attempts=[many] * 100)
+        status.report_launcher(hostile, {})
+        assert status.status().launcher.ByteSize() < 1_000_000
+        status.report_launcher(long, {f"{number}": 1.0 for number in range(1000)})
         assert 1000 < len(status.status().launcher.why) < 100_000
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.diagnosis.summary import checkpoint_roots, describe_goodput, printable
+from holdfast.coordination.diagnosis.summary import (
+    checkpoint_roots,
+    describe_goodput,
+    describe_staying,
+    printable,
+)
 from holdfast.proto import session_pb2
 
 
@@ -15,6 +20,16 @@ def test_the_share_of_new_steps_comes_first() -> None:
     assert unknown.startswith(
         "goodput is not known, because no process has reported a step in 4.0 s: new steps 0.0"
     )
+
+
+def test_who_stayed_is_counted_and_who_was_replaced_is_named() -> None:
+    """Of many, the first; of an attempt of new processes alone, that all were started."""
+    attempt = session_pb2.Attempt(num_processes=4, stayed=3, replaced=[1])
+    assert describe_staying(attempt) == "3 stayed, replaced 1"
+    attempt = session_pb2.Attempt(num_processes=90, stayed=1, replaced=range(2))
+    assert describe_staying(attempt) == "1 stayed, replaced 0, 1 and 87 more"
+    assert describe_staying(session_pb2.Attempt(num_processes=4)) == "all 4 started"
+    assert describe_staying(session_pb2.Attempt()) == "none started"
 
 
 def test_nothing_steers_a_terminal() -> None:

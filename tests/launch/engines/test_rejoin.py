@@ -118,6 +118,12 @@ class Trial:
         in_order = [attempts[step] for step in sorted(attempts)]
         assert in_order == sorted(in_order)
 
+    def attempts(self) -> list[tuple[int, list[int]]]:
+        """Returns of each attempt how many stayed and who was replaced, as the report has it."""
+        kept = json.loads((self.folder / "logs" / "status.json").read_text())
+        attempts = kept["status"]["launcher"]["attempts"]
+        return [(each.get("stayed", 0), each.get("replaced", [])) for each in attempts]
+
     def lives(self) -> list[int]:
         """Returns how many processes there were of each number."""
         notes = self.notes("train")
@@ -185,6 +191,11 @@ def test_who_dies_is_replaced_and_the_others_stay(
     trial.check_steps()
     trial.check_apart()
     assert sum(vars(result.goodput).values()) == pytest.approx(result.elapsed_s, rel=0.01)
+    attempts = trial.attempts()
+    assert attempts[0] == (0, [])
+    assert {stayed + len(replaced) for stayed, replaced in attempts[1:]} == {3}
+    assert result.outlived == len(attempts) - 1
+    assert result.goodput.rejoining_s > 0
 
 
 @pytest.mark.slow

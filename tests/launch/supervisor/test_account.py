@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from holdfast.launch import RestartPolicy
-from holdfast.launch.supervisor.account import Errand
+from holdfast.launch.supervisor.account import MOST_ATTEMPTS, AttemptLog, Errand
 from holdfast.launch.supervisor.decide import decide
-from holdfast.launch.supervisor.job import Decision, Event, Exited, Job, Reserved, Start, Stop
+from holdfast.launch.supervisor.job import (
+    Decision,
+    Event,
+    Exited,
+    Job,
+    Progressed,
+    Reserved,
+    Start,
+    StartFailed,
+    Stop,
+    Tick,
+)
 
 ERRAND = Errand(["python", "my train.py"], "/home/me", 5.0)
 
@@ -40,3 +51,41 @@ def test_an_end_by_preemption_is_no_failure() -> None:
     assert stopped.state == "preempted"
     done = ERRAND.launcher(after(Start(), Reserved(1, 2), Exited(1, 0, 0), Exited(1, 1, 0)))
     assert done.state == "finished"
+
+
+def test_an_attempt_has_who_stayed_and_who_was_replaced() -> None:
+    """The first has neither; one that did not come back in time was replaced after all."""
+    log = AttemptLog()
+    job = Job("j", 3, 3, RestartPolicy(max_failures=1, rejoin_timeout_s=10.0))
+    events = [
+        Start(),
+        Reserved(1, 3),
+        Progressed(1, 0, restartable=frozenset(range(3))),
+        Exited(1, 1, -9),
+    ]
+    for now, event in enumerate(events):
+        decision = decide(job, event, float(now))
+        job = decision.job
+        log.observe(decision, 100.0 + now)
+    first, second = log.kept
+    assert (first.number, first.num_processes, first.stayed) == (1, 3, 0)
+    assert (second.number, second.num_processes, second.stayed) == (2, 3, 2)
+    assert (list(second.replaced), second.began_unix_s) == ([1], 103.0)
+    assert "process 1 of 3 was ended by signal 9" in second.why
+    log.observe(decide(job, Tick(), 60.0), 200.0)
+    assert (log.kept[1].stayed, list(log.kept[1].replaced)) == (0, [0, 1, 2])
+
+
+def test_the_newest_attempts_are_kept() -> None:
+    """Of a job that cannot start, too."""
+    log = AttemptLog()
+    policy = RestartPolicy(max_startup_failures=100, backoff_s=0.0)
+    job = Job("j", 1, 1, policy)
+    event: Event = Start()
+    for now in range(100):
+        decision = decide(job, event, float(now))
+        log.observe(decision, 0.0)
+        job = decision.job
+        event = Tick() if isinstance(event, StartFailed) else StartFailed(job.attempt, "no port")
+    numbers = [attempt.number for attempt in log.kept]
+    assert numbers == list(range(job.attempt - MOST_ATTEMPTS + 1, job.attempt + 1))

@@ -14,10 +14,11 @@ from holdfast.launch.supervisor.job import Event, Exited, Job, Progressed, Reser
 
 
 class Account:
-    """A job of one process and its meter, driven by events at times."""
+    """A job and its meter, driven by events at times."""
 
-    def __init__(self) -> None:
-        self.job = Job("j", 1, 1, RestartPolicy(max_failures=5, backoff_s=1.0, backoff_jitter=0.0))
+    def __init__(self, processes: int = 1) -> None:
+        policy = RestartPolicy(max_failures=5, backoff_s=1.0, backoff_jitter=0.0)
+        self.job = Job("j", processes, processes, policy)
         self.meter = GoodputMeter(0.0)
         self.now = 0.0
 
@@ -58,6 +59,19 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
         ending_s=1.0,
     )
     assert account.goodput.total_s == 70.0 and account.goodput.fraction == 34 / 70
+
+
+def test_joining_again_is_no_start() -> None:
+    """From a death to the first step of an attempt in which a process stayed, less its restores."""
+    account = Account(processes=2)
+    account.at(0, Start())
+    account.at(0, Reserved(1, 2))
+    account.at(10, Progressed(1, 0, restartable=frozenset({0, 1})))
+    account.at(20, Exited(1, 1, -9))
+    account.at(24, Progressed(2, 0, restored_s=1.0))
+    assert account.job.staying == {0}
+    expected = Goodput(starting_s=10, rejoining_s=3, restoring_s=1, stepping_s=10)
+    assert account.goodput == expected
 
 
 def stepping(steps: int = 20) -> Account:
