@@ -25,7 +25,7 @@ from holdfast.proto import session_pb2
 
 from ..supervisor.account import Account, AttemptLog, Errand
 from ..supervisor.engine import Engine, JobResult, supervise
-from ..supervisor.goodput import RUNS, Goodput, GoodputMeter
+from ..supervisor.goodput import LIVES, Goodput, GoodputMeter
 from ..supervisor.job import (
     HANG,
     Action,
@@ -370,7 +370,7 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
             engine.tell(decision)
         if changed:
             engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
-        over = before.state in RUNS and after.state not in RUNS
+        over = before.state in LIVES and after.state not in LIVES
         if over and after.alive and after.error is not None:
             engine.end_attempt(after.attempt, after.error)
 

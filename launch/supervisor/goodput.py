@@ -12,6 +12,8 @@ _UNPACED_S = 60.0  # for the first steps, before their pace is known
 
 RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
 """States in which processes run, and are meant to."""
+LIVES = (*RUNS, State.REJOINING)
+"""States that an attempt is in until it has come to its end."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,21 @@ from holdfast.coordination import CoordinationClient, JobIdentity, ProcessLost
 from holdfast.launch import LiveView, RestartPolicy
 from holdfast.launch.engines import base
 from holdfast.launch.engines.base import BaseEngine, run_job
-from holdfast.launch.supervisor.job import Action, Exited, Job, Launch, Reserve, Reserved, Stop
+from holdfast.launch.supervisor.job import (
+    Action,
+    CoordinatorEnded,
+    Exited,
+    Job,
+    Launch,
+    Progressed,
+    Replace,
+    Reserve,
+    Reserved,
+    Stop,
+)
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.output import ConsoleOutput
+from holdfast.multihost import JobError
 from tests.support.secured import at_once
 
 
@@ -42,6 +54,25 @@ class Recording(BaseEngine):
 
     def close(self) -> None:
         self.done.append("close")
+
+
+class Rejoining(Recording):
+    """An engine whose second process dies, and then, while the first is to join again, the
+    coordinator.
+    """
+
+    def carry_out(self, action: Action) -> None:
+        if isinstance(action, Launch):
+            everybody = frozenset({0, 1})
+            self._queue.put(Progressed(action.attempt, restartable=everybody))
+            self._queue.put(Exited(action.attempt, 1, -9))
+        elif isinstance(action, Replace):
+            self._queue.put(CoordinatorEnded(action.attempt, "the coordinator is gone"))
+        else:
+            super().carry_out(action)
+
+    def end_attempt(self, attempt: int, error: JobError) -> None:
+        self.done.append((attempt, str(error)))
 
 
 def output() -> ConsoleOutput:
@@ -124,3 +155,12 @@ def test_the_reasons_of_a_job_go_to_output() -> None:
         in stderr.getvalue()
     )
     assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_those_that_join_again_are_told_why_it_ends() -> None:
+    """As those that run are: an attempt that they outlive is none that has ended."""
+    engine = Rejoining(output())
+    policy = RestartPolicy(max_failures=1)
+    run_job(Job("j", 2, 2, policy), engine, output())
+    (told,) = [each for each in engine.done if isinstance(each, tuple)]
+    assert told[0] == 2 and "the coordinator is gone" in told[1]
