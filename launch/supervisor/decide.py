@@ -455,6 +455,10 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
     limit_s = job.policy.rejoin_timeout_s
     if _committing(job):
         limit_s = max(limit_s, job.policy.commit_grace_s)
+    wake_at = now + limit_s
+    if job.wake_at is not None and job.rejoining & staying:
+        # One that is not back yet may still be in a save of an attempt before.
+        wake_at = max(wake_at, job.wake_at)
     following = replace(
         _next_attempt(job),
         state=State.REJOINING,
@@ -462,7 +466,7 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
         rejoining=staying,
         replaced=everybody - staying,
         started_at=now,
-        wake_at=now + limit_s,
+        wake_at=wake_at,
     )
     attempt = following.attempt
     rejoin = Rejoin(attempt, len(everybody), staying, str(error))

@@ -699,6 +699,19 @@ def test_a_death_among_those_that_join_opens_another_attempt() -> None:
     assert run.actions[1] == Replace(3, frozenset({1, 2}))
 
 
+def test_one_that_is_in_a_save_keeps_its_time() -> None:
+    """Another death, while it is not back yet, takes none of its `commit_grace_s`."""
+    reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
+    saving = restartable().handle(Progressed(1, 6, saves=reported), Exited(1, 2, -9))
+    until = saving.job.wake_at
+    again = saving.handle(back(2, 0)).handle(Exited(2, 2, -9))
+    assert again.job.rejoining == frozenset({0, 1, 3})
+    assert again.job.wake_at == until
+    all_back = again.handle(back(3, 0, 1, 3), Progressed(3, 7, restartable=frozenset(range(4))))
+    after = all_back.handle(Exited(3, 2, -9))
+    assert after.job.wake_at == after.now + 10
+
+
 def test_one_that_was_done_is_started_again() -> None:
     """As all are where nobody stays: those that go on from a saved step need it."""
     run = restartable().handle(Exited(1, 2, -9)).handle(Exited(2, 0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 from holdfast.launch.supervisor.job import (
     Launch,
@@ -25,15 +26,14 @@ def budgets_hold(trace: Trace) -> Broken:
 
 def an_attempt_costs_once(trace: Trace) -> Broken:
     """The end of an attempt takes one from one budget, and it takes it where another follows."""
-    for attempt in trace.attempts():
+    for number, steps in groupby(trace.steps, lambda step: step.before.attempt):
         taken = 0
-        for step in attempt:
+        for step in steps:
             gained = sum(step.after.budget_used.values()) - sum(step.before.budget_used.values())
             taken += max(0, gained)
-        last = attempt[-1].after
-        is_free = last.final or last.state is State.RESIZING
-        if taken > 1 or (taken == 0 and not is_free):
-            yield f"takes {taken} from the budgets in attempt {last.attempt}"
+        is_free = step.after.final or step.before.state is State.RESIZING
+        if number and (taken > 1 or (taken == 0 and not is_free)):
+            yield f"takes {taken} from the budgets in attempt {number}"
 
 
 def only_progress_refills(trace: Trace) -> Broken:
@@ -62,7 +62,7 @@ def idle_attempts_end_the_job(trace: Trace) -> Broken:
     idle = 0
     for attempt in trace.attempts():
         last = attempt[-1].after
-        ran = any(actions(step, Launch) for step in attempt)
+        ran = bool(last.staying) or any(actions(step, Launch) for step in attempt)
         idle = 0 if last.progressed else idle + ran
         goes_on = not last.final and last.state is not State.RESIZING
         limit = max(1, last.policy.attempts_without_progress)

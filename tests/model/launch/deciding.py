@@ -25,6 +25,9 @@ from holdfast.launch.supervisor.job import (
 from .reading import CLOSE_S, GOES, LEFT, Broken, actions, is_own
 from .trace import Step, Trace
 
+GOING = (State.RUNNING, State.REJOINING, State.SCHEDULING)
+"""The states in which an event decides the exit code."""
+
 
 def sizes_fit(trace: Trace) -> Broken:
     """An attempt has no fewer processes than the least, and no more than there is room for."""
@@ -92,7 +95,7 @@ def _code_after_a_notice(step: Step) -> int:
 def _code(step: Step) -> int | None:
     """Returns the exit code that a step decides while the job runs, None where none."""
     event = step.event
-    if not is_own(step) or step.before.state not in (State.RUNNING, State.SCHEDULING):
+    if not is_own(step) or step.before.state not in GOING:
         return None
     if isinstance(event, Exited) and event.code not in LEFT:
         return event.code if event.code >= 0 else 128 - event.code

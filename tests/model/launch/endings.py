@@ -11,6 +11,7 @@ from holdfast.launch.supervisor.job import (
     Exited,
     Launch,
     PrepareNext,
+    Rejoin,
     Release,
     Reserve,
     State,
@@ -37,7 +38,7 @@ def an_attempt_begins_once(trace: Trace) -> Broken:
     launched: set[int] = set()
     number = 0
     for step in trace.steps:
-        for action in actions(step, Reserve):
+        for action in actions(step, Reserve, Rejoin):
             if action.attempt != number + 1:
                 yield f"asks for attempt {action.attempt} after {number}: {step}"
             number = action.attempt

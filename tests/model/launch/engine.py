@@ -21,7 +21,9 @@ from holdfast.launch.supervisor.job import (
     Noticed,
     Notify,
     Progressed,
+    Rejoin,
     Release,
+    Replace,
     Reserve,
     Reserved,
     Stalled,
@@ -130,6 +132,10 @@ class FakeEngine(Engine):
             case Release():
                 self._released = True
                 self._wanted = None
+            case Rejoin():
+                self._rejoin(action)
+            case Replace():
+                self._replace(action)
 
     def close(self) -> None:
         self.closed += 1
@@ -209,6 +215,33 @@ class FakeEngine(Engine):
             self._tell(Exited(gang.attempt, worker.process, NOT_STARTED))
         raise OSError("no memory")
 
+    def _rejoin(self, action: Rejoin) -> None:
+        before = self._gang
+        assert before is not None
+        self._attempt = action.attempt
+        self._anchor(is_outside=True)
+        self._anchor(is_outside=False)
+        self._progress = None
+        self._sent_sigterm = False
+        self._gang = Gang(
+            action.attempt,
+            action.num_processes,
+            self._program,
+            self._saved,
+            timeline=self.timeline,
+            watcher=self,
+        )
+        for process in sorted(action.staying):
+            self._gang.take_over(before, process)
+        before.pass_on(self._gang)
+        self._watch_stall(self._gang)
+        self._fail("at launch")
+
+    def _replace(self, action: Replace) -> None:
+        assert self._gang is not None
+        for process in sorted(action.processes):
+            self._gang.replace(process)
+
     # --- Signals
 
     def _each(self, processes: frozenset[int] | None, call: Callable[[Gang, Worker], None]) -> None:
@@ -265,6 +298,7 @@ class FakeEngine(Engine):
             gang.done,
             saves={process: worker.position for process, worker in gang.ours.items()},
             leaving=frozenset(each.process for each in gang.workers if each.leaving),
+            restartable=gang.restartable,
         )
         if progress != self._progress:
             self._progress = progress
@@ -286,6 +320,8 @@ class FakeEngine(Engine):
     def committed(self, step: int) -> None:
         """Takes note of a step that the next attempt begins at."""
         self._saved = max(self._saved, step)
+        if self._gang is not None and self._gang.step < 0:
+            self._gang.begins_at = self._saved
 
     def _watch_stall(self, gang: Gang) -> None:
         if gang is not self._gang or self._released or not gang.coordinator:
@@ -381,7 +417,7 @@ class FakeEngine(Engine):
         killed = [worker for worker in gang.workers if worker.killed_at is not None]
         return Seen(
             alive=frozenset(worker.process for worker in gang.workers if worker.alive),
-            needed=gang.needed(silent),
+            needed=gang.needed(silent) | gang.needed_before(),
             killed_at={each.process: each.killed_at or 0.0 for each in killed},
         )
 

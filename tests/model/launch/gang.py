@@ -51,6 +51,17 @@ class Worker:
     late_s: float = 0.0  # between the end and its report
     killed_at: float | None = None
     code: int | None = None
+    # The same process in the attempt that it outlives, where it may still be in a save.
+    former: tuple[Gang, Worker] | None = None
+    outlives: bool = False  # it has another part in the next attempt
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is still in a save of an attempt that is over."""
+        if self.former is None:
+            return False
+        gang, worker = self.former
+        return worker.is_busy or gang.is_saving(worker)
 
     @property
     def alive(self) -> bool:
@@ -85,7 +96,7 @@ class Gang:
         self.workers = [
             Worker(process, process in program.strangers) for process in range(num_processes)
         ]
-        self._begins_at = step
+        self.begins_at = step
         self._program = program
         self._timeline = timeline
         self._watcher = watcher
@@ -110,11 +121,66 @@ class Gang:
         """The processes with a client that have joined."""
         return {worker.process: worker for worker in self.members if worker.joined}
 
+    @property
+    def restartable(self) -> frozenset[int]:
+        """The processes that can outlive this attempt."""
+        return frozenset(self.ours) if self._program.outlives else frozenset()
+
     def start(self, count: int) -> None:
         """Starts the first `count` processes."""
         for worker in self.workers[:count]:
-            begin = self._work_alone if worker.is_stranger else self._join
-            self._after(0.2, 1.5, partial(begin, worker))
+            self._start(worker)
+
+    def _start(self, worker: Worker) -> None:
+        begin = self._work_alone if worker.is_stranger else self._join
+        self._after(0.2, 1.5, partial(begin, worker))
+
+    # --- Attempts that processes outlive
+
+    def replace(self, process: int) -> None:
+        """Starts a process anew, in the place of what runs there."""
+        former = self.workers[process]
+        former.outlives = True
+        self.end(former, BY_SIGKILL)
+        worker = Worker(process, former.is_stranger)
+        self.workers[process] = worker
+        self._start(worker)
+
+    def take_over(self, before: Gang, process: int) -> None:
+        """Has a process of the attempt before join this one, once its save there is over."""
+        old = before.workers[process]
+        old.outlives = True
+        worker = self.workers[process]
+        worker.former = (before, old)
+        worker.hung = old.hung
+        worker.lingers_s = old.lingers_s
+        worker.late_s = old.late_s
+        if not old.alive:  # and nobody knows yet
+            self._after(0.0, 0.2, partial(self.end, worker, old.code))
+        elif old.leaving:
+            code = FAILED if old.ends_with is None else old.ends_with
+            self._after(0.0, self._program.shutdown_s, partial(self._end_alone, worker, code))
+        else:
+            self._after(0.1, 1.0, partial(self._come_back, worker))
+
+    def _come_back(self, worker: Worker) -> None:
+        if worker.is_busy:
+            self._after(0.1, 0.3, partial(self._come_back, worker))
+            return
+        if worker.former is not None:
+            worker.former[1].hung = True
+        self._join(worker)
+
+    def is_saving(self, worker: Worker) -> bool:
+        """Whether a process waits for the end of a save."""
+        settled = (self._save, SaveStage.SETTLED)
+        return worker.acts and self._save_runs and worker.position < settled
+
+    def pass_on(self, following: Gang) -> None:
+        """Has the next attempt know of a notice that this one has heard of."""
+        if self._noticed:
+            self._noticed = False
+            following.notify()
 
     def _after(self, least_s: float, most_s: float, call: Callable[[], None]) -> None:
         self._timeline.later(self._timeline.draw(least_s, most_s), call)
@@ -129,7 +195,7 @@ class Gang:
         worker.joined = True
         self._watcher.changed()
         if len(self.ours) == len(self.members):
-            self.step = self._begins_at
+            self.step = self.begins_at
             self._timeline.later(self._program.step_s, self._train)
             if self._noticed:
                 self._after(0.1, 2.0, self._agree)
@@ -256,7 +322,7 @@ class Gang:
                 self._begin_leaving(worker)
 
     def _begin_leaving(self, worker: Worker) -> None:
-        if not worker.acts or worker.leaving:
+        if not worker.acts or worker.leaving or worker.outlives:
             return
         worker.leaving = True
         self._watcher.changed()
@@ -290,7 +356,7 @@ class Gang:
 
     def _give_up(self, worker: Worker) -> None:
         """Has a process fail that waits for another one in vain."""
-        if not worker.acts or worker.leaving:
+        if not worker.acts or worker.leaving or worker.outlives:
             return
         if worker.ends_with is None:
             worker.ends_with = FAILED
@@ -304,7 +370,11 @@ class Gang:
         if not worker.alive:
             return
         worker.code = code
-        self._watcher.ended(self, worker)
+        if worker.former is not None:
+            gang, old = worker.former
+            gang.end(old, code)
+        if not worker.outlives:
+            self._watcher.ended(self, worker)
         if worker.is_stranger:
             return
         uncommitted = (self._save, SaveStage.SETTLED)
@@ -360,6 +430,9 @@ class Gang:
             return
         worker.killed_at = self._timeline.now
         worker.hung = True
+        if worker.former is not None:
+            gang, old = worker.former
+            gang.kill(old)
         self._after(0.0, 0.1 + worker.lingers_s, partial(self.end, worker, BY_SIGKILL))
 
     def hang(self, worker: Worker, *, silent: bool) -> None:
@@ -380,6 +453,16 @@ class Gang:
         if not self.coordinator or any(worker.position < reported for worker in unheard):
             return frozenset()
         return frozenset(self.ours) - {worker.process for worker in unheard}
+
+    def needed_before(self) -> frozenset[int]:
+        """Returns those that an earlier attempt's save needs, of the processes that outlive it."""
+        needed = []
+        for worker in self.workers:
+            if worker.former is not None and worker.alive and not worker.joined:
+                gang, _ = worker.former
+                others = gang.needed(frozenset()) | gang.needed_before()
+                needed += [worker.process] if worker.process in others else []
+        return frozenset(needed)
 
     def _is_unheard(self, worker: Worker, told_silent: frozenset[int]) -> bool:
         """Whether a process reports nothing any more, as the supervisor knows or has brought on."""

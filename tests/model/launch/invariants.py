@@ -40,6 +40,12 @@ from .notices import (
     leaving_is_not_done,
 )
 from .reading import Broken
+from .rejoining import (
+    joining_again_ends,
+    nobody_is_missing,
+    only_who_is_late_is_replaced,
+    who_stays_can,
+)
 from .sparing import (
     nobody_stays_behind,
     the_needed_are_spared,
@@ -82,6 +88,10 @@ INVARIANTS: tuple[Callable[[Trace], Broken], ...] = (
     a_notice_reaches_all,
     a_withdrawn_notice_ends_nothing,
     leaving_is_not_done,
+    who_stays_can,
+    nobody_is_missing,
+    only_who_is_late_is_replaced,
+    joining_again_ends,
     sizes_fit,
     growing_waits,
     earlier_attempts_are_over,

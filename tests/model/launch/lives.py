@@ -150,6 +150,7 @@ POLICIES: dict[str, tuple[Any, ...]] = {
     "preemption_grace_s": (5.0, 30.0, 120.0),
     "grace_s": (0.5, 2.0, 5.0, 10.0),
     "commit_grace_s": (1.0, 8.0, 60.0, 600.0),
+    "rejoin_timeout_s": (0.5, 2.0, 10.0),
     "backoff_s": (0.0, 0.5, 1.0, 5.0),
     "backoff_cap_s": (2.0, 60.0),
     "backoff_jitter": (0.0, 0.25, 1.0),
@@ -168,6 +169,7 @@ PROGRAMS: dict[str, tuple[Any, ...]] = {
     "patience_s": (math.inf, 0.3, 3.0),
     "says_done": (False, True),
     "echoes": (False, True),
+    "outlives": (False, True),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from holdfast.launch import Fatal
-from holdfast.launch.supervisor.goodput import RUNS
+from holdfast.launch.supervisor.goodput import LIVES
 from holdfast.launch.supervisor.job import (
     Noticed,
     Notify,
@@ -37,7 +37,7 @@ def a_deadline_holds_for_all(trace: Trace) -> Broken:
 
 def _take_deadline(step: Step, deadlines: dict[str, float]) -> None:
     event = step.event
-    if isinstance(event, Noticed) and step.before.state in RUNS and event.deadline is not None:
+    if isinstance(event, Noticed) and step.before.state in LIVES and event.deadline is not None:
         # One that has passed holds from now on.
         at = max(step.now, event.deadline)
         deadlines[event.source] = min(at, deadlines.get(event.source, math.inf))
@@ -93,7 +93,8 @@ def a_notice_reaches_all(trace: Trace) -> Broken:
     """A notice while the job runs is passed on, unless the processes have it, and all leave."""
     for step in trace.steps:
         event = step.event
-        if step.before.state is not State.RUNNING or not isinstance(event, Noticed | Stop):
+        runs = step.before.state in (State.RUNNING, State.REJOINING)
+        if not runs or not isinstance(event, Noticed | Stop):
             continue
         if step.after.state is not State.PREEMPTING:
             yield f"loses a notice: {step}"

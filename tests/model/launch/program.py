@@ -22,6 +22,7 @@ class Program:
     says_done: bool = False
     echoes: bool = True  # a SIGTERM comes back as the process's own notice
     strangers: tuple[int, ...] = ()  # processes without a client
+    outlives: bool = False  # its processes call `run_restartable`
 
 
 def shown(value: Any) -> str:

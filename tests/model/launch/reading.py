@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from holdfast.launch.supervisor.goodput import RUNS
+from holdfast.launch.supervisor.goodput import LIVES
 from holdfast.launch.supervisor.job import (
     PREEMPTED,
     Exited,
@@ -46,7 +46,7 @@ def told(*times: float | None) -> list[float]:
 
 def begins_to_end(step: Step) -> bool:
     """Whether what is left of an attempt is being ended from here on."""
-    return step.before.state in RUNS and step.after.state is State.RESTARTING
+    return step.before.state in LIVES and step.after.state is State.RESTARTING
 
 
 def is_settled(job: Job) -> bool:

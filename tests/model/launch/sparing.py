@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from holdfast.launch import Preempted, StartupFailed
-from holdfast.launch.supervisor.goodput import RUNS
+from holdfast.launch.supervisor.goodput import LIVES
 from holdfast.launch.supervisor.job import (
     Exited,
     Noticed,
@@ -25,23 +25,24 @@ def the_needed_are_spared(trace: Trace) -> Broken:
 
     Only after `commit_grace_s`, or at the deadline of a notice.
     """
-    for attempt in trace.attempts():
-        until = _Until()
-        for step in attempt:
-            until.take(step)
-            hit = (step.killed | step.terminated) & step.seen.needed
-            if hit and step.now < until.at - CLOSE_S:
-                yield f"ends {sorted(hit)}, needed by a save until {until.at:.2f}: {step}"
+    until = _Until()
+    for step in trace.steps:
+        until.take(step)
+        hit = (step.killed | step.terminated | step.replaced) & step.seen.needed
+        if not step.is_new_attempt and hit and step.now < until.at - CLOSE_S:
+            yield f"ends {sorted(hit)}, needed by a save until {until.at:.2f}: {step}"
 
 
 class _Until:
-    """The time before which nobody is ended who is needed, step by step of an attempt."""
+    """The time before which nobody is ended who is needed, step by step."""
 
     def __init__(self) -> None:
         self.at = math.inf
 
     def take(self, step: Step) -> None:
         """Takes what the step says of the time."""
+        if step.is_new_attempt and step.before.state is not State.REJOINING:
+            self.at = math.inf
         self.at = min([self.at, *_limits(step)])
         if isinstance(step.event, Withdrawn) and step.after.state is State.RUNNING:
             self.at = math.inf
@@ -51,11 +52,13 @@ def _limits(step: Step) -> Iterator[float]:
     """Yields the times after which whoever is needed may be ended, too."""
     policy = step.before.policy
     goes = step.before.state in GOES
+    if step.is_new_attempt and step.after.state is State.REJOINING:
+        yield step.now + policy.commit_grace_s
     if step.after.state in GOES and not goes:
         yield step.now + policy.preemption_grace_s
     if begins_to_end(step) or (goes and is_failure(step)):
         yield step.now + policy.commit_grace_s
-    if isinstance(step.event, Noticed) and step.before.state in RUNS:
+    if isinstance(step.event, Noticed) and step.before.state in LIVES:
         yield from told(step.event.deadline)
     # No restart can help: the job ends at once.
     if isinstance(step.after.error, StartupFailed):

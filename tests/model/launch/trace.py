@@ -13,6 +13,7 @@ from holdfast.launch.supervisor.job import (
     Event,
     Job,
     Kill,
+    Replace,
     Stalled,
     Start,
     State,
@@ -65,7 +66,12 @@ class Step:
         """The living processes that are asked to end."""
         return self._hit(Terminate)
 
-    def _hit(self, kind: type[Kill] | type[Terminate]) -> frozenset[int]:
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The living processes that are ended to be started anew."""
+        return self._hit(Replace)
+
+    def _hit(self, kind: type[Kill] | type[Replace] | type[Terminate]) -> frozenset[int]:
         hit: frozenset[int] = frozenset()
         for action in self.decision.actions:
             if isinstance(action, kind):

@@ -7,6 +7,8 @@ import math
 from holdfast.launch.supervisor.decide import decide
 from holdfast.launch.supervisor.job import (
     Launch,
+    Rejoin,
+    Replace,
     Reserve,
     State,
     Stop,
@@ -16,7 +18,7 @@ from holdfast.launch.supervisor.job import (
 from .reading import CLOSE_S, GOES, Broken, actions
 from .trace import Trace
 
-TIMED = (*GOES, State.SCHEDULING, State.RESCHEDULING, State.RESTARTING)
+TIMED = (*GOES, State.SCHEDULING, State.RESCHEDULING, State.RESTARTING, State.REJOINING)
 
 
 def nothing_waits_for_ever(trace: Trace) -> Broken:
@@ -47,7 +49,7 @@ def nothing_follows_a_stop(trace: Trace) -> Broken:
         policy = step.before.policy
         if isinstance(step.event, Stop) and not step.before.final:
             asked_at = min(asked_at, step.now)
-        if asked_at < math.inf and actions(step, Reserve, Launch):
+        if asked_at < math.inf and actions(step, Reserve, Launch, Rejoin, Replace):
             yield f"starts after Stop: {step}"
         longest = max(policy.grace_s, policy.commit_grace_s) + policy.grace_s
         longest += policy.preemption_grace_s

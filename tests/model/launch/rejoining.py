@@ -1,0 +1,71 @@
+"""Attempts that processes outlive: who may stay, who is replaced, and by when."""
+
+from __future__ import annotations
+
+from holdfast.launch.supervisor.job import (
+    Exited,
+    Progressed,
+    Rejoin,
+    Replace,
+    State,
+)
+
+from .reading import CLOSE_S, Broken, actions, is_own
+from .trace import Trace
+
+
+def who_stays_can(trace: Trace) -> Broken:
+    """Only a living process stays that has said that it can, and has not begun to leave; and only
+    where nobody is to leave.
+    """
+    said: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    for step in trace.steps:
+        event = step.event
+        if isinstance(event, Progressed) and is_own(step):
+            said |= event.restartable
+            left |= event.leaving
+        for action in actions(step, Rejoin):
+            able = (said | step.before.rejoining) & step.before.alive - left
+            if not action.staying or not action.staying <= able:
+                yield f"has {sorted(action.staying)} stay, of {sorted(able)}: {step}"
+            if step.before.notices or step.before.stopping:
+                yield f"has processes stay that are to leave: {step}"
+        if step.is_new_attempt:
+            said = frozenset()
+            left = frozenset()
+
+
+def nobody_is_missing(trace: Trace) -> Broken:
+    """An attempt that processes outlive has as many as the one before: those that do not stay are
+    started anew, at once.
+    """
+    for step in trace.steps:
+        for action in actions(step, Rejoin):
+            everybody = frozenset(range(step.before.num_processes))
+            started = [each.processes for each in actions(step, Replace)]
+            if started != [everybody - action.staying]:
+                yield f"starts {started} beside {sorted(action.staying)}: {step}"
+
+
+def only_who_is_late_is_replaced(trace: Trace) -> Broken:
+    """Whoever stays is replaced after `rejoin_timeout_s`, or where it has ended well before."""
+    for attempt in trace.attempts():
+        for step in attempt:
+            for action in actions(step, Replace):
+                own = isinstance(step.event, Exited) and {step.event.process} == action.processes
+                waited_s = step.now - step.before.started_at
+                late = waited_s >= step.before.policy.rejoin_timeout_s - CLOSE_S
+                if not own and not (late and action.processes <= step.before.rejoining):
+                    yield f"replaces {sorted(action.processes)}: {step}"
+
+
+def joining_again_ends(trace: Trace) -> Broken:
+    """All are back, or replaced, within `rejoin_timeout_s` since the last death, or as long as a
+    save needs them.
+    """
+    for step in trace.steps:
+        job = step.after
+        until = job.started_at + max(job.policy.rejoin_timeout_s, job.policy.commit_grace_s)
+        if job.state is State.REJOINING and step.now > until + CLOSE_S:
+            yield f"still waits for {sorted(job.rejoining)} after {until:.2f}: {step}"
