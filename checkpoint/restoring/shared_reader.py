@@ -89,18 +89,8 @@ class HeldBlocks:
 
     def get(self, block: int, users: int) -> memoryview | None:
         """Returns a block, which is read if nobody has asked for it before; None where it was
-        dropped. Raises what the store raises. Blocks as long as the store.
+        dropped. Raises what the store raises, and StillReading after PENDING_S.
         """
-        held, is_first = self._find(block, users)
-        if held is None:
-            return None
-        if is_first:
-            self._bring(block, held)
-        held.ended.wait()
-        return held.result()
-
-    def get_soon(self, block: int, users: int) -> memoryview | None:
-        """Returns what `get` does; raises StillReading after PENDING_S."""
         held, is_first = self._find(block, users)
         if held is None:
             return None
@@ -280,7 +270,7 @@ class SharedReader(ItemReader):
             held = self._held
         if shared is None or self._peers.index not in shared.readers:
             return None
-        data = held.get_soon(block, shared.users)
+        data = held.get(block, shared.users)
         if data is None:
             return None
         part = data[offset : offset + size]
@@ -346,18 +336,40 @@ class SharedReader(ItemReader):
         for rank in () if shared is None else shared.readers:
             assert shared is not None
             if rank == self._peers.index:
-                data = self._held.get(block, shared.users)
-                if data is None:
-                    break
-                got = _copy(data[offset:], pieces)
-                self._held.given(block, got)
+                got = self._from_own_read(block, shared, offset, pieces)
+            else:
+                got = self._from_peer(rank, block, offset, pieces)
+            if got is not None:
                 return got
-            if self._from_peer(rank, block, offset, pieces):
-                return sum(piece.nbytes for piece in pieces)
         return self._from_store(file, at, pieces)
 
-    def _from_peer(self, rank: int, block: int, offset: int, pieces: list[memoryview]) -> bool:
-        """Fills the pieces from another process, unless it is slow, dead or has dropped them."""
+    def _from_own_read(
+        self, block: int, shared: SharedBlock, offset: int, pieces: list[memoryview]
+    ) -> int | None:
+        """Fills the pieces from what this process reads for all; None where that was dropped, or
+        takes so long that another one may have it sooner.
+        """
+        trust = self._peers.trust
+        trust.note_asked()
+        began_s = trust.clock()
+        while True:
+            try:
+                data = self._held.get(block, shared.users)
+                break
+            except StillReading:
+                if trust.leaves(self._blocks.size(block), began_s):
+                    self._count(own_left=1)
+                    return None
+        if data is None:
+            return None
+        got = _copy(data[offset:], pieces)
+        self._held.given(block, got)
+        return got
+
+    def _from_peer(
+        self, rank: int, block: int, offset: int, pieces: list[memoryview]
+    ) -> int | None:
+        """Fills the pieces from another process; None where it is slow, dead or dropped them."""
         trust = self._peers.trust
         wanted = sum(piece.nbytes for piece in pieces)
         name = f"{self._name}/{self._wave}/{block}"
@@ -369,22 +381,22 @@ class SharedReader(ItemReader):
                 got = self._peers.read(rank, name, offset, pieces, trust.answer_limit_s(wanted))
             except FileNotFoundError:
                 self._count(peer_dropped=1)
-                return False
+                return None
             except OSError as error:
                 self._failed(rank, str(error))
-                return False
+                return None
             if got == wanted:
                 trust.note_bytes(rank, wanted, trust.clock() - asked_s)
                 self._asking.givers.add(rank)
                 self._count(peer_bytes=wanted)
-                return True
+                return got
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
-                return False
+                return None
             if trust.leaves(self._blocks.size(block), began_s):
                 self._failed(rank, "its read of the store takes too long")
-                return False
-        return False
+                return None
+        return None
 
     def _failed(self, rank: int, why: str) -> None:
         self._count(peer_failed=1)

@@ -195,10 +195,11 @@ class Stalling(LocalStorage):
     def __init__(self, root: str, let_go: threading.Event) -> None:
         super().__init__(root)
         self.let_go = let_go
+        self.given_up = 0
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         if offset > MIB and sum(map(len, buffers)) > MIB // 2:  # headers come
-            self.let_go.wait(30)
+            self.given_up += not self.let_go.wait(30)
         return super().read(name, offset, buffers)
 
 
@@ -226,6 +227,29 @@ def test_a_reader_whose_store_stands_still_is_passed_over(folder: Path) -> None:
     assert let_go.is_set() and len(done) == COUNT - 1
     assert all(same(each) for each in results)
     assert counted([peers[rank] for rank in (0, 2, 3)], "peer_failed") > 0
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_reader_whose_store_stands_still_gets_its_blocks_from_who_stands_in(
+    folder: Path,
+) -> None:
+    """Its reads of the store hang to the end of the restore, and it has all its bytes before."""
+    let_go = threading.Event()
+
+    class Released(Peers):
+        def meet(self, demand: Demand) -> list[Demand]:
+            told = super().meet(demand)
+            if all(each.is_done for each in told):
+                let_go.set()
+            return told
+
+    stalling = Stalling(str(folder), let_go)
+    results, peers, _ = restore_each(
+        folder, lambda *args: Released(*args, ONCE, "127.0.0.1"), stores={1: stalling}
+    )
+    assert all(same(each) for each in results)
+    assert stalling.given_up == 0
+    assert counted(peers[1:2], "own_left") > 0
 
 
 @pytest.mark.usefixtures("hurried")
