@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -47,6 +48,15 @@ class AbstractCheckpointManager:
     """The base of managers."""
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """What a manager knows of the step that it saved last, before the step is there."""
+
+    step: int
+    metrics: dict[str, float]
+    at: datetime
+
+
 class CheckpointManager(AbstractCheckpointManager):
     """Orbax's manager, over `holdfast.checkpoint.CheckpointManager`.
 
@@ -85,7 +95,7 @@ class CheckpointManager(AbstractCheckpointManager):
             self._single = False
         elif handlers is not None:
             self._single = True
-        self._saving: tuple[int, dict[str, float]] | None = None
+        self._saving: _Begun | None = None
         self._handle: SaveHandle | None = None
         self._trash = Trash(directory, None if read_only else self._options.todelete_subdir)
         self.native = self._open()
@@ -143,7 +153,7 @@ class CheckpointManager(AbstractCheckpointManager):
     def _in_flight(self) -> list[int]:
         if self._saving is None or not self.is_saving_in_progress():
             return []
-        return [self._saving[0]]
+        return [self._saving.step]
 
     def latest_step(self) -> int | None:
         """Returns the newest step, None where there is none."""
@@ -163,10 +173,20 @@ class CheckpointManager(AbstractCheckpointManager):
         return max(scored)[1] if scored else None
 
     def _metrics(self, step: int) -> dict[str, float]:
-        if self._saving is not None and self._saving[0] == step:
-            return self._saving[1]
+        if self._saving is not None and self._saving.step == step:
+            return self._saving.metrics
         with orbax_errors():
             return self.native.metrics(step)
+
+    def began(self, step: int) -> datetime:
+        """Returns when the save of a step began; now, for a step that is not there any more."""
+        if self._saving is not None and step in self._in_flight():
+            return self._saving.at
+        try:
+            started_s = self.native.structure(step).started_s
+        except (StepNotFound, TreeMismatch):
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(started_s or 0.0, UTC)
 
     def metrics(self, step: int) -> dict[str, float] | None:
         """Returns the metrics of a step, None where it has none."""
@@ -251,6 +271,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
         Returns False where no save is wanted.
         """
+        began = datetime.now(UTC)
         numbers = self._numbers(metrics)
         if not (force or overwrite) and not self._is_next(step):
             return False
@@ -266,7 +287,7 @@ class CheckpointManager(AbstractCheckpointManager):
             if not wanted:
                 return False
             self._handle = wanted
-            self._saving = (step, numbers or {})
+            self._saving = _Begun(step, numbers or {}, began)
             if not self._options.enable_async_checkpointing:
                 self.native.wait_until_finished()
         return True
@@ -480,11 +501,7 @@ class _LazyInfo(PolicyCheckpointInfo):
 
     @property
     def time(self) -> datetime:
-        with contextlib.suppress(StepNotFound, TreeMismatch):
-            return datetime.fromtimestamp(
-                self._manager.native.structure(self.step).started_s or 0.0, UTC
-            )
-        return datetime.now(UTC)  # its save is in flight
+        return self._manager.began(self.step)
 
 
 class _LazyInfos(Sequence[PolicyCheckpointInfo]):

@@ -65,6 +65,8 @@ class Checkpointer:
             save_decision_policy=save_decision_policy or _usual_policy(),
             preservation_policy=preservation_policy or policies.PreserveAll(),
             step_name_format=step_name_format,
+            cleanup_tmp_directories=cleanup_tmp_directories,
+            lightweight_initialize=lightweight_initialize,
             async_options=AsyncOptions(timeout_secs=int(current(context).timeout_s)),
         )
         self._manager = CheckpointManager(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import shutil
+import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from orbax.checkpoint.experimental import v1 as real_v1
 
 from holdfast.checkpoint import SAVED, CheckpointManager, Corrupt, load, structure
 from holdfast.checkpoint import save as native_save
+from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.compat import orbax as ours
 from holdfast.compat.orbax import v1 as ours_v1
 from tests.support.orbax_programs import assert_equal, outcome, run_both
@@ -465,3 +469,117 @@ def test_arrays_are_cut_and_padded(tmp_path: Path) -> None:
             ]
 
     run_both(program, tmp_path)
+
+
+def test_steps_of_others_need_no_reload(tmp_path: Path) -> None:
+    """Orbax shows a step that another manager saved, and one that was removed, after `reload`.
+
+    Here both are seen at once, and `reload` changes nothing.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        save = ocp.args.StandardSave(TREE)
+        with ocp.CheckpointManager(root) as manager:
+            manager.save(0, args=save)
+            manager.wait_until_finished()
+            with ocp.CheckpointManager(root) as other:
+                other.save(1, args=save)
+            found = [list(manager.all_steps()), manager.latest_step()]
+            manager.reload()
+            found += [list(manager.all_steps()), manager.latest_step()]
+            shutil.rmtree(root / "1")
+            found.append(list(manager.all_steps()))
+            manager.reload()
+            return [*found, list(manager.all_steps())]
+
+    (tmp_path / "orbax").mkdir()
+    assert program(real, tmp_path / "orbax") == [[0], 0, [0, 1], 1, [0, 1], [0]]
+    (tmp_path / "holdfast").mkdir()
+    assert program(ours, tmp_path / "holdfast") == [[0, 1], 1, [0, 1], 1, [0], [0]]
+
+
+def test_times_of_steps(tmp_path: Path) -> None:
+    """A policy sees a time within the call of `save`, in both libraries.
+
+    `checkpoints` has that time in Orbax, and a later run the time of the commit; here it is the
+    other way round.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        seen: list[Any] = []
+
+        class Policy(ocp.training.save_decision_policies.SaveDecisionPolicy):  # type: ignore[misc]
+            def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+                seen[:] = [info.time for info in previous_steps]
+                return True
+
+        with ocp.training.Checkpointer(root, save_decision_policy=Policy()) as checkpointer:
+            before = datetime.now(UTC)
+            checkpointer.save(0, TREE)
+            after = datetime.now(UTC)
+            checkpointer.should_save(1)
+            [at_first] = seen
+            listed = checkpointer.checkpoints[0].time
+            committed = checkpointer.metadata(0).time
+        with ocp.training.Checkpointer(root, save_decision_policy=Policy()) as checkpointer:
+            checkpointer.should_save(1)
+            [later] = seen
+        names = {at_first: "in the call", committed: "committed"}
+        return before <= at_first < committed <= after, names[listed], names[later]
+
+    (tmp_path / "orbax").mkdir()
+    assert program(real_v1, tmp_path / "orbax") == (True, "in the call", "committed")
+    (tmp_path / "holdfast").mkdir()
+    assert program(ours_v1, tmp_path / "holdfast") == (True, "committed", "in the call")
+
+
+def test_the_time_of_a_step_in_flight_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that is asked twice during a save sees the same time of it."""
+    opened = threading.Event()
+    write = LocalStorage.write
+
+    def write_later(self: LocalStorage, name: str, *args: Any) -> None:
+        if name.endswith(".safetensors"):
+            assert opened.wait(60)
+        write(self, name, *args)
+
+    monkeypatch.setattr(LocalStorage, "write", write_later)
+    seen: list[Any] = []
+
+    class Policy(ours.checkpoint_managers.SaveDecisionPolicy):  # type: ignore[misc]
+        def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+            seen.extend(info.time for info in previous_steps)
+            return True
+
+    options = ours.CheckpointManagerOptions(save_decision_policy=Policy())
+    with ours.CheckpointManager(tmp_path, options=options) as manager:
+        try:
+            manager.save(0, args=ours.args.StandardSave(TREE))
+            assert manager.should_save(1)
+            assert manager.should_save(1)
+        finally:
+            opened.set()
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+
+
+def test_kinds_of_items_stand_for_handlers(tmp_path: Path) -> None:
+    """`item_handlers` has the same items as in Orbax, with kinds for classes."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        args = ocp.args
+        items = args.Composite(state=args.StandardSave(TREE), about=args.JsonSave({"a": 1}))
+        with ocp.CheckpointManager(root) as manager:
+            manager.save(0, args=items)
+            manager.wait_until_finished()
+            return dict(manager.metadata(0).item_handlers)
+
+    (tmp_path / "orbax").mkdir()
+    expected = program(real, tmp_path / "orbax")
+    assert expected["about"] == real.JsonCheckpointHandler.typestr()
+    (tmp_path / "holdfast").mkdir()
+    found = program(ours, tmp_path / "holdfast")
+    assert found == {"state": "tree", "about": "json"}
+    assert found.keys() == expected.keys()
