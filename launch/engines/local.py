@@ -102,6 +102,13 @@ class RunSettings:
 _AS_IT_COMES = RunSettings()
 
 
+@dataclass(frozen=True)
+class _Ended(Exited):
+    """The end of a process that was started for an attempt, this one or one before."""
+
+    started: int = 0
+
+
 class LocalEngine(BaseEngine):
     """Runs a job's processes as children of this one."""
 
@@ -129,6 +136,7 @@ class LocalEngine(BaseEngine):
         self._attempt = 0
         self._num_processes = 0  # of the attempt
         self._staying: frozenset[int] = frozenset()  # that have outlived an attempt
+        self._started: dict[int, int] = {}  # the attempt that each process was started for
         self._pids: dict[int, int] = {}  # of the processes of the attempt before
         self._coordinator: Coordinator | None = None
         # Of attempts that processes outlive, until these are in the one that runs.
@@ -187,13 +195,7 @@ class LocalEngine(BaseEngine):
         self._open_attempt(attempt, num_processes)
         self._environments = {}
         self._staying = frozenset()
-        for process in range(num_processes):
-            try:
-                self._start(process)
-            except OSError:
-                for missing in range(process, num_processes):
-                    self._queue.put(Exited(attempt, missing, _NOT_STARTED))
-                raise
+        self._start_all(range(num_processes))
         if self._standbys is not None:
             self._standbys.close()
 
@@ -239,9 +241,9 @@ class LocalEngine(BaseEngine):
             worker.kill()
         for worker in late:
             worker.wait(_KILLED_END_S)
-        for process in sorted(action.processes):
+        for process in action.processes:
             self._pids.pop(process, None)
-            self._start(process)
+        self._start_all(sorted(action.processes))
 
     def _started_before(self) -> frozenset[int]:
         """Returns the living processes that were started for an attempt before."""
@@ -259,6 +261,16 @@ class LocalEngine(BaseEngine):
     def _close_older(self) -> None:
         while self._older:
             self._older.pop().close()
+
+    def _start_all(self, processes: Sequence[int]) -> None:
+        for index, process in enumerate(processes):
+            try:
+                self._start(process)
+            except OSError:
+                # Of these nobody else will say that they are gone.
+                for missing in processes[index:]:
+                    self._queue.put(Exited(self._attempt, missing, _NOT_STARTED))
+                raise
 
     def _start(self, process: int) -> None:
         assert self._coordinator is not None
@@ -282,7 +294,7 @@ class LocalEngine(BaseEngine):
         def on_exit(code: int) -> None:
             # One that was late to outlive an attempt has been replaced.
             if spec.attempt == self._attempt or process in self._staying:
-                self._report_exit(Exited(self._attempt, process, code))
+                self._report_exit(_Ended(self._attempt, process, code, started=spec.attempt))
 
         worker = None
         if self._standbys is not None:
@@ -292,6 +304,7 @@ class LocalEngine(BaseEngine):
                 self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
             )
         self._environments[process] = env
+        self._started[process] = spec.attempt
         self._workers[process] = worker
 
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
@@ -356,12 +369,17 @@ class LocalEngine(BaseEngine):
 
     def _of_this_attempt(self, event: Event) -> Event:
         """Returns the event; the end of one that was to outlive its attempt is of this attempt."""
-        if not isinstance(event, Exited) or event.attempt == self._attempt:
+        if not isinstance(event, _Ended):
             return event
-        if event.process not in self._staying or self._watch is None:
-            return event
-        self._watch.report_exit(event.process, event.code)
-        return replace(event, attempt=self._attempt)
+        exited = Exited(event.attempt, event.process, event.code, event.why)
+        if event.started != self._started.get(event.process):
+            # It ended by itself just before it was replaced: the end is not its replacement's.
+            return replace(exited, attempt=event.started)
+        if event.attempt == self._attempt or event.process not in self._staying:
+            return exited
+        if self._watch is not None:
+            self._watch.report_exit(event.process, event.code)
+        return replace(exited, attempt=self._attempt)
 
     def _all_are_back(self, event: Event) -> bool:
         if not isinstance(event, Progressed) or event.attempt != self._attempt:

@@ -98,12 +98,20 @@ class Coordinator:
                 arguments=tuple(arguments),
             )
             undone.pop_all()
-        self.publish()
+        try:
+            self.publish()
+        except StartupFailed:
+            self.close()
+            raise
 
     def publish(self, *, waiting: bool = False) -> None:
-        """Has `holdfast status` find it, unless it is `waiting` for its attempt to begin."""
+        """Has `holdfast status` find it, unless it is `waiting` for its attempt to begin.
+
+        Raises StartupFailed where its folder takes no file.
+        """
         job = RunningJob(self._job_id, self._attempt, self.address, self.pid, waiting=waiting)
-        self._folder.publish(job)
+        with _startup_failures(self._attempt):
+            self._folder.publish(job)
 
     @property
     def runs(self) -> bool:

@@ -255,6 +255,25 @@ def test_one_that_does_not_come_is_replaced(
 
 
 @pytest.mark.slow
+def test_a_replacement_that_cannot_start_keeps_nobody(tmp_path: Path) -> None:
+    """It counts as gone: those that stayed are ended as soon as they have come, and the next
+    attempt is not kept for `grace_s` and `commit_grace_s`.
+    """
+    trial = Trial(tmp_path / "job")
+    trial.order([Death(1, "step", 11)])
+    here = tmp_path / "here"
+    here.mkdir()
+    command = [sys.executable, str(program("restartable")), str(trial.folder)]
+    policy = RestartPolicy(max_failures=1, max_startup_failures=1, grace_s=60.0)
+    settings = RunSettings(restart=policy, standby=COLD, cwd=here)
+    output = CollectedOutput()
+    result = run_local([*command, "60", "takes its folder along"], 3, settings, output=output)
+    assert (result.outcome, result.attempts) == ("failed", 3), result.reasons
+    assert any("attempt 2 could not start: FileNotFoundError" in each for each in result.reasons)
+    assert result.elapsed_s < 60.0, result.reasons
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("habit", "late"), [("its write hangs", "(0, )?1"), ("its commit hangs", "0, 1")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -70,3 +71,14 @@ def test_a_coordinator_that_cannot_start_says_why(
         match=r"expected a folder of user .*, found no folder of .*; remove it, or set TMPDIR",
     ):
         Coordinator("j", 1, 1)
+
+
+def test_one_that_cannot_be_published_is_a_failed_start() -> None:
+    """As one that waited for its attempt, and whose folder is gone since."""
+    coordinator = Coordinator("j", 1, 1)
+    try:
+        shutil.rmtree(Path(coordinator.address.removeprefix("unix:")).parent)
+        with pytest.raises(StartupFailed, match=r"the coordinator cannot start: .*No such file"):
+            coordinator.publish()
+    finally:
+        coordinator.close()

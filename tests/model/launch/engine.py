@@ -311,6 +311,8 @@ class FakeEngine(Engine):
 
     def _tell_end(self, gang: Gang, worker: Worker) -> None:
         assert worker.code is not None
+        if gang.workers[worker.process] is not worker:
+            return  # it has been replaced since
         if gang is self._gang:
             self._refresh()
             if worker.code == BY_SIGTERM and not self._sent_sigterm and not worker.joined:

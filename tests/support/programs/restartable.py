@@ -85,6 +85,8 @@ def die_if_told(where: str, step: int = 0) -> None:
         if is_due and (int(process), place) == (ME, where):
             order.unlink()
             note("dies", where=where, step=step)
+            if HABIT == "takes its folder along":
+                os.rmdir(os.getcwd())
             os.kill(os.getpid(), signal.SIGKILL)
 
 
