@@ -6,7 +6,8 @@
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes
 at least --step-s. In each attempt one process kills itself --after steps behind a durable save,
-which it has waited for. The launchers take turns, --rounds times --kills kills each:
+which it has waited for: the last process in the first, then 0, 1 and so on. The launchers take
+turns, --rounds times --kills kills each:
 
     run          `holdfast run` with the OPTIONS
     local        the same with a local tier: each process is a host of its own, with a folder in
@@ -82,6 +83,11 @@ def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
     The one before the first attempt is 0.
     """
     return attempt * arguments.save_every + arguments.after if attempt else 0
+
+
+def victim(attempt: int, processes: int) -> int:
+    """Returns the process that dies in an attempt: in turn, process 0 in the second."""
+    return (attempt - 2) % processes
 
 
 class Holdfast:
@@ -217,7 +223,7 @@ def train(
         jax.block_until_ready(loss)
         for part in [part for part, at in parts.items() if at == step]:
             mark(arguments.pipe, part, attempt, step=step)
-        dies = step == dies_at and jax.process_index() == attempt % jax.process_count()
+        dies = step == dies_at and jax.process_index() == victim(attempt, jax.process_count())
         if dies:
             manager.wait()
         manager.save(step, {"state": state, "ballast": ballast})
@@ -464,9 +470,10 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
     lines.append(f"| steps redone | {' | | '.join(steps)} | |")
     for name, found in results.items():
         totals = sorted(each["new"] for each in found)
+        each_s = ", ".join(f"{each['new']:.1f}" for each in found)
         text = (
-            f"{len(found)} kills; from the kill to the first new step {totals[0]:.1f} to"
-            f" {totals[-1]:.1f} s"
+            f"{len(found)} kills ({each_s} in their order); from the kill to the first new step"
+            f" {totals[0]:.1f} to {totals[-1]:.1f} s"
         )
         lines.append(f"\n{LAUNCHERS[name]}: {text}, median {statistics.median(totals):.1f}")
     return "\n".join(lines)
@@ -492,7 +499,7 @@ def work(arguments: argparse.Namespace) -> None:
     attempt = int(os.environ["HOLDFAST_ATTEMPT"])
     lost = None
     if arguments.tier == "lost" and attempt > 1:
-        lost = (attempt - 1) % arguments.processes
+        lost = victim(attempt - 1, arguments.processes)
     memory = None if arguments.tier == "none" else arguments.memory
     system = functools.partial(
         Holdfast, memory, arguments.local_every, lost=lost, joined=arguments.stays
