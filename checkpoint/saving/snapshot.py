@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -286,14 +287,14 @@ def _room_bytes(memory: MemoryBudget, wanted_bytes: int) -> int:
 
 def begin_copies(snapshots: Iterable[Snapshot]) -> None:
     """Begins the copies that snapshots were taken without, on threads that end with them."""
-    todo = collections.deque(copy for snapshot in snapshots for copy in snapshot.copies)
+    copies = [copy for snapshot in snapshots for copy in snapshot.copies]
 
     def serve() -> None:
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                todo.popleft().make()
+        # All threads copy the first pack, then the next: it is soon whole, and on its way.
+        for copy in copies:
+            copy.make()
 
-    for _ in range(min(COPY_THREADS, len(todo))):
+    for _ in range(min(COPY_THREADS, sum(copy.chunks for copy in copies))):
         start_thread(serve)
 
 
@@ -331,34 +332,43 @@ class _ChunkCopy(NamedTuple):
 
 
 class _PackCopy:
-    """The copy of a pack's chunks, made once at most. Thread-safe."""
+    """The copy of a pack's chunks, each made once at most. Thread-safe."""
 
     def __init__(self, chunks: Sequence[_ChunkCopy], done: Callable[[], None]) -> None:
-        self._chunks = chunks
+        self.chunks = len(chunks)
+        # Who takes a chunk decides: it is never given back, so that an interrupt leaves nobody
+        # waiting.
+        self._todo = collections.deque(chunks)
+        self._count_ended = itertools.count(1).__next__  # one operation, which no thread breaks
         self._done = done
-        # Who takes it decides: it is never given back, so that an interrupt leaves nobody waiting.
-        self._turn = threading.Lock()
         self._error: BaseException | None = None
         self.ended = Latch()
 
     def make(self) -> None:
-        """Copies the chunks, unless they were called off."""
-        if not self._turn.acquire(blocking=False):
-            return
+        """Copies chunks until none is left, side by side with other threads that do the same."""
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                self._copy(self._todo.popleft())
+
+    def _copy(self, chunk: _ChunkCopy) -> None:
         try:
-            _copy_chunks(self._chunks)
+            _copy_chunks([chunk])
         except BaseException as error:
             self._error = error
-        self._chunks = ()
-        self.ended.set()
-        self._done()
+        if self._count_ended() == self.chunks:
+            self.ended.set()
+            self._done()
 
     def call_off(self) -> None:
-        """Has the chunks never copied, unless that has begun."""
-        if self._turn.acquire(blocking=False):
-            self._chunks = ()
-            self._error = SaveCancelled("the save was interrupted before it had copied its arrays")
-            self.ended.set()
+        """Has those chunks never copied whose copy has not begun: the pack is then refused."""
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                self._todo.popleft()
+                self._error = SaveCancelled(
+                    "the save was interrupted before it had copied its arrays"
+                )
+                if self._count_ended() == self.chunks:
+                    self.ended.set()
 
     def wait(self) -> None:
         """Blocks until the chunks are copied. Raises why they are not."""

@@ -4,6 +4,7 @@ never begun.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def test_a_manager_survives_an_interrupt_at_any_line(kind: str, tmp_path: Path) 
         with CheckpointManager(root, keep_policy=KeepLast(5)) as manager:
             manager.save(1, STATE)
             manager.wait_until_finished()
+            gc.collect()  # nothing of an earlier manager is left to be interrupted in __del__
             sys.settrace(interrupt)
             state = {"x": np.full(1 << 16, 2.0)}
             try:

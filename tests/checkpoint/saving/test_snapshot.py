@@ -211,6 +211,36 @@ def test_copies_that_are_stopped_are_no_packs(monkeypatch: pytest.MonkeyPatch) -
     copier.join()
 
 
+def test_all_threads_copy_the_first_pack_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks of one pack are copied side by side, and no other pack's before them: the first
+    pack can leave early.
+    """
+    tree = {name: np.full(1 << 20, place, np.float32) for place, name in enumerate("abcd")}
+    flat = FlatTree.of(tree)
+    snapshot = take_snapshot(Planner().plan(flat), flat, copies_later=True)
+    first, second = snapshot.copies
+    assert first.chunks == second.chunks == 2
+    copy_chunks = snapshots._copy_chunks
+    both_begun = threading.Barrier(2)
+    order: list[float] = []
+
+    def together(chunks: Any) -> None:
+        order.extend(chunk.shard.shard[0] for chunk in chunks)
+        if len(order) <= 2:
+            both_begun.wait(60)
+        copy_chunks(chunks)
+
+    monkeypatch.setattr(snapshots, "_copy_chunks", together)
+    monkeypatch.setattr(snapshots, "COPY_THREADS", 2)
+    begin_copies([snapshot])
+    assert snapshot.wait(60)
+    own = snapshot.plan.own
+    assert set(order[:2]) == {chunk.leaf for chunk in own[min(own)]}
+    for pack, chunks in own.items():
+        for chunk, copied in zip(chunks, snapshot.take_pack(pack), strict=True):
+            assert (copied == chunk.leaf).all()
+
+
 def test_a_snapshot_that_is_not_written_lets_go() -> None:
     """`release` ends every wait, and may be called twice."""
     tree = {"w": jnp.arange(8)}
