@@ -158,6 +158,7 @@ def _next_attempt(job: Job) -> Job:
         killed=False,
         restartable=frozenset(),
         rejoining=frozenset(),
+        saving_before=frozenset(),
         replaced=frozenset(),
         why_waiting="",
         error=None,
@@ -452,18 +453,20 @@ def _staying(job: Job, error: JobError) -> frozenset[int]:
 def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> Decision:
     """Opens the next attempt at once: those that stay join it, and all others are started anew."""
     everybody = frozenset(range(job.num_processes))
+    saving = _committing(job) & staying
     limit_s = job.policy.rejoin_timeout_s
-    if _committing(job):
+    if saving - job.saving_before:
         limit_s = max(limit_s, job.policy.commit_grace_s)
     wake_at = now + limit_s
-    if job.wake_at is not None and job.rejoining & staying:
-        # One that is not back yet may still be in a save of an attempt before.
+    if job.wake_at is not None and saving & job.saving_before:
+        # The time of a save of an earlier attempt runs on.
         wake_at = max(wake_at, job.wake_at)
     following = replace(
         _next_attempt(job),
         state=State.REJOINING,
         alive=everybody,
         rejoining=staying,
+        saving_before=saving,
         replaced=everybody - staying,
         started_at=now,
         wake_at=wake_at,
@@ -521,6 +524,13 @@ def _committing(job: Job) -> frozenset[int]:
     None of them may be ended yet. The save can be committed while nobody knows its end, if each
     process that is gone, or cannot report any more, had reported its share.
     """
+    # Those that are back have come to the end of it.
+    before = (job.saving_before & job.rejoining & job.alive) - job.saves.keys()
+    return (before | _committing_now(job)) - job.silent
+
+
+def _committing_now(job: Job) -> frozenset[int]:
+    """Returns those that a save of this attempt needs."""
     positions = {
         process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)
     }
@@ -530,7 +540,7 @@ def _committing(job: Job) -> frozenset[int]:
         return frozenset()
     if (latest, SaveStage.SETTLED) in positions.values():
         return frozenset()
-    return (job.alive - job.silent) & job.saves.keys()
+    return job.alive & job.saves.keys()
 
 
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
@@ -539,9 +549,9 @@ def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
     A process without a client of ours may have something to do: it gets SIGTERM first. A process
     that is leaving has an exit code of its own to end with, and gets nothing.
     """
-    staying = job.alive - job.leaving
-    unknown = staying - job.saves.keys()
-    ready = staying - unknown - _committing(job) - job.killing
+    free = job.alive - job.leaving - _committing(job)
+    unknown = free - job.saves.keys()
+    ready = free - unknown - job.killing
     asked = unknown - job.asked
     actions: list[Action] = []
     if ready:

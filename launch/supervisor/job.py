@@ -121,6 +121,8 @@ class Job:
     killed: bool = False  # all of them
     restartable: frozenset[int] = frozenset()  # those that can outlive this attempt
     rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
+    # Those of them that a save of the attempt before may still need.
+    saving_before: frozenset[int] = frozenset()
     replaced: frozenset[int] = frozenset()  # those that were started anew in this attempt
     why_final: str = ""  # no attempt follows the one that is ending, and why
     why_waiting: str = ""  # what an engine last reported of missing room

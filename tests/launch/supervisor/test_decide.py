@@ -712,6 +712,22 @@ def test_one_that_is_in_a_save_keeps_its_time() -> None:
     assert after.job.wake_at == after.now + 10
 
 
+def test_one_that_is_in_a_save_is_spared_where_the_next_attempt_fails() -> None:
+    """The save is of the attempt before, with a coordinator of its own: it can still be committed
+    until `commit_grace_s`. Those that are back, and those that are new, are asked to end.
+    """
+    reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
+    saving = restartable(RestartPolicy(max_failures=2))
+    saving.handle(Progressed(1, 6, saves=reported), Exited(1, 2, -9))
+    run = saving.handle(back(2, 3), CoordinatorEnded(2, "gone"))
+    assert run.job.state is State.RESTARTING
+    assert run.actions == [Terminate(frozenset({2, 3}))]
+    assert run.handle(Exited(2, 2, -15), Exited(2, 3, -9)).job.alive == frozenset({0, 1})
+    assert run.wake().actions == []
+    assert run.wake().actions == [Kill()]
+    assert run.reason == "processes 0, 1 have not ended in 600 s"
+
+
 def test_one_that_was_done_is_started_again() -> None:
     """As all are where nobody stays: those that go on from a saved step need it."""
     run = restartable().handle(Exited(1, 2, -9)).handle(Exited(2, 0, 0))

@@ -107,5 +107,7 @@ def endings_end(trace: Trace) -> Broken:
                 longest_s = max(policy.grace_s, policy.commit_grace_s)
                 until = step.now + longest_s + policy.grace_s
             is_over = is_settled(step.after) or isinstance(step.event, CoordinatorEnded)
+            # A save of the attempt before has a coordinator of its own.
+            is_over &= not step.after.saving_before & step.after.rejoining
             if is_over and step.after.state is State.RESTARTING:
                 until = min(until, step.now + 2 * policy.grace_s)

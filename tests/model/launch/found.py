@@ -76,4 +76,16 @@ FOUND: dict[str, Life] = {
         RestartPolicy(grace_s=0.5),
         Program(commit_s=30.0),
     ),
+    "an end just before its replacement": Life(
+        (Exit(1, 12.5, 0, 1), Exit(1, 13.1, 2, 1)),
+        RestartPolicy(max_failures=3, rejoin_timeout_s=0.5),
+        Program(commit_s=4.0, outlives=True),
+        seed=1530,
+    ),
+    "in a save of the attempt before, whose successor loses its coordinator": Life(
+        (Exit(1, 2.3, 2, 1), EndCoordinator(2, 3.8)),
+        RestartPolicy(max_failures=1),
+        Program(step_s=0.3, write_s=0.2, commit_s=15.0, outlives=True),
+        seed=6441,
+    ),
 }

@@ -98,7 +98,8 @@ def who_has_no_client_has_time(trace: Trace) -> Broken:
             asked |= dict.fromkeys(step.terminated - asked.keys(), step.now)
             if step.before.state is not State.RESTARTING or _is_due(step):
                 continue
-            for process in step.killed - step.after.saves.keys() - step.before.leaving:
+            has_client = step.after.saves.keys() | step.before.rejoining
+            for process in step.killed - has_client - step.before.leaving:
                 since = asked.get(process, math.inf)
                 if step.now < since + step.before.policy.grace_s - CLOSE_S:
                     yield f"gives process {process} no time since SIGTERM: {step}"
