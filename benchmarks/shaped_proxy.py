@@ -7,7 +7,7 @@ connection moves `connection-mb` million bytes a second, and all of them togethe
 ways counted in one. Bodies go by splice, so that no byte comes into Python.
 
 It prints its address, and serves until its input ends. `GET /-/requests` answers, at once, how many
-requests of each kind it has forwarded.
+requests of each kind it has forwarded, and `GET /-/bytes` how many bytes of bodies to its clients.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from http_by_splice import Connection, Head, Pipe
 PIECE_BYTES = 256 << 10
 LAG_S = 0.02  # a sleep that was too long is made up for, so much of it at most
 REQUESTS_PATH = "/-/requests"
+BYTES_PATH = "/-/bytes"
 
 
 class Bucket:
@@ -54,6 +55,7 @@ class ShapedProxy:
         self._connection_rate = connection_rate
         self._link = Bucket(link_rate)
         self._requests: collections.Counter[str] = collections.Counter()
+        self._answered_bytes = 0
         self._lock = threading.Lock()
 
     def serve(self, client: socket.socket) -> None:
@@ -68,6 +70,9 @@ class ShapedProxy:
             if request.target == REQUESTS_PATH:
                 client.answer(200, json.dumps(self._requests).encode())
                 continue
+            if request.target == BYTES_PATH:
+                client.answer(200, json.dumps(self._answered_bytes).encode())
+                continue
             with self._lock:
                 self._requests[kind_of(request)] += 1
             target.send(request.raw)
@@ -76,6 +81,8 @@ class ShapedProxy:
             self._body(client, target, request.length, pipe, own)
             answer = self._answer(client, target, time.monotonic())
             length = 0 if request.method == "HEAD" else answer.length
+            with self._lock:
+                self._answered_bytes += length
             self._body(target, client, length, pipe, own)
 
     def _answer(self, client: Connection, target: Connection, asked: float) -> Head:
