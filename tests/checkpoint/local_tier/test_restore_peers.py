@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +21,16 @@ from holdfast.checkpoint.format.record import Record, read_record
 from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
 from holdfast.checkpoint.memory.budget import MemoryBudget
 from holdfast.checkpoint.restoring import shared_reader, sharing
-from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
+from holdfast.checkpoint.restoring.devices import Region, slices_in
+from holdfast.checkpoint.restoring.reader import ReadRequest
+from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate, restore_item
 from holdfast.checkpoint.restoring.shared_reader import SharedReader
 from holdfast.checkpoint.restoring.sharing import Demand
 from holdfast.checkpoint.storage import hedges
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup, Solo
 from tests.support.checkpointing import at_once, groups
+from tests.support.paths import program
 
 COUNT = 4
 MIB = 1 << 20
@@ -372,3 +379,71 @@ def test_one_process_that_fails_ends_the_restore_of_all(folder: Path) -> None:
 
     results, _, _ = restore_each(folder, lambda *args: Failing(*args, ONCE, "127.0.0.1"))
     assert all(isinstance(each, Corrupt) for each in results), results
+
+
+def random_region(random: np.random.Generator, shape: tuple[int, ...]) -> Region:
+    """Returns a region of a leaf, which has something in it."""
+    region = []
+    for size in shape:
+        start = int(random.integers(0, size))
+        region.append((start, int(random.integers(start + 1, size + 1))))
+    return tuple(region)
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder of steps that were saved on meshes of four devices, by their rows."""
+    path = tmp_path_factory.mktemp("meshes")
+    subprocess.run(
+        [sys.executable, program("save_on_meshes"), path],
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        check=True,
+        timeout=60,
+    )
+    return path
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 2), (2, 3), (4, 6)])
+def test_any_regions_come_bit_for_bit_to_any_number_of_processes(
+    meshes: Path, rows: int, count: int
+) -> None:
+    """Processes read regions of their own in two waves, while one peer's bytes are damaged."""
+    random = np.random.default_rng(3)
+    whole = {f"w{i}": random.standard_normal((256 << i, 512)).astype(np.float32) for i in range(3)}
+    storage = LocalStorage(str(meshes / str(rows)))
+    item = read_record(storage, "").items["state"]
+    wanted = [
+        [[ReadRequest(leaf, random_region(random, leaf.shape)) for leaf in item.leaves]]
+        + [[ReadRequest(leaf, whole_region(leaf.shape)) for leaf in item.leaves]]
+        for _ in range(count)
+    ]
+
+    def read(group: ClusterGroup) -> tuple[Exception | None, int]:
+        agreement = RestoreAgreement(group, "restore", "the state", 30.0)
+        with plain(group, agreement) as peers:
+            if group.index == 0:
+                peers.harm = flipped
+
+            def fill() -> None:
+                reader = SharedReader(storage, "", item, peers)
+                for wave in wanted[group.index]:
+                    reader.fill(wave, allocate)
+                reader.finish()
+
+            error = agreement.run(fill, storage.root)[1].error
+            return error, peers.reader.counts.get("peer_damaged", 0)
+
+    with groups(count) as members:
+        found = at_once([lambda group=group: read(group) for group in members])
+    assert [error for error, _ in found] == [None] * count
+    assert found[0][1] > 0
+    for request in itertools.chain(*itertools.chain(*wanted)):
+        assert request.array is not None
+        want = whole[request.leaf.path][slices_in(request.region, whole_region(request.leaf.shape))]
+        assert np.array_equal(request.array, want)
+
+
+def whole_region(shape: tuple[int, ...]) -> Region:
+    """Returns the region that is all of a leaf."""
+    return tuple((0, size) for size in shape)
