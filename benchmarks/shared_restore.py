@@ -141,9 +141,12 @@ def relay_peers() -> subprocess.Popen[str]:
     assert relay.stdin is not None
     assert relay.stdout is not None
 
+    asking = threading.Lock()
+
     def through(address: str) -> str:
-        print(address, file=relay.stdin, flush=True)
-        return relay.stdout.readline().strip()
+        with asking:
+            print(address, file=relay.stdin, flush=True)
+            return relay.stdout.readline().strip()
 
     init = part_server.PartServer.__init__
     connect = peer_connection.connect

@@ -357,11 +357,12 @@ class SharedReader(ItemReader):
                 data = self._held.get(block, shared.users)
                 break
             except StillReading:
-                if trust.leaves(self._blocks.size(block), began_s):
+                if trust.leaves(self._peers.index, self._blocks.size(block), began_s):
                     self._count(own_left=1)
                     return None
         if data is None:
             return None
+        trust.note_came(self._peers.index)
         got = _copy(data[offset:], pieces)
         self._held.given(block, got)
         return got
@@ -393,7 +394,7 @@ class SharedReader(ItemReader):
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
                 return None
-            if trust.leaves(self._blocks.size(block), began_s):
+            if trust.leaves(rank, self._blocks.size(block), began_s):
                 self._failed(rank, "its read of the store takes too long")
                 return None
         return None

@@ -208,6 +208,7 @@ class PeerTrust:
         self._failures = collections.Counter[int]()  # in a row
         self._damages = collections.Counter[int]()
         self._reached: set[int] = set()
+        self._left: set[int] = set()  # without a block since
         self._dropped: set[int] = set()
 
     def may_ask(self, rank: int) -> bool:
@@ -233,6 +234,7 @@ class PeerTrust:
         with self._lock:
             self._answers.note_end(nbytes, took_s)
             self._reached.add(rank)
+            self._left.discard(rank)
             self._failures[rank] = 0
 
     def note_store_read(self, nbytes: int, took_s: float) -> None:
@@ -240,17 +242,28 @@ class PeerTrust:
         with self._lock:
             self._store.note_end(nbytes, took_s)
 
-    def leaves(self, nbytes: int, asked_s: float) -> bool:
-        """Says whether to leave a peer that reads a block of so many bytes since `asked_s`."""
+    def leaves(self, rank: int, nbytes: int, asked_s: float) -> bool:
+        """Says whether to leave a rank that reads a block of so many bytes since `asked_s`: this
+        process too, where it reads for itself.
+        """
         with self._lock:
             waited_s = self.clock() - asked_s
             limit_s = self._store.limit_s(nbytes)
             if waited_s < limit_s:
                 return False
-            if waited_s < PATIENT_TIMES * limit_s and not self._store.may_hedge():
+            # A rank that was left and has brought nothing since stands still with all its blocks.
+            is_first = rank not in self._left
+            is_patient = waited_s < PATIENT_TIMES * limit_s
+            if is_first and is_patient and not self._store.may_hedge():
                 return False
+            self._left.add(rank)
             self._store.note_hedge()
             return True
+
+    def note_came(self, rank: int) -> None:
+        """Takes notice that a rank has brought a block."""
+        with self._lock:
+            self._left.discard(rank)
 
     def note_failure(self, rank: int) -> bool:
         """Takes notice that a rank gave no answer, or was left; says whether it is dropped now."""

@@ -183,22 +183,39 @@ def test_an_answer_may_take_what_answers_take(trust: PeerTrust) -> None:
     assert trust.answer_limit_s(MIB) == 6.0
 
 
-def test_a_peer_that_still_reads_is_left_within_the_budget_of_hedges(
+def test_peers_that_still_read_are_left_within_the_budget_of_hedges(
     trust: PeerTrust, clock: Clock
 ) -> None:
-    """One slow block is left at once, more only as reads come, or after PATIENT_TIMES as long."""
+    """One slow peer is left at once, more only as reads come, or after PATIENT_TIMES as long."""
     for _ in range(4):
         trust.note_store_read(MIB, 2.0)
     for _ in range(5):
         trust.note_asked()
     clock.now_s = 3.9
-    assert not trust.leaves(MIB, 0.0)
+    assert not trust.leaves(1, MIB, 0.0)
     clock.now_s = 4.0
-    assert trust.leaves(MIB, 0.0)
-    assert not trust.leaves(MIB, 0.0)
+    assert trust.leaves(1, MIB, 0.0)
+    assert not trust.leaves(2, MIB, 0.0)
     clock.now_s = 4.0 * PATIENT_TIMES
-    assert trust.leaves(MIB, 0.0)
+    assert trust.leaves(2, MIB, 0.0)
     clock.now_s = 20.0
     for _ in range(60):
         trust.note_asked()
-    assert trust.leaves(MIB, 15.0)
+    assert trust.leaves(3, MIB, 15.0)
+
+
+@pytest.mark.parametrize("came", ["bytes", "own"])
+def test_a_peer_that_was_left_is_left_with_all_its_blocks(
+    trust: PeerTrust, clock: Clock, came: str
+) -> None:
+    """Its other blocks are left after the time, whatever the budget, until it brings one."""
+    clock.now_s = UNKNOWN_S
+    assert trust.leaves(1, MIB, 0.0)
+    assert not trust.leaves(2, MIB, 0.0)
+    assert trust.leaves(1, MIB, 0.0)
+    assert not trust.leaves(1, MIB, 1.0)
+    if came == "bytes":
+        trust.note_bytes(1, MIB, 0.1)
+    else:
+        trust.note_came(1)
+    assert not trust.leaves(1, MIB, 0.0)
