@@ -88,9 +88,10 @@ class Watchdog:
         self._progress_s = time.monotonic()
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops watching. Waits for a report that is being written, for a few seconds at most."""
         self._closed.set()
         self._watch_list.remove(self)
+        self._thread.join(_LAST_RESORT_S)
 
     @property
     def c_timer_at_s(self) -> float:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import logging
 import queue
 import re
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -50,8 +52,35 @@ def test_a_hang_is_logged_until_progress(errors: Errors) -> None:
             dog.progress()
 
 
+class SlowLog(logging.Handler):
+    """A log that takes its time for each record."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.begun = threading.Event()
+        self.written: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.begun.set()
+        time.sleep(0.3)
+        self.written.append(record.getMessage())
+
+
+def test_no_report_comes_after_the_block() -> None:
+    """A report that is being written when the block ends is waited for: one that came later would
+    seem to be about what the program does then.
+    """
+    handler = SlowLog()
+    logger = logging.getLogger("holdfast.multihost.liveness.watchdog")
+    logger.addHandler(handler)
+    with watchdog(0.05):
+        assert handler.begun.wait(30)
+    logger.removeHandler(handler)
+    assert len(handler.written) == 1
+
+
 def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """A block that gets on for much longer than the time-out is not reported."""
+    """A block that gets on within the time-out is not reported."""
     with watchdog(5) as dog, watchdog(60):
         for _ in range(20):
             dog.progress()
