@@ -485,7 +485,8 @@ class CoordinationClient:
         grace_s = ANSWER_GRACE_S
         bits = self._bits_of_many(process_ids)
         if bits is None:
-            request.task_ids[:] = process_ids
+            if process_ids:
+                request.task_ids[:] = process_ids
             return self._connection.call(method, request, deadline, grace_s=grace_s)
         for _ in range(_MOST_NAMINGS):
             try:

@@ -303,8 +303,9 @@ class _SessionStream:
     def _take(self, data: bytes) -> None:
         frame = spb.ServerFrame.FromString(data)
         if frame.HasField("reply"):
-            if (inbox := self._waiting.get(frame.reply.id)) is not None:
-                inbox.put(self._whole(frame.reply))
+            reply = frame.reply
+            if (inbox := self._waiting.get(reply.id)) is not None:
+                inbox.put(self._whole(reply) if reply.HasField("living") else reply)
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         else:
@@ -313,11 +314,9 @@ class _SessionStream:
             self._frames.later(lambda: self._owner.take(self, frame))
 
     def _whole(self, reply: spb.Reply) -> spb.Reply:
-        """Returns a reply with its body, where it is brief. Called while it is known which Deltas
-        came before it.
+        """Returns a brief reply with its body. Called while it is known which Deltas came before
+        it.
         """
-        if not reply.HasField("living"):
-            return reply
         try:
             return spb.Reply(body=self._told.all_of(reply.living).SerializeToString())
         except KeyError as error:

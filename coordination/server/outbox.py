@@ -57,8 +57,7 @@ class Turns:
 
     def give_back(self, sender: Sender) -> None:
         """Ends a turn, where the sender has one, and gives the next ones."""
-        # After each message; small ones take no turns.
-        if self._lent and self._take_back(sender):
+        if self._take_back(sender):
             self._go_on()
 
     def _take_back(self, sender: Sender) -> bool:
@@ -92,6 +91,7 @@ class Outbox:
         "_closed",
         "_end",
         "_finish",
+        "_has_turn",
         "_queue",
         "_queued_bytes",
         "_start",
@@ -110,6 +110,7 @@ class Outbox:
         self._queued_bytes = 0
         self._writing = True  # the stream's own beginning
         self._waits: tuple[bytes, bytes] | None = None  # for its turn
+        self._has_turn = False  # or waits for it
         self._end: tuple[int, str] | None = None  # after what is queued
         self._closed = False
 
@@ -136,9 +137,11 @@ class Outbox:
     def _send(self, frame: bytes, shared: bytes) -> None:
         self._writing = True
         nbytes = len(frame) + len(shared)
-        if nbytes >= LARGE_BYTES and not self._turns.take(self, nbytes):
-            self._waits = (frame, shared)
-            return
+        if nbytes >= LARGE_BYTES:
+            self._has_turn = True
+            if not self._turns.take(self, nbytes):
+                self._waits = (frame, shared)
+                return
         self._start(frame + shared)
 
     def begin(self) -> bool:
@@ -150,9 +153,10 @@ class Outbox:
         self._start(frame + shared)
         return True
 
-    def written(self) -> None:
-        """Goes on with the next message."""
-        self._turns.give_back(self)
+    def written(self, event: object = None) -> None:
+        """Goes on with the next message. Some streams tell by an event."""
+        if self._has_turn:
+            self._give_back()
         self._writing = False
         if self._closed:
             return
@@ -176,4 +180,8 @@ class Outbox:
         self._closed = True
         self._queue.clear()
         self._waits = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._has_turn = False
         self._turns.give_back(self)

@@ -36,6 +36,9 @@ class Caller(NamedTuple):
     brief: bool = False  # what the Session knows already may be left out of the reply
 
 
+_NOBODY: frozenset[int] = frozenset()
+
+
 class Claim(NamedTuple):
     """Who an agent's request says that it is from; None where it does not say."""
 
@@ -190,6 +193,11 @@ def _barrier(call: Call) -> None:
 
 def _arrive(call: Call, task_ids: Sequence[int]) -> None:
     machine, handle, request, caller, now = call
+    named = caller.participants
+    twice = False
+    if named is None:
+        named = frozenset(task_ids) if task_ids else _NOBODY
+        twice = len(named) != len(task_ids)
     arrival = Arrival(
         handle,
         caller.task_id,
@@ -197,9 +205,8 @@ def _arrive(call: Call, task_ids: Sequence[int]) -> None:
         request.barrier_id,
         counter=request.counter,
         deadline=now + request.barrier_timeout_in_ms / 1000,
-        participants=caller.participants or frozenset(task_ids),
+        participants=named,
     )
-    twice = caller.participants is None and len(task_ids) != len(arrival.participants)
     machine.barrier(arrival, now, twice=twice)
 
 

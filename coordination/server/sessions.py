@@ -15,7 +15,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Missing, Status, clip
-from ..core.task_table import Task
+from ..core.task_table import Task, TaskTable
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
@@ -78,6 +78,7 @@ class Session:
     """A Session that a task has opened."""
 
     __slots__ = (
+        "_table",
         "calls",
         "frames",
         "incarnation",
@@ -88,8 +89,11 @@ class Session:
         "version",
     )
 
-    def __init__(self, stream: SessionStream, task_id: int, incarnation: int) -> None:
+    def __init__(
+        self, stream: SessionStream, task_id: int, incarnation: int, table: WholeTable
+    ) -> None:
         self.stream = stream
+        self._table = table
         self.task_id = task_id
         self.incarnation = incarnation
         self.version = -1
@@ -122,6 +126,31 @@ class Session:
         self.version = version
         self.stream.write(b"", frame)
 
+    def ensure_table(self) -> None:
+        """Sends the table of tasks now, where none has been sent: what follows refers to it."""
+        if self.version < 0:
+            version, frame = self._table.latest()
+            self.write_delta(frame, version)
+
+
+class WholeTable:
+    """The table of tasks for Sessions that cannot wait for their first delta, encoded once for
+    many. It is up to _MOST_LISTED changes old: later frames name those.
+    """
+
+    def __init__(self, task_table: TaskTable) -> None:
+        self._task_table = task_table
+        self._version = -1
+        self._frame = b""
+
+    def latest(self) -> tuple[int, bytes]:
+        """Returns the version of the table, and its frame."""
+        version = self._task_table.version
+        if self._version < 0 or version - self._version > _MOST_LISTED:
+            self._frame = _delta_since(self._task_table, -1)
+            self._version = version
+        return self._version, self._frame
+
 
 class SessionCall:
     """One request of a Session."""
@@ -145,27 +174,31 @@ class SessionCall:
             stream.finish(Code.RESOURCE_EXHAUSTED, sentence)
             return
         out = session_pb2.ServerFrame()
-        out.reply.id = self.number
+        reply = out.reply
+        reply.id = self.number
         status = completion.status
+        rpc = self.rpc
         if status is not None:
             failure = machine.encodings.of(_FAILURE, status, lambda: _failure(machine, status))
             stream.write(out.SerializeToString(), failure)
-        elif self.rpc is not None and self.rpc.shared:
+        elif rpc is None:
+            if completion.value is not None:
+                reply.body = completion.value
+            stream.write(out.SerializeToString())
+        elif rpc.shared:
             stream.write(out.SerializeToString(), self._shared_body(machine, completion.value))
         else:
-            if self.rpc is not None:
-                out.reply.body = self.rpc.encode(machine, completion.value, self.caller)
-            elif completion.value is not None:
-                out.reply.body = completion.value
+            reply.body = rpc.encode(machine, completion.value, self.caller)
             stream.write(out.SerializeToString())
 
     def _shared_body(self, machine: Machine, value: Any) -> bytes:
         rpc = self.rpc
         assert rpc is not None
         encode_brief = rpc.encode_brief
-        version = self.session.version
-        # A Session that has just opened has not been sent the table yet.
-        if encode_brief is not None and self.caller.brief and version >= 0:
+        if encode_brief is not None and self.caller.brief:
+            # A whole answer to each of those that have just opened would be N x N bytes.
+            self.session.ensure_table()
+            version = self.session.version
             return machine.encodings.of(
                 (encode_brief, version),
                 value,
@@ -287,6 +320,7 @@ class SessionStreams:
         self._machine = machine
         self._job_status = job_status
         self._owners = owners
+        self._table = WholeTable(machine.task_table)
         self._sessions: dict[int, Session] = {}
         self._sent_version = 0
         self._send_at = math.inf
@@ -342,7 +376,7 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self._end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation)
+        session = Session(stream, opening.process_id, opening.incarnation, self._table)
         stream.bind(session)
         self._sessions[session.task_id] = session
         config = self._machine.config
@@ -386,8 +420,6 @@ class SessionStreams:
         timeout_ms = request.timeout_ms
         deadline = now + timeout_ms / 1000 if timeout_ms > 0 else math.inf
         depends_on = frozenset(request.needs) if request.needs else _NOBODY
-        name = request.participants
-        participants = self._machine.participants.get(name) if name else None
         caller = Caller(
             session.task_id,
             session.incarnation,
@@ -395,9 +427,11 @@ class SessionStreams:
             deadline,
             depends_on=depends_on,
             number=request.number,
-            participants=participants,
-            brief=request.brief,
         )
+        name = request.participants
+        participants = self._machine.participants.get(name) if name else None
+        if name or request.brief:
+            caller = caller._replace(participants=participants, brief=request.brief)
         number = request.id
         call = SessionCall(session, number, rpc, caller)
         if (sentence := session.count(self._machine.config.limits, now)) is not None:
@@ -501,6 +535,8 @@ class SessionStreams:
         """
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
+        if not self._machine.fenced:
+            return
         for task_id in self._machine.take_fenced():
             session = self._sessions.get(task_id)
             if session is not None:
@@ -553,19 +589,8 @@ class SessionStreams:
             return
         # Thousands of Sessions know the same version: what has changed since is encoded once.
         if session.version not in frames:
-            frames[session.version] = self._delta_since(session.version)
+            frames[session.version] = _delta_since(self._machine.task_table, session.version)
         session.write_delta(frames[session.version], version)
-
-    def _delta_since(self, version: int) -> bytes:
-        task_table = self._machine.task_table
-        tasks = [_task_message(task) for task in task_table.changed_since(version)]
-        delta = session_pb2.Delta(version=task_table.version, full=version < 0)
-        if len(tasks) <= _MOST_LISTED:
-            delta.tasks.extend(tasks)
-        else:
-            packed = session_pb2.Tasks(tasks=tasks).SerializeToString()
-            delta.packed = zlib.compress(packed, level=1)
-        return session_pb2.ServerFrame(delta=delta).SerializeToString()
 
     # --- Ends
 
@@ -605,6 +630,17 @@ class SessionStreams:
         """Ends all Sessions."""
         for session in list(self._sessions.values()):
             self._end(session.stream, status.code, status.message)
+
+
+def _delta_since(task_table: TaskTable, version: int) -> bytes:
+    tasks = [_task_message(task) for task in task_table.changed_since(version)]
+    delta = session_pb2.Delta(version=task_table.version, full=version < 0)
+    if len(tasks) <= _MOST_LISTED:
+        delta.tasks.extend(tasks)
+    else:
+        packed = session_pb2.Tasks(tasks=tasks).SerializeToString()
+        delta.packed = zlib.compress(packed, level=1)
+    return session_pb2.ServerFrame(delta=delta).SerializeToString()
 
 
 def _task_message(task: Task) -> session_pb2.Task:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.coordination.client import processes
 from holdfast.coordination.client.processes import (
     ProcessInfo,
     ProcessWatch,
@@ -127,6 +129,27 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     if seen:
         assert {each.process_id: each.state for each in seen[-1]} == table
         assert [each.process_id for each in seen[-1]] == sorted(table)
+
+
+def test_while_nobody_wants_them_processes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While 1,000 join, each hears 1,000 times of more. Each process is read once, by whoever asks
+    at the end; before, each change was work on all.
+    """
+    read = 0
+
+    def counted(*arguments: Any) -> ProcessInfo:
+        nonlocal read
+        read += 1
+        return process_info(*arguments)
+
+    monkeypatch.setattr(processes, "process_info", counted)
+    watch = ProcessWatch()
+    for number in range(1_000):
+        watch.apply([task(number)], full=number == 0)
+    assert read == 0
+    seen = list[Sequence[ProcessInfo]]()
+    watch.add(seen.append)
+    assert read == 1_000 and len(seen[-1]) == 1_000
 
 
 def living(task_ids: Sequence[int], changed: dict[int, int]) -> spb.Living:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.coordination.client.answers import make_error
 from holdfast.coordination.client.processes import ToldIncarnations
+from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.status import MAX_NAMED
 from holdfast.coordination.errors import BarrierTimeout
 from holdfast.coordination.limits import Limits
@@ -220,6 +221,29 @@ def test_live_processes_sends_each_a_few_bytes(count: int) -> None:
     assert messages == 1_000 and sent_bytes > 8 * 1_000 * 1_000
 
 
+def test_who_asks_who_lives_before_its_first_delta_gets_the_table_once() -> None:
+    """All come again, as after a restart of the coordinator, and ask at once: each gets the table
+    that it would have got, no second one, and a reply of at most 64 bytes.
+    """
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    bits = bytes_of(bits_of(range(COUNT)))
+    crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
+    crowd.wire.deliver()
+    crowd.wire.take_counts()
+    crowd.streams = [CrowdStream(crowd.wire, crowd.turns) for _ in range(COUNT)]
+    resolver = Resolver(crowd.streams[5])
+    for process_id, stream in enumerate(crowd.streams):
+        crowd.open(process_id, stream)
+    alive = coordination_pb2.GetAliveTasksRequest()
+    crowd.call_all("GetAliveTasks", lambda _: alive, participants=name_of(bits), brief=True)
+    crowd.settle()
+    sent_bytes, messages = crowd.wire.take_counts()
+    assert messages == 3 * COUNT  # it is open, the table, the reply
+    assert sent_bytes < (20 * COUNT + 200) * COUNT
+    assert list(resolver.answer().alive_task_ids) == list(range(COUNT))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_brief_answer_about_the_living_is_the_whole_one(seed: int) -> None:
     """Processes die, leave, come again as others or as they were, at any time between two Deltas.
@@ -304,6 +328,56 @@ def test_live_processes_looks_at_the_set_once() -> None:
         taken = crowd.machine.completions.take()
         assert len(taken) == COUNT and len({id(each.value) for each in taken}) == 1
     assert ComparedTask.looks <= 12 * COUNT
+
+
+class ComparedSet(frozenset[int]):
+    """A set that counts how often it is compared with another."""
+
+    looks = 0
+
+    def __eq__(self, other: object) -> bool:
+        ComparedSet.looks += 1
+        return super().__eq__(other)
+
+    __hash__ = frozenset.__hash__
+
+
+def test_a_barrier_compares_no_sets() -> None:
+    """1,024 arrive at three barriers of one set: it is the same object in each call, and no two
+    sets are compared.
+    """
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    everyone = ComparedSet(range(COUNT))
+    ComparedSet.looks = 0
+    for counter in range(1, 4):
+        for task_id in range(COUNT):
+            arrival = Arrival(
+                object(),
+                task_id,
+                life=0,
+                name="b",
+                counter=counter,
+                deadline=crowd.now + 60,
+                participants=everyone,
+            )
+            crowd.machine.barrier(arrival, crowd.now)
+        assert [each.status for each in crowd.machine.completions.take()] == [None] * COUNT
+    assert ComparedSet.looks == 0
+
+
+def test_a_change_is_encoded_once_for_all() -> None:
+    """Of 1,024 that hear of a death each gets the same bytes, one object."""
+    crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    heard: list[bytes] = []
+    for stream in crowd.streams:
+        stream.listener = heard.append
+    crowd.machine.report_exit(7, -9, crowd.now)
+    crowd.service.flush()
+    crowd.settle()
+    assert len(heard) >= COUNT - 1
+    assert len({id(message) for message in heard}) == len(heard) // (COUNT - 1)
 
 
 def test_processes_that_only_connect_again_are_no_news() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -304,6 +306,32 @@ def test_of_a_thousand_one_gathers() -> None:
 
     assert gathering([], 0) == [500] and gathering([0, 500], 0) == [1]
     assert gathering([], 2) == [0, 1, 500] and gathering([0, 500], 2) == [1, 2]
+
+
+class CountingClient(CoordinationClient):
+    """A client that counts its calls about keys."""
+
+    def __init__(self, address: str, process_id: int) -> None:
+        self.calls: Counter[str] = Counter()
+        super().__init__(address, process_id)
+
+    def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        self.calls[method] += 1
+        return super()._call(method, request, timeout_s)
+
+
+def test_a_thousand_are_told_in_one_call() -> None:
+    """Each process has a key that wakes it. Who announces sets all thousand in one call."""
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        CountingClient(service.address, 0) as client,
+    ):
+        with SyncPoint(client, "stop", process_id=0, tasks=range(1000)) as point:
+            assert point.propose("raised")
+            calls = client.calls.copy()
+            mail = len(client.key_value_dir_get_bytes("holdfast/sync"))
+    assert calls["SetKeys"] == 1 and calls.total() < 20, calls
+    assert mail >= 1_000
 
 
 def test_a_closed_sync_point_still_answers(clients: list[CoordinationClient]) -> None:
