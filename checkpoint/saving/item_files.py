@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from crc32c import crc32c
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name
 from ..format.own_files import StagedFiles, is_folder_name
 from ..format.pack_header import PREFIX_BYTES
-from ..storage.base import Part, Storage
+from ..storage.base import Part, Storage, SyncsFoldersOnce
 from ..storage.counting import count_parts
 from ..storage.path import join
 from ..storage.threads import run_side_by_side
@@ -40,8 +41,20 @@ class ItemTarget:
         """Returns the name in the store of one of the item's files."""
         return join(self.step_dir, self.item, name)
 
+    @contextlib.contextmanager
+    def synced_once(self) -> Iterator[ItemTarget]:
+        """Yields itself. Files that are written meanwhile are durable once the context has ended,
+        where the store can sync their folder for all of them at once.
+        """
+        storage = self.storage
+        if isinstance(storage, SyncsFoldersOnce):
+            with storage.synced_once(self.folder):
+                yield self
+        else:
+            yield self
+
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        """Writes one of the item's files, durably."""
+        """Writes one of the item's files, durably: see `synced_once`."""
         self.storage.write(self.path(name), size, parts)
 
 

@@ -87,20 +87,22 @@ class SnapshotWork:
         request = self._request
         reports = {}
         for name, (_, snapshot) in request.trees.items():
-            reports[name] = write_snapshot(
-                snapshot,
-                self._place(name),
-                progress=progress,
-                history=self._history,
-                statistics=self._statistics,
-            )
+            with self._place(name).synced_once() as place:
+                reports[name] = write_snapshot(
+                    snapshot,
+                    place,
+                    progress=progress,
+                    history=self._history,
+                    statistics=self._statistics,
+                )
         for name, value in request.values.items():
             if self._writes(value):
                 reports[name] = write_json(self._place(name), self._process, value.data)
             else:
                 reports[name] = report_json(self._process, value.data)
         for name, staged in request.files.items():
-            reports[name] = write_files(self._place(name), self._process, staged, progress)
+            with self._place(name).synced_once() as place:
+                reports[name] = write_files(place, self._process, staged, progress)
         return reports
 
     def _place(self, item: str) -> ItemTarget:

@@ -136,6 +136,16 @@ class KeepsFilesOpen(Protocol):
 
 
 @runtime_checkable
+class SyncsFoldersOnce(Protocol):
+    """What a store can do besides, if a new name is durable only when its folder is synced."""
+
+    def synced_once(self, folder: str) -> AbstractContextManager[None]:
+        """Has the files that are written straight into a folder be durable once the context has
+        ended without an error: their names are made durable together. Files come from any thread.
+        """
+
+
+@runtime_checkable
 class CopiesFiles(Protocol):
     """What a store can do besides, if it copies a file by itself, with no bytes over the network.
 

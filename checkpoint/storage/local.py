@@ -78,6 +78,7 @@ class LocalStorage:
         self._single_writer = single_writer
         self._file_mode = file_mode
         self._kept = _KeptFile()
+        self._synced_later: set[Path] = set()
 
     @property
     def root(self) -> str:
@@ -153,7 +154,20 @@ class LocalStorage:
             os.fsync(file)
         finally:
             os.close(file)
-        sync_folder(path.parent)
+        if path.parent not in self._synced_later:
+            sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def synced_once(self, folder: str) -> Iterator[None]:
+        """Syncs a folder once for all files that are written in it: see SyncsFoldersOnce."""
+        path = self.path / folder
+        self._synced_later.add(path)
+        try:
+            yield
+        finally:
+            self._synced_later.discard(path)
+        if path.is_dir():  # nothing may have been written
+            sync_folder(path)
 
     def _set_mode(self, file: int) -> None:
         if self._file_mode is not None:

@@ -8,10 +8,14 @@ import itertools
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from holdfast.checkpoint import CheckpointManager
+from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.base import NameTaken
 from holdfast.checkpoint.storage.local import FOLDER_TRIES, IOV_MAX, LocalStorage
+from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.coordination import Fenced
 
 
@@ -98,3 +102,57 @@ def test_a_folder_that_is_swept_away_is_made_again(tmp_path: Path) -> None:
         storage.write(f"1/state/{number}", 1, [(0, [memoryview(b"x")])])
         sweeper.join()
         storage.delete([f"1/state/{number}"])
+
+
+def test_a_folder_is_synced_once_for_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within `synced_once` no write syncs its folder; the end does, once, unless there was an
+    error. Other folders are synced by each write, as without it.
+    """
+    synced: list[str] = []
+    sync_folder = local.sync_folder
+
+    def counted(folder: Path) -> None:
+        synced.append(Path(folder).name)
+        sync_folder(folder)
+
+    storage = LocalStorage(tmp_path)
+    storage.write("item/first", 1, [(0, [memoryview(b"1")])])
+    monkeypatch.setattr(local, "sync_folder", counted)
+    with storage.synced_once("item"):
+        for number in range(4):
+            storage.write(f"item/{number}", 1, [(0, [memoryview(b"1")])])
+        assert synced == []
+        storage.write("other", 1, [(0, [memoryview(b"1")])])
+        assert synced == [tmp_path.name]
+    assert synced == [tmp_path.name, "item"]
+    storage.write("item/last", 1, [(0, [memoryview(b"1")])])
+    assert synced == [tmp_path.name, "item", "item"]
+    with pytest.raises(KeyError), storage.synced_once("item"):
+        raise KeyError
+    with storage.synced_once("nothing"):
+        pass
+    assert synced == [tmp_path.name, "item", "item"]
+
+
+def test_a_save_syncs_the_folder_of_an_item_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four packs take one sync of their folder, which comes before the record."""
+    synced: list[str] = []
+    sync_folder = local.sync_folder
+
+    def counted(folder: Path) -> None:
+        path = Path(folder)
+        synced.append(path.relative_to(tmp_path).as_posix())
+        if path.name == "state":
+            assert len(list(path.iterdir())) == 4
+            assert not (path.parent / RECORD_NAME).exists()
+        sync_folder(folder)
+
+    with CheckpointManager(tmp_path) as manager:
+        (tmp_path / "1" / "state").mkdir(parents=True)
+        monkeypatch.setattr(local, "sync_folder", counted)
+        manager.save(1, {name: np.zeros(2 << 20) for name in "abcd"}).wait()
+    assert synced.count("1/state") == 1, synced
