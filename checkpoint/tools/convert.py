@@ -33,7 +33,7 @@ from ..format.own_files import (
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
-from ..format.step_folders import named_step
+from ..format.step_folders import named_step, step_of
 from ..format.tree import describe, flatten, plain_name, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
@@ -106,7 +106,12 @@ class Conversion(NamedTuple):
         A checkpoint that was saved alone is step 0 wherever it is.
         """
         info = self.checkpoint.info
-        return info.step or named_step(open_storage(info.path), "") or 0
+        if info.step:
+            return info.step
+        if "://" in info.path:
+            # The settings of the URL are not in it, so the store cannot be opened anew.
+            return step_of(info.path.rpartition("/")[2]) or 0
+        return named_step(open_storage(info.path), "") or 0
 
 
 # This is a face, of the command's options too, so that it has more than eight parameters.

@@ -6,6 +6,7 @@ tests/checkpoint/storage/test_storage.py runs the whole contract of stores on ea
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import re
@@ -24,12 +25,14 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
+    Corrupt,
     KeepLast,
     Options,
     SaveFailed,
     StepExists,
     register_storage,
     sweep,
+    verify,
 )
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.layouts.orbax.arrays import kvstore_of
@@ -47,7 +50,7 @@ from holdfast.checkpoint.storage.bucket import (
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.coordination import Fenced
 from tests.checkpoint.storage.test_retries import Clock
-from tests.support.object_servers import BUCKET, rclone_server, s3_server
+from tests.support.object_servers import BUCKET, azure_server, rclone_server, s3_server
 from tests.support.proxy import Proxy, address_of, through
 
 _numbers = itertools.count()
@@ -193,6 +196,16 @@ def test_a_server_that_knows_no_ranges(s3_requests_without_ranges: str) -> None:
     assert storage.read("a", 300, [memoryview(buffer)]) == 100
     assert buffer == data[300:400]
     assert storage.read("a", 2000, [memoryview(buffer)]) == 48
+
+
+def test_a_manager_before_a_proxy_that_knows_no_ranges(s3_requests_without_ranges: str) -> None:
+    """What was saved is restored and verified, rows of a large array too."""
+    url = f"s3://{BUCKET}/no-ranges{s3_requests_without_ranges}"
+    array = np.arange(3 << 18, dtype=np.float32).reshape(3, -1)
+    with CheckpointManager(url) as manager:
+        manager.save(1, {"w": array}).wait()
+        assert np.array_equal(manager.restore(1)["w"], array)
+    assert verify(url).leaves == 1
 
 
 def test_an_upload_that_fails_leaves_nothing() -> None:
@@ -464,6 +477,58 @@ def test_bodies_that_are_cut_short() -> None:
             manager.save(1, {"w": np.arange(1000)}).wait()
             assert manager.restore(1)["w"].tolist() == list(range(1000))
     assert len(cut) == 2
+
+
+def test_bodies_that_stay_cut_short() -> None:
+    """Where each answer breaks off, the error names the object once the store's time is over. An
+    answer that ends early, and says that it is whole, is damage; the step before it comes back.
+    """
+    told: list[bool] = []
+
+    def around(application: Any) -> Any:
+        def cutting(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            path = environ["PATH_INFO"]
+            if not told or environ["REQUEST_METHOD"] != "GET" or "/2/state/" not in path:
+                answer: Iterable[bytes] = application(environ, start_response)
+                return answer
+
+            def begin(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+                if told[0]:
+                    headers = [pair for pair in headers if pair[0].lower() != "content-length"]
+                    headers.append(("Content-Length", "100"))
+                return start_response(status, headers, *more)
+
+            return [b"".join(application(environ, begin))[:100]]
+
+        return cutting
+
+    with s3_server(around=around) as query:
+        url = f"s3://{BUCKET}/stays-cut{query}"
+        with CheckpointManager(url) as manager:
+            for step in (1, 2):
+                manager.save(step, {"w": np.arange(1000) * step}).wait()
+            told.append(False)
+            storage = BucketStorage(url, patience=Clock().patience())
+            (pack,) = storage.keys("2/state/")
+            with pytest.raises(OSError, match="/2/state/00000-"):
+                storage.read(pack, 0, [memoryview(bytearray(500))])
+            told[0] = True
+            with pytest.raises(Corrupt, match=r"/2/state/.* the file ends at 100 of"):
+                manager.restore(2)
+            assert manager.restore(fallback=True)["w"].tolist() == list(range(1000))
+
+
+def test_what_azure_refuses() -> None:
+    """A container that is not there, and a key that is not the account's (Azurite answers 403),
+    are told with what to change.
+    """
+    with azure_server() as query:
+        nowhere = f"az://none/run{query}"
+        with pytest.raises(CheckpointError, match="there is no such bucket; create it first"):
+            CheckpointManager(nowhere)
+        stranger = f"az://{BUCKET}/run{query}&account_key={base64.b64encode(bytes(64)).decode()}"
+        with pytest.raises(CheckpointError, match="expected credentials that may list, read"):
+            CheckpointManager(stranger)
 
 
 def test_without_credentials() -> None:
