@@ -54,15 +54,16 @@ def test_a_manager_survives_an_interrupt_at_any_line(kind: str, tmp_path: Path) 
         with CheckpointManager(root, keep_policy=KeepLast(5)) as manager:
             manager.save(1, STATE)
             manager.wait_until_finished()
-            gc.collect()  # nothing of an earlier manager is left to be interrupted in __del__
-            sys.settrace(interrupt)
             state = {"x": np.full(1 << 16, 2.0)}
+            gc.disable()  # what is left of an earlier manager would be interrupted in __del__
+            sys.settrace(interrupt)
             try:
                 manager.save(2, state)
             except KeyboardInterrupt:
                 pass
             finally:
                 sys.settrace(None)
+                gc.enable()
             state["x"][:] = 0.0
             manager.wait_until_finished(10)
             manager.save(3, STATE)
