@@ -288,10 +288,15 @@ def _load_alike(
     where = os.fspath(path)
     name = f"checkpoint/load/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
-    def find() -> tuple[str, bool]:
+    read = options.read
+
+    def find() -> tuple[str, bool, bool]:
         with naming_path(where):
-            found = "" if is_single_file(path) else find_checkpoint(open_storage(path))[0].name
-            return found, launched_sharers() is None
+            asks = launched_sharers() is None
+            if is_single_file(path):
+                return "", asks, False
+            storage = open_storage(path)
+            return find_checkpoint(storage)[0].name, asks, is_worth_sharing(read, storage, group)
 
     def restore() -> dict[str, Any]:
         checkpoint = (
@@ -302,7 +307,7 @@ def _load_alike(
         agreement.opened(checkpoint.info.save_id)
         return _restore_items(checkpoint, wanted, options)
 
-    folder, asks_hosts = ask_primary(group, f"{name}/folder", find, timeout_s)
+    folder, asks_hosts, shares = ask_primary(group, f"{name}/folder", find, timeout_s)
     sharers = find_sharers(group, f"{name}/hosts", timeout_s, asks=asks_hosts)
     agreement = RestoreAgreement(
         group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s
@@ -313,7 +318,7 @@ def _load_alike(
         before_reading=agreement.before_reading,
     )
     with ExitStack() as until_agreed:
-        if not is_single_file(path) and is_worth_sharing(options.read, open_storage(path), group):
+        if shares:
             peers = until_agreed.enter_context(GroupPeers(group, agreement, options))
             options = replace(options, peers=peers)
         values, verdict = agreement.run(restore, where)
