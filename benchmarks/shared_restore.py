@@ -30,11 +30,11 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from object_store import server
 
 HERE = Path(__file__).parent
 COUNT = 16
@@ -183,19 +183,6 @@ def relay() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=serve, args=(listener, host, port), daemon=True).start()
         print(f"127.0.0.1:{listener.getsockname()[1]}", flush=True)
-
-
-@contextlib.contextmanager
-def server(*command: object) -> Iterator[tuple[str, int]]:
-    """Runs one of the servers; gives its address and its process."""
-    words = [sys.executable, *map(str, command)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        yield process.stdout.readline().strip(), process.pid
-        process.stdin.close()
 
 
 def answered_bytes(endpoint: str) -> int:

@@ -23,7 +23,6 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
-from ..restoring.shared_reader import SharedReader, is_worth
 from ..restoring.surgery import operate
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
@@ -376,7 +375,9 @@ def restore_checkpoint(
         return checkpoint.json(item)
     saved = checkpoint.item(item)
     wanted = saved if options.rename is None else renamed(saved, options.rename)
-    shared = _shared(checkpoint, item, options)
+    shared = None
+    if isinstance(checkpoint, HoldfastCheckpoint):
+        shared = checkpoint.shared_reader(item, options.peers)
     reader = shared or checkpoint.reader(item)
     if wanted is not saved:
         reader = RenamedReader(reader, wanted, saved)
@@ -397,16 +398,6 @@ def restore_checkpoint(
     if shared is not None:
         shared.finish()
     return values
-
-
-def _shared(
-    checkpoint: CheckpointReader, item: str, options: RestoreOptions
-) -> SharedReader | None:
-    if options.peers is None or not isinstance(checkpoint, HoldfastCheckpoint):
-        return None
-    if not is_worth(checkpoint.item(item), options.peers):
-        return None
-    return checkpoint.shared_reader(item, options.peers)
 
 
 def _give_grain_state(

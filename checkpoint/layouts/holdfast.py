@@ -17,7 +17,7 @@ from ..restoring.restore import (
     restore_any,
     verify_step,
 )
-from ..restoring.shared_reader import SharedReader
+from ..restoring.shared_reader import SharedReader, shared_reader
 from ..restoring.sharing import RestorePeers
 from ..storage.base import Entry
 from ..storage.path import StorePath, join
@@ -73,9 +73,9 @@ class HoldfastCheckpoint:
     def reader(self, name: str) -> ArrayReader:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
 
-    def shared_reader(self, name: str, peers: RestorePeers) -> SharedReader:
-        """Returns a reader that passes on what several processes need."""
-        return SharedReader(self._folder.storage, self._folder.name, self.item(name), peers)
+    def shared_reader(self, name: str, peers: RestorePeers | None) -> SharedReader | None:
+        """Returns a reader that passes on what several processes need, where that is worth it."""
+        return shared_reader(self._folder.storage, self._folder.name, self.item(name), peers)
 
     def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
         """Restores an item of JSON, or the state of an iterator, which is `like`."""

@@ -41,7 +41,7 @@ from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed
-from .shared_reader import SharedReader, is_worth
+from .shared_reader import shared_reader
 from .sharing import RestorePeers
 from .surgery_rules import Rules
 from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
@@ -132,11 +132,11 @@ def restore_item(
     if saved.kind == "files":
         selection = None if options is None else options.per_process
         return restore_files(storage, step_dir, record, item, like=like, selection=selection)
-    if options is None or options.peers is None or not is_worth(saved, options.peers):
-        return restore_tree(ItemReader(storage, step_dir, saved), saved, like, options)
-    reader = SharedReader(storage, step_dir, saved, options.peers)
+    shared = shared_reader(storage, step_dir, saved, None if options is None else options.peers)
+    reader = shared or ItemReader(storage, step_dir, saved)
     values = restore_tree(reader, saved, like, options)
-    reader.finish()
+    if shared is not None:
+        shared.finish()
     return values
 
 

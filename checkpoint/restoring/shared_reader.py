@@ -408,9 +408,16 @@ class SharedReader(ItemReader):
             _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
 
 
-def is_worth(item: ItemRecord, peers: RestorePeers) -> bool:
-    """Says whether sharing an item can spare the store enough; alike on all processes."""
-    return sum(file.size for file in item.files) * (peers.count - 1) >= peers.worth_bytes
+def shared_reader(
+    storage: Storage, step_dir: str, item: ItemRecord, peers: RestorePeers | None
+) -> SharedReader | None:
+    """Returns the reader that shares an item with peers. None, alike on all processes, where there
+    are none, or where it can spare the store too little.
+    """
+    if peers is None:
+        return None
+    spared = sum(file.size for file in item.files) * (peers.count - 1)
+    return SharedReader(storage, step_dir, item, peers) if spared >= peers.worth_bytes else None
 
 
 def _cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
