@@ -48,7 +48,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 # One room or wing and its tests: make check ROOM=checkpoint/format
 check: $(STAMP)
@@ -57,7 +57,7 @@ check: $(STAMP)
 	$(BIN)/ruff check --quiet $(ROOM) tests/$(ROOM)
 	$(BIN)/ruff format --check --quiet $(ROOM) tests/$(ROOM)
 	$(BIN)/mypy -p holdfast.$(subst /,.,$(ROOM))
-	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile tests/$(ROOM)
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile --max-worker-restart 0 tests/$(ROOM)
 
 slow: $(STAMP) slow-libraries
 	$(BIN)/python -m pytest -m slow -n $(WORKERS)
@@ -69,7 +69,7 @@ slow-libraries: $(STAMP)
 coverage: $(STAMP)
 	$(PIP) --group coverage
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m coverage run -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --max-worker-restart 0
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

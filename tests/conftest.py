@@ -4,13 +4,19 @@ them.
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
+import pytest_timeout
 
 from tests.support.load import load
+
+# A test that hangs in a C call, or in its own clean-up, never sees its limit's signal.
+UNHEEDED_S = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +56,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (dropped if item.get_closest_marker("slow") and lot >= share else chosen).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    faulthandler.dump_traceback_later(settings.timeout + UNHEEDED_S, exit=True, file=sys.__stderr__)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> object:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
