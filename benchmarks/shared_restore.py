@@ -80,8 +80,12 @@ def restore(endpoint: str, rows: int, index: int, port: int, way: str) -> None:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", COUNT, index)
+    from holdfast import multihost
+
+    # jaxlib's client would end this process when another one dies. A process that is stopped is
+    # not to be dead.
+    heartbeat_s = 10.0 if way == "kill" else 100.0
+    multihost.initialize(f"127.0.0.1:{port}", COUNT, index, heartbeat_timeout_s=heartbeat_s)
 
     from holdfast.checkpoint import CheckpointManager, Options
     from holdfast.checkpoint.restoring.shared_reader import SharedReader

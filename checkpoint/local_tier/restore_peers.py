@@ -20,6 +20,7 @@ from ..memory.host import boot_id
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerLate, Peers
 from ..peers.peer_tls import PeerTls
+from ..peers.running_clock import RunningClock
 from ..restoring.restore import RestoreOptions
 from ..restoring.sharing import WORTH_BYTES, BlockSource, Demand, PeerTrust, StillReading
 from ..storage.base import Storage
@@ -50,7 +51,8 @@ class GroupPeers:
         self.index = group.index
         self.worth_bytes = WORTH_BYTES if options.read == "auto" else 1
         self.hold_bytes = min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE)
-        self.trust = PeerTrust()
+        self._clock = RunningClock()
+        self.trust = PeerTrust(self._clock, self._clock.standstills)
         self.counts = Counter[str]()
         self._agreement = agreement
         self._address = address
@@ -153,9 +155,11 @@ class GroupPeers:
             return None
 
     def __enter__(self) -> Self:
+        self._clock.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._clock.stop()
         self._stack.close()
         # A restore that failed has left its reader here, with what it holds for others.
         with self._lock:

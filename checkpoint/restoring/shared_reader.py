@@ -14,7 +14,6 @@ import collections
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -180,6 +179,7 @@ class SharedReader(ItemReader):
         self._blocks = Blocks([file.size for file in item.files], peers.count)
         self._numbers = {file.name: number for number, file in enumerate(item.files)}
         self._wave = 0
+        self._standstills = 0  # before this wave
         self._changed = threading.Condition()
         self._plan: dict[int, SharedBlock] = {}
         self._held = self._no_blocks()
@@ -236,6 +236,7 @@ class SharedReader(ItemReader):
             self._plan = {block: shared for block, shared in plan.items() if block in needed}
             self._held = self._no_blocks()
             self._wave += 1
+            self._standstills = self._peers.trust.standstills()
             self._changed.notify_all()
         return all(each.is_done for each in told)
 
@@ -285,9 +286,10 @@ class SharedReader(ItemReader):
         return data[: self._from_store(file, start, [data])]
 
     def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
-        began_s = time.monotonic()
+        clock = self._peers.trust.clock
+        began_s = clock()
         got = super()._try_read(file, offset, buffers)
-        took_s = time.monotonic() - began_s
+        took_s = clock() - began_s
         self._peers.trust.note_store_read(got, took_s)
         with self._changed:
             self._store_s += took_s
@@ -333,7 +335,7 @@ class SharedReader(ItemReader):
     ) -> int:
         """Fills the pieces with a block's bytes from `offset` on, which lie `at` in the file."""
         shared = self._plan.get(block)
-        for rank in () if shared is None else shared.readers:
+        for rank in () if shared is None else self._in_turn(shared):
             assert shared is not None
             if rank == self._peers.index:
                 got = self._from_own_read(block, shared, offset, pieces)
@@ -342,6 +344,13 @@ class SharedReader(ItemReader):
             if got is not None:
                 return got
         return self._from_store(file, at, pieces)
+
+    def _in_turn(self, shared: SharedBlock) -> Sequence[int]:
+        """Returns the readers of a block in the order in which they are asked."""
+        if self._peers.trust.standstills() == self._standstills:
+            return shared.readers
+        # What this process was to read, the others have had from who stands in.
+        return sorted(shared.readers, key=lambda rank: rank == self._peers.index)
 
     def _from_own_read(
         self, block: int, shared: SharedBlock, offset: int, pieces: list[memoryview]
@@ -378,12 +387,15 @@ class SharedReader(ItemReader):
         began_s = trust.clock()
         while trust.may_ask(rank):
             asked_s = trust.clock()
+            standstills = trust.standstills()
             try:
                 got = self._peers.read(rank, name, offset, pieces, trust.answer_limit_s(wanted))
             except FileNotFoundError:
                 self._count(peer_dropped=1)
                 return None
             except OSError as error:
+                if trust.standstills() != standstills:
+                    continue  # this process was away, and may not have heard the answer
                 self._failed(rank, str(error))
                 return None
             if got == wanted:

@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from ..storage.hedges import Hedges
+from ..storage.hedges import FEWEST_PEERS, UNKNOWN_S, Hedges
 
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
@@ -39,6 +39,7 @@ DAMAGES = 2
 MOST_UNREACHED = 3
 PATIENT_TIMES = 4
 LEAST_ANSWER_S = 2.0  # a host whose cores are busy answers late, and is not dead
+LEAST_BYTES_PER_S = 4 << 20  # of an answer, while nothing is known of answers
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # of blocks: the first, and the one behind the last
 
@@ -198,12 +199,21 @@ def _segments(demands: Sequence[Demand]) -> Iterator[tuple[int, int, list[int]]]
 
 
 class PeerTrust:
-    """Keeps what this process has seen of each rank. Thread-safe. `clock` returns seconds."""
+    """Keeps what this process has seen of each rank. Thread-safe.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `clock` returns seconds, and `standstills` how often this process has stood still.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        standstills: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.clock = clock
+        self.standstills = standstills
         self._lock = threading.Lock()
         self._answers = Hedges(clock)
+        self._answered = 0
         self._store = Hedges(clock)
         self._failures = collections.Counter[int]()  # in a row
         self._damages = collections.Counter[int]()
@@ -222,6 +232,9 @@ class PeerTrust:
     def answer_limit_s(self, nbytes: int) -> float:
         """Returns how long an answer of so many bytes may take."""
         with self._lock:
+            if self._answered < FEWEST_PEERS:
+                # Who lives says at once that it lives.
+                return min(UNKNOWN_S, LEAST_ANSWER_S + nbytes / LEAST_BYTES_PER_S)
             return max(LEAST_ANSWER_S, self._answers.limit_s(nbytes))
 
     def note_asked(self) -> None:
@@ -233,6 +246,7 @@ class PeerTrust:
         """Takes notice of an answer with bytes."""
         with self._lock:
             self._answers.note_end(nbytes, took_s)
+            self._answered += 1
             self._reached.add(rank)
             self._left.discard(rank)
             self._failures[rank] = 0

@@ -302,6 +302,29 @@ def test_a_peer_that_never_answers_is_dropped(folder: Path) -> None:
     assert peers[0].trust.may_ask(1)
 
 
+def test_no_peer_is_blamed_for_what_was_late_while_this_process_stood_still(folder: Path) -> None:
+    """A process that stood still asks again, and drops nobody."""
+
+    class Stopped(Peers):
+        stops = 0
+
+        def read(self, *asked: Any) -> int | None:
+            if self.index == 1 and self.stops < 8:
+                self.stops += 1
+                raise TimeoutError("it was silent for too long")
+            return super().read(*asked)
+
+    def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
+        peers = Stopped(group, agreement, ONCE, "127.0.0.1")
+        peers.trust.standstills = lambda: peers.stops
+        return peers
+
+    results, peers, _ = restore_each(folder, make)
+    assert all(same(each) for each in results)
+    assert counted(peers, "peer_failed") == 0
+    assert peers[1].stops == 8  # type: ignore[attr-defined]
+
+
 def test_a_peer_that_is_gone_is_replaced(folder: Path) -> None:
     """It ends each connection: its blocks come from who stands in, or the store."""
 
