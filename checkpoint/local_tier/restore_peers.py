@@ -36,8 +36,8 @@ class GroupPeers:
     """The RestorePeers of a group: a context manager around a restore and its final agreement.
 
     `address` is this host's for its peers (None: the one that the coordinator is reached from). A
-    process that has none passes nothing on. The server starts when the processes first meet.
-    Thread-safe, but `meet`.
+    process that has none passes nothing on. The server starts when the processes join. Thread-safe,
+    but `join` and `meet`.
     """
 
     def __init__(
@@ -59,28 +59,34 @@ class GroupPeers:
         self._stack = ExitStack()
         self._lock = threading.Lock()
         self._sources: dict[str, BlockSource] = {}
-        self._known: list[Demand] = []  # what each has told first: how it is reached
+        self._known: list[Demand] = []  # how each is reached
         self._peers: dict[int, Peers] = {}
         self._connected: OrderedDict[int, None] = OrderedDict()  # the last asked comes last
         self._tls: PeerTls | None = None
         self._secret = secrets.token_hex(32)
 
-    def meet(self, demand: Demand) -> list[Demand]:
-        """Returns the demands of all: see RestorePeers."""
-        is_first = not self._known
-        if is_first:
+    def join(self) -> list[Demand]:
+        """Returns how each process is reached: see RestorePeers."""
+        if not self._known:
             address = self._serve_peers()
-            demand = replace(demand, address=address, secret=self._secret, machine=boot_id())
-        told = self._agreement.share(demand.to_text(self.count))
-        found = [Demand.from_text(text) for text in told]
-        if is_first:
-            self._known = found
-            for rank, each in enumerate(found):
+            own = Demand(address=address, secret=self._secret, machine=boot_id())
+            told = self._agreement.share(own.to_text(self.count))
+            self._known = [Demand.from_text(text) for text in told]
+            for rank, each in enumerate(self._known):
                 if each.address and rank != self.index:
                     self._peers[rank] = self._peer(rank, each)
+        return self._known
+
+    def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
+        """Returns the demands of all: see RestorePeers."""
+        if wait_s is not None and self._agreement.is_behind:
+            wait_s = 0.0  # nobody waits twice for the same silence
+        told = self._agreement.post(demand.to_text(self.count)).wait(wait_s)
+        if told is None:
+            return None
         return [
-            replace(each, address=known.address, machine=known.machine)
-            for each, known in zip(found, self._known, strict=True)
+            replace(Demand.from_text(text), address=known.address, machine=known.machine)
+            for text, known in zip(told, self.join(), strict=True)
         ]
 
     def _serve_peers(self) -> str:
@@ -139,14 +145,13 @@ class GroupPeers:
         self.counts.update(counts)
 
     def _find(self, name: str, offset: int, size: int) -> memoryview | None:
-        item, _, place = name.partition("/")
-        wave, _, block = place.partition("/")
+        item, _, block = name.partition("/")
         with self._lock:
             source = self._sources.get(item)
-        if source is None or not wave.isdecimal() or not block.isdecimal():
+        if source is None or not block.isdecimal():
             return None
         try:
-            return source.block(int(wave), int(block), offset, size)
+            return source.block(int(block), offset, size)
         except StillReading as error:
             raise TimeoutError(str(error)) from error
         except Exception as error:

@@ -50,7 +50,6 @@ class RunningClock:
         start_thread(self._look)
 
     def _look(self) -> None:
-        threading.current_thread().name = "holdfast-running-clock"
         while not self._stopped.wait(LOOK_S):
             self()
 

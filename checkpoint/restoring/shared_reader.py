@@ -14,10 +14,11 @@ import collections
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 
 from ..errors import Corrupt
 from ..format.item_report import FileReport
@@ -25,19 +26,23 @@ from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
 from ..storage.threads import Latch, start_thread
-from .reader import ItemReader, RangeRead
+from .reader import Allocate, ItemReader, RangeRead, ReadRequest
 from .sharing import (
     Blocks,
     Demand,
     RestorePeers,
     SharedBlock,
     StillReading,
+    plan_equally,
     plan_sharing,
     runs_of,
+    servers_in_turn,
 )
 
 _log = logging.getLogger(__name__)
+MEETING_S = 1.0  # for who comes late to a wave
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
+MOST_ASKED = 4  # for a header at a time
 MEASURED_BYTES = 8 << 20  # fewer tell nothing about a store's speed
 
 
@@ -178,25 +183,43 @@ class SharedReader(ItemReader):
         self._name = item.name
         self._blocks = Blocks([file.size for file in item.files], peers.count)
         self._numbers = {file.name: number for number, file in enumerate(item.files)}
-        self._wave = 0
+        self._known: list[Demand] = []
+        self._is_worth = True  # as far as all demands have come
         self._standstills = 0  # before this wave
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._plan: dict[int, SharedBlock] = {}
-        self._held = self._no_blocks()
+        self._held = HeldBlocks(self._read_block, peers.hold_bytes)
         self._asking = _Asking()
         self._counts = collections.Counter[str]()
         self._store_s = 0.0  # of all threads
         peers.serve(self._name, self)
 
-    def _no_blocks(self) -> HeldBlocks:
-        return HeldBlocks(self._read_block, self._peers.hold_bytes)
-
     # --- waves
+
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array: see ArrayReader."""
+        self._known = self._peers.join()  # before headers, which a peer may have
+        super().fill(reads, allocate)
 
     def _before_reading(self, work: list[RangeRead]) -> None:
         needed = self._needed(work)
-        self._meet(Demand(runs_of(needed), bytes_per_s=self._speed()), needed)
+        plan = self._plan_for(needed)
+        with self._lock:
+            # What this process needs little of, it reads itself.
+            self._plan = {block: shared for block, shared in plan.items() if block in needed}
+        self._standstills = self._peers.trust.standstills()
         work.sort(key=self._turn)
+
+    def _plan_for(self, needed: set[int]) -> dict[int, SharedBlock]:
+        """Returns the plan of the next wave, in which this process needs some blocks."""
+        demand = Demand(runs_of(needed), bytes_per_s=self._speed())
+        told = self._peers.meet(demand, MEETING_S)
+        if told is not None:
+            plan = plan_sharing(told, self._blocks, self._peers.worth_bytes)
+            self._is_worth = bool(plan)
+            return plan
+        self._count(meetings_left=1)
+        return plan_equally(self._known, needed) if self._is_worth else {}
 
     def _needed(self, work: Sequence[RangeRead]) -> set[int]:
         """Returns the blocks that this process needs, but those of which it needs little."""
@@ -210,7 +233,7 @@ class SharedReader(ItemReader):
 
     def _speed(self) -> float:
         """Returns how fast a read of the store brings bytes; 0.0 while too few were read."""
-        with self._changed:
+        with self._lock:
             if self._counts["store_bytes"] < MEASURED_BYTES:
                 return 0.0  # a header is more latency than speed
             return self._counts["store_bytes"] / self._store_s
@@ -227,55 +250,41 @@ class SharedReader(ItemReader):
         distance = (shared.readers[0] - self._peers.index) % self._peers.count
         return shared.turn // held, distance, blocks[0]
 
-    def _meet(self, demand: Demand, needed: Container[int] = ()) -> bool:
-        """Begins the next wave with all processes; returns whether all are done."""
-        told = self._peers.meet(demand)
-        plan = plan_sharing(told, self._blocks, self._peers.worth_bytes)
-        with self._changed:
-            # What this process needs little of, it reads itself.
-            self._plan = {block: shared for block, shared in plan.items() if block in needed}
-            self._held = self._no_blocks()
-            self._wave += 1
-            self._standstills = self._peers.trust.standstills()
-            self._changed.notify_all()
-        return all(each.is_done for each in told)
-
     def finish(self) -> None:
         """Serves the others until all have what they need. Every process calls it, once."""
-        while not self._meet(Demand(is_done=True)):
-            pass
+        self._known = self._peers.join()
+        are_done = False
+        while not are_done:
+            told = self._peers.meet(Demand(is_done=True))
+            assert told is not None
+            are_done = all(each.is_done for each in told)
         self._peers.serve(self._name, None)
         self._peers.note(self.counts)
 
     @property
     def counts(self) -> dict[str, int]:
         """Bytes from the store and from peers, and what went wrong with these."""
-        with self._changed:
+        with self._lock:
             return dict(self._counts)
 
     def _count(self, **amounts: int) -> None:
-        with self._changed:
+        with self._lock:
             self._counts.update(amounts)
 
     # --- for others
 
-    def block(self, wave: int, block: int, offset: int, size: int) -> memoryview | None:
+    def block(self, block: int, offset: int, size: int) -> memoryview | None:
         """Returns bytes of a block that others need too: see BlockSource."""
-        with self._changed:
-            # Another process may hear of a wave before this one.
-            if not self._changed.wait_for(lambda: self._wave >= wave, PENDING_S):
-                raise StillReading(f"wave {wave} has not begun here")
-            if self._wave > wave:
-                return None
-            shared = self._plan.get(block)
-            held = self._held
-        if shared is None or self._peers.index not in shared.readers:
+        if block >= self._blocks.count:
             return None
-        data = held.get(block, shared.users)
+        with self._lock:
+            shared = self._plan.get(block)
+        users = self._peers.count if shared is None else shared.users
+        data = self._held.get(block, users)
         if data is None:
             return None
         part = data[offset : offset + size]
-        held.given(block, part.nbytes)
+        self._held.given(block, part.nbytes)
         return part
 
     def _read_block(self, block: int) -> memoryview:
@@ -291,26 +300,68 @@ class SharedReader(ItemReader):
         got = super()._try_read(file, offset, buffers)
         took_s = clock() - began_s
         self._peers.trust.note_store_read(got, took_s)
-        with self._changed:
+        with self._lock:
             self._store_s += took_s
             self._counts["store_bytes"] += got
         return got
 
     # --- for this process
 
+    def read_checked(self, file: FileReport, size: int) -> bytes:
+        """Returns a header: from another process, where the store does not bring it."""
+        own = _Held(users=1)
+        start_thread(self._bring_header, own, file, size)
+        trust = self._peers.trust
+        began_s = trust.clock()
+        while not own.ended.wait(PENDING_S):
+            if trust.leaves(self._peers.index, size, began_s):
+                found = self._header_of_peers(file, size)
+                if found is not None:
+                    return found
+        data = own.result()
+        assert data is not None
+        return bytes(data)
+
+    def _bring_header(self, own: _Held, file: FileReport, size: int) -> None:
+        own.bring(lambda: memoryview(ItemReader.read_checked(self, file, size)))
+        own.ended.set()
+
+    def _header_of_peers(self, file: FileReport, size: int) -> bytes | None:
+        """Returns a header as other processes have it; None where they do not."""
+        data = memoryview(bytearray(size))
+        with self._asking.allowed():
+            for block in self._blocks.within(self._numbers[file.name], 0, size):
+                _, start, stop = self._blocks.place(block)
+                if not self._from_any_peer(block, data[start:stop]):
+                    return None
+        if crc32c(data) == file.crc:
+            return bytes(data)
+        self._note_damaged()
+        return None
+
+    def _from_any_peer(self, block: int, piece: memoryview) -> bool:
+        """Fills a piece with the first bytes of a block that any other process has."""
+        ranks = servers_in_turn(self._known, block)
+        others = [rank for rank in ranks if rank != self._peers.index]
+        asked = list(filter(self._peers.trust.may_ask, others))[:MOST_ASKED]
+        return any(self._from_peer(rank, block, 0, [piece]) is not None for rank in asked)
+
     def _read(self, work: RangeRead) -> None:
         try:
             with self._asking.allowed():
                 work.read()
         except Corrupt as error:
-            givers = self._asking.givers
-            if not givers:
+            if not self._asking.givers:
                 raise
             _log.warning("what another process has passed on is read from the store: %s", error)
             work.read()
-            self._count(peer_damaged=1)  # by a peer: the store has it whole
-            for rank in givers:
-                self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
+            self._note_damaged()  # by a peer: the store has it whole
+
+    def _note_damaged(self) -> None:
+        """Takes notice that those who gave this thread bytes gave it damaged ones."""
+        self._count(peer_damaged=1)
+        for rank in self._asking.givers:
+            self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         wanted = sum(buffer.nbytes for buffer in buffers)
@@ -382,7 +433,7 @@ class SharedReader(ItemReader):
         """Fills the pieces from another process; None where it is slow, dead or dropped them."""
         trust = self._peers.trust
         wanted = sum(piece.nbytes for piece in pieces)
-        name = f"{self._name}/{self._wave}/{block}"
+        name = f"{self._name}/{block}"
         trust.note_asked()
         began_s = trust.clock()
         while trust.may_ask(rank):

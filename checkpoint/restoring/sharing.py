@@ -66,6 +66,11 @@ class Blocks:
         start = (block - self._firsts[file]) * self.block_bytes
         return file, start, min(start + self.block_bytes, self._sizes[file])
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._firsts[-1]
+
     def size(self, block: int) -> int:
         """Returns the bytes of a block."""
         _, start, stop = self.place(block)
@@ -159,6 +164,31 @@ def plan_sharing(
                 turns[reader] += 1
             spared += nbytes * (len(users) - 1)
     return plan if spared >= worth_bytes else {}
+
+
+def servers_in_turn(known: Sequence[Demand], block: int) -> list[int]:
+    """Returns the ranks that can serve, of which each is the first one for another block."""
+    servers = sorted(_servers(known))
+    first = block % max(1, len(servers))
+    return servers[first:] + servers[:first]
+
+
+def plan_equally(known: Sequence[Demand], blocks: Iterable[int]) -> dict[int, SharedBlock]:
+    """Returns the readers of blocks of which nobody knows who else needs them, because a process
+    tells nothing: those that can be reached, in turn.
+
+    `known` says how each is reached. So the plan is alike for all, and needs no word of the silent
+    one.
+    """
+    servers = servers_in_turn(known, 0)
+    if not servers:
+        return {}
+    plan = {}
+    for block in blocks:
+        turn, first = divmod(block, len(servers))
+        readers = tuple(dict.fromkeys((servers[first], servers[(first + 1) % len(servers)])))
+        plan[block] = SharedBlock(readers, len(known), turn)
+    return plan
 
 
 def _servers(demands: Sequence[Demand]) -> set[int]:
@@ -319,10 +349,14 @@ class RestorePeers(Protocol):
     def trust(self) -> PeerTrust:
         """What this process has seen of the others."""
 
-    def meet(self, demand: Demand) -> list[Demand]:
-        """Returns the demands of all processes, by rank; every process calls it alike. Blocks.
+    def join(self) -> list[Demand]:
+        """Returns how each process is reached, by rank. Blocks until all have called it, once."""
 
-        Raises, on every process, the error of one that has failed.
+    def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
+        """Returns the demands of all processes, by rank, who call it in the same order.
+
+        None where some are not there within `wait_s`, or not yet where others met before. Raises,
+        on every process, the error of one that has failed.
         """
 
     def read(
@@ -347,7 +381,7 @@ class StillReading(Exception):
 class BlockSource(Protocol):
     """What serves blocks of an item."""
 
-    def block(self, wave: int, block: int, offset: int, size: int) -> memoryview | None:
+    def block(self, block: int, offset: int, size: int) -> memoryview | None:
         """Returns bytes of a block, None where this process does not have it (any more).
 
         Raises StillReading after a short while.

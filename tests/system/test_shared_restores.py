@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
-from tests.support.checkpointing import run_together
+import numpy as np
+
+from holdfast.checkpoint import save
+from holdfast.multihost import Solo
+from tests.support.checkpointing import run_together, together
 from tests.support.paths import program
 
 
@@ -12,3 +18,19 @@ def test_replicated_state_comes_from_the_store_once(tmp_path: Path) -> None:
     """FSDP-2 x DP-2 with a numpy leaf: at most 1.1 of the step is read, bit for bit."""
     outputs = run_together(program("shared_restore"), 4, tmp_path, devices=1)
     assert "once" in outputs[0]
+
+
+def test_no_meeting_waits_for_a_process_that_is_silent(tmp_path: Path) -> None:
+    """Four processes read three waves. One has no header from its store, and one is stopped after
+    its first wave: the others hold all their bytes meanwhile, and all end alike.
+    """
+    random = [np.random.default_rng(number) for number in range(9)]
+    state = {f"w{number}": each.standard_normal((2048, 512)) for number, each in enumerate(random)}
+    save(tmp_path / "step", state, group=Solo())
+    with together(program("shared_restore_waves"), 4, tmp_path / "step") as processes:
+        for index in (0, 1, 3):
+            processes.wait_for(index, "all held", timeout_s=30)
+        assert "wave 1 held" not in processes.output(2)
+        os.kill(processes.popens[2].pid, signal.SIGCONT)
+        for index in range(4):
+            processes.wait_for(index, "done", timeout_s=20)

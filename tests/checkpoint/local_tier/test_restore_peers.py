@@ -219,12 +219,12 @@ def test_a_reader_whose_store_stands_still_is_passed_over(folder: Path) -> None:
     done: list[int] = []
 
     class Watched(Peers):
-        def meet(self, demand: Demand) -> list[Demand]:
+        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
             if demand.is_done and self.index != 1:
                 done.append(self.index)
                 if len(done) == COUNT - 1:
                     let_go.set()
-            return super().meet(demand)
+            return super().meet(demand, wait_s)
 
     results, peers, _ = restore_each(
         folder,
@@ -244,9 +244,9 @@ def test_a_reader_whose_store_stands_still_gets_its_blocks_from_who_stands_in(
     let_go = threading.Event()
 
     class Released(Peers):
-        def meet(self, demand: Demand) -> list[Demand]:
-            told = super().meet(demand)
-            if all(each.is_done for each in told):
+        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
+            told = super().meet(demand, wait_s)
+            if told is not None and all(each.is_done for each in told):
                 let_go.set()
             return told
 
@@ -395,10 +395,10 @@ def test_one_process_that_fails_ends_the_restore_of_all(folder: Path) -> None:
     """One that fails before it has told its needs is the error of all, at once."""
 
     class Failing(Peers):
-        def meet(self, demand: Demand) -> list[Demand]:
+        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
             if self.index == 3:
                 raise Corrupt("its disk is gone", path="here")
-            return super().meet(demand)
+            return super().meet(demand, wait_s)
 
     results, _, _ = restore_each(folder, lambda *args: Failing(*args, ONCE, "127.0.0.1"))
     assert all(isinstance(each, Corrupt) for each in results), results

@@ -16,8 +16,10 @@ from holdfast.checkpoint.restoring.sharing import (
     Blocks,
     Demand,
     PeerTrust,
+    plan_equally,
     plan_sharing,
     runs_of,
+    servers_in_turn,
 )
 from holdfast.checkpoint.storage.hedges import UNKNOWN_S
 
@@ -86,6 +88,24 @@ def test_each_process_begins_with_its_own_and_all_have_turns() -> None:
         plan[block].readers[0] != plan[block + 1].readers[0] for block in range(count - 1)
     )
     assert changes < 2 * 8 * 2
+
+
+def test_without_a_word_of_the_silent_one_blocks_go_round() -> None:
+    """All who can be reached read equally many blocks, and each process finds the same readers for
+    those that it needs.
+    """
+    known = [Demand(address="" if rank == 2 else f"10.0.0.{rank}:1") for rank in range(5)]
+    plan = plan_equally(known, range(400))
+    firsts = [shared.readers[0] for shared in plan.values()]
+    assert [firsts.count(rank) for rank in range(5)] == [100, 100, 0, 100, 100]
+    assert all(len(set(shared.readers)) == 2 for shared in plan.values())
+    assert {shared.turn for shared in plan.values()} == set(range(100))
+    few = plan_equally(known, [7, 399])
+    assert few == {block: plan[block] for block in (7, 399)}
+    for block in range(8):
+        assert tuple(servers_in_turn(known, block)[:2]) == plan[block].readers
+    nobody = [Demand()] * 3
+    assert plan_equally(nobody, range(4)) == {}
 
 
 def test_who_cannot_be_reached_is_no_reader() -> None:
