@@ -36,6 +36,12 @@ def axes_of(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
+def spec_of_axes(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
+    """Returns the entries of a spec for the axes that an array has."""
+    # jax takes a spec with more Nones than that, as P(None) of a scalar.
+    return tuple(sharding.spec)[:rank]
+
+
 def chosen_memory_kind(sharding: Sharding) -> str | None:
     """Returns the kind of memory that a sharding names; None for the default of its devices."""
     kind = sharding.memory_kind
@@ -47,21 +53,24 @@ def chosen_memory_kind(sharding: Sharding) -> str | None:
     return None if kind == default else str(kind)
 
 
-def describe_sharding(sharding: Sharding) -> Any:
-    """Returns a sharding in JSON types, the same on every process: for `show`, and for SAVED."""
-    description = _describe(sharding)
+def describe_sharding(sharding: Sharding, rank: int) -> Any:
+    """Returns the sharding of an array with `rank` axes in JSON types.
+
+    It is the same on every process: for `show`, and for SAVED.
+    """
+    description = _describe(sharding, rank)
     kind = chosen_memory_kind(sharding)
     return description if kind is None else description | {MEMORY_KIND: kind}
 
 
-def _describe(sharding: Sharding) -> dict[str, Any]:
+def _describe(sharding: Sharding, rank: int) -> dict[str, Any]:
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
         return {
             "axes": list(mesh.axis_names),
             "sizes": list(mesh.devices.shape),
             "devices": [int(device.id) for device in mesh.devices.reshape(-1).tolist()],
-            "spec": [list(axes_of(entry)) for entry in sharding.spec],
+            "spec": [list(axes_of(entry)) for entry in spec_of_axes(sharding, rank)],
         }
     if isinstance(sharding, SingleDeviceSharding):
         device: Any = next(iter(sharding.device_set))

@@ -27,7 +27,7 @@ from holdfast.multihost.group.group import clear_with_attempt
 
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
-from ..format.sharding import axes_of, chosen_memory_kind
+from ..format.sharding import axes_of, chosen_memory_kind, spec_of_axes
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
 from .memory_pool import ALIGN_BYTES
@@ -225,8 +225,8 @@ def _route(request: LeafRequest, load: dict[tuple[Any, ...], Ints]) -> _Route:
     ):
         return _Route(request)
     sizes = dict(zip(sharding.mesh.axis_names, sharding.mesh.devices.shape, strict=True))
-    spec = [list(axes_of(entry)) for entry in sharding.spec]
-    spec += [[] for _ in range(len(leaf.shape) - len(sharding.spec))]
+    spec = [list(axes_of(entry)) for entry in spec_of_axes(sharding, len(leaf.shape))]
+    spec += [[] for _ in range(len(leaf.shape) - len(spec))]
     stacked_over = _divide_further(leaf, sharding.mesh, sizes, spec)
     if not stacked_over:
         return _Route(request._replace(sharding=_sharding(sharding, spec)))

@@ -19,7 +19,7 @@ from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
 from ..format.json_state import Json
 from ..format.own_files import Files
-from ..format.sharding import axes_of, describe_sharding
+from ..format.sharding import axes_of, describe_sharding, spec_of_axes
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 from .record_builder import check_plan
@@ -61,7 +61,7 @@ class Planner:
         self._ranks = {process: rank for rank, process in enumerate(members)}
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
-        self._described: dict[Sharding, Any] = {}
+        self._described: dict[tuple[Sharding, int], Any] = {}  # by sharding and rank
         self._leaving: frozenset[int] = frozenset()
 
     @classmethod
@@ -184,9 +184,10 @@ class Planner:
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
             if self._leaving:
                 placement = placement.without(self._leaving)
-            if leaf.sharding not in self._described:
-                self._described[leaf.sharding] = describe_sharding(leaf.sharding)
-            self._placements[key] = (placement, self._described[leaf.sharding])
+            described = (leaf.sharding, leaf.ndim)
+            if described not in self._described:
+                self._described[described] = describe_sharding(*described)
+            self._placements[key] = (placement, self._described[described])
         return self._placements[key]
 
 
@@ -268,7 +269,8 @@ def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], 
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
     mesh = sharding.mesh
     names = list(mesh.axis_names)
-    entries = tuple(sharding.spec) + (None,) * (rank - len(sharding.spec))
+    spec = spec_of_axes(sharding, rank)
+    entries = spec + (None,) * (rank - len(spec))
     axes_used = [axes_of(entry) for entry in entries]
     order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]

@@ -109,7 +109,7 @@ def _spread(leaf: Leaf, mesh: jax.sharding.Mesh, axis: str, is_source: bool) -> 
             f"a leaf of shape {leaf.shape} has {leaf.sharding}: expected a NamedSharding over the"
             f" axes of a replica, without {axis!r}"
         )
-    sharding = NamedSharding(mesh, PartitionSpec(axis, *leaf.sharding.spec))
+    sharding = NamedSharding(mesh, PartitionSpec(axis, *tuple(leaf.sharding.spec)[: leaf.ndim]))
     shape = (mesh.shape[axis], *leaf.shape)
     ours = {shard.device: shard.data for shard in leaf.addressable_shards} if is_source else {}
     zeros = np.zeros(sharding.shard_shape(shape), leaf.dtype)

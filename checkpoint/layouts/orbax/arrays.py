@@ -182,6 +182,9 @@ class OrbaxItem:
         shape, dtype, grid = self._described(name)
         if kind != "array":
             sharding = None
+        if sharding is not None and len(sharding.get("spec", ())) > len(shape):
+            # As jax takes it: P(None) of a scalar.
+            sharding = sharding | {"spec": sharding["spec"][: len(shape)]}
         if impl:
             kind = "key"
         return LeafRecord(name, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)

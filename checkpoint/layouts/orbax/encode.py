@@ -88,7 +88,7 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         np.dtype(value.dtype).name,
         shape,
         impl=impl,
-        sharding=describe_sharding(value.sharding),
+        sharding=describe_sharding(value.sharding, len(shape)),
         grid=Grid(shape, shard_shape, shard_shape),
     )
     return leaf, value

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from holdfast.checkpoint import SAVED, load, save
+from holdfast.checkpoint import SAVED, load, save, structure
 from holdfast.checkpoint.format.sharding import (
     axes_of,
     describe_sharding,
@@ -26,7 +26,7 @@ def test_a_sharding_survives_json(spec: tuple[Any, ...]) -> None:
     spec.
     """
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
-    description = describe_sharding(NamedSharding(mesh, PartitionSpec(*spec)))
+    description = describe_sharding(NamedSharding(mesh, PartitionSpec(*spec)), 2)
     assert parse_sharding(json.loads(json.dumps(description))) == description
     assert (
         description["axes"] == ["x", "y"]
@@ -42,7 +42,7 @@ def test_other_shardings_are_described_too() -> None:
     """
     device = jax.devices()[0]
     assert (
-        describe_sharding(SingleDeviceSharding(device))
+        describe_sharding(SingleDeviceSharding(device), 1)
         == {"device": device.id}
         == parse_sharding({"device": device.id})
     )
@@ -70,16 +70,45 @@ def test_a_memory_kind_is_kept(tmp_path: Path) -> None:
         NamedSharding(mesh, PartitionSpec("x"), memory_kind=other),
     ]
     for sharding in shardings:
-        description = describe_sharding(sharding)
+        description = describe_sharding(sharding, 1)
         assert description["memory_kind"] == other and parse_sharding(description) == description
         assert show_sharding(description).endswith(f" in {other}")
     default = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
-    assert "memory_kind" not in describe_sharding(default)
+    assert "memory_kind" not in describe_sharding(default, 1)
     saved = [jax.device_put(np.arange(4.0), sharding) for sharding in shardings]
     save(tmp_path / "c", saved)
     restored = load(tmp_path / "c", SAVED)
     assert [array.sharding for array in restored] == shardings
     assert all(np.array_equal(array, np.arange(4.0)) for array in restored)
+
+
+def test_a_spec_may_be_longer_than_the_shape(tmp_path: Path) -> None:
+    """jax takes P(None) for a scalar: it is saved, comes back on its mesh, and is a target; in
+    Orbax's layout too.
+    """
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), PartitionSpec(None))
+    step = jax.make_array_from_callback((), sharding, lambda _: np.asarray(7))
+    assert len(step.sharding.spec) > step.ndim
+    assert describe_sharding(sharding, 0)["spec"] == []
+    for layout in ("holdfast", "orbax"):
+        save(tmp_path / layout, {"step": step}, layout=layout)
+        for like in (SAVED, {"step": step}):
+            restored = load(tmp_path / layout, like)["step"]
+            assert restored == 7 and restored.sharding.is_equivalent_to(sharding, 0)
+        assert structure(tmp_path / layout).items
+
+
+def test_orbax_notes_a_longer_spec(tmp_path: Path) -> None:
+    """A scalar that Orbax saved with P(None) is read, and its structure is shown."""
+    from orbax.checkpoint.experimental import v1
+
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), PartitionSpec(None))
+    v1.save(
+        tmp_path / "c", {"n": jax.make_array_from_callback((), sharding, lambda _: np.asarray(7))}
+    )
+    assert load(tmp_path / "c", SAVED)["n"].sharding.is_equivalent_to(sharding, 0)
+    found = structure(tmp_path / "c").items["state"].tree["n"]
+    assert (found.shape, found.sharding.spec) == ((), PartitionSpec())
 
 
 def test_shown_for_people() -> None:
