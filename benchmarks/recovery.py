@@ -28,7 +28,7 @@ so far:
     started     the processes of the next attempt have imported what they need (JaxTrainer's have
                 joined by then, and so have those that stay; of these only who died has ended)
     joined      initialize() has returned
-    restored    the state is there (with the compilation of its initial value)
+    restored    the state is there
     compiled    the first step is done
     redone      the steps since the save are done again
     new         the first step is done that had not been done before
@@ -198,19 +198,20 @@ def train(
         width = max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())
         return digits.fresh_state(), jnp.ones((jax.device_count(), width))
 
-    shardings = jax.tree.map(
-        lambda leaf: digits.sharding_of(mesh, leaf), jax.eval_shape(fresh_state)
-    )
-    state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
+    shapes = jax.eval_shape(fresh_state)
+    shardings = jax.tree.map(lambda leaf: digits.sharding_of(mesh, leaf), shapes)
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
     dies_at = kill_step(attempt, arguments)
     redo_to = kill_step(attempt - 1, arguments)
     manager.open(str(arguments.directory), arguments.save_every)
     last = manager.latest_step() or 0
     if last:
+        state, ballast = jax.tree.map(digits.placed, shapes, shardings)
         restored = manager.restore(last, {"state": state, "ballast": ballast})
         state = restored["state"]
         ballast = restored["ballast"]
+    else:
+        state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     jax.block_until_ready((state, ballast))
     mark(arguments.pipe, "restored", attempt, step=last)
     parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}
@@ -536,6 +537,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.role == "worker" and arguments.stays:
         from holdfast import multihost
+
+        sys.path.insert(0, str(EXAMPLES))
+        import train_digits  # noqa: F401 - what outlives an attempt, as in the example itself
 
         multihost.run_restartable(lambda: work(arguments))
         return

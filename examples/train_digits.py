@@ -82,6 +82,11 @@ def sharding_of(mesh, leaf):
     return NamedSharding(mesh, PartitionSpec("data") if divisible else PartitionSpec())
 
 
+def placed(shape, sharding):
+    """Returns what an array is like, for a restore: its initial value is not made for that."""
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
 def batches(mesh, images, labels, steps):
     """Yields (step, images, labels).
 
@@ -114,8 +119,8 @@ def train(args):
     training = slice(0, 1437)
     test = slice(1437, None)
 
-    shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), jax.eval_shape(fresh_state))
-    state = jax.jit(fresh_state, out_shardings=shardings)()
+    shapes = jax.eval_shape(fresh_state)
+    shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), shapes)
     step_fn = jax.jit(
         train_step,
         donate_argnums=0,
@@ -133,8 +138,11 @@ def train(args):
     with manager:
         last = manager.latest_step() or 0
         if last:
-            state = manager.restore(last, like=state)  # 3. from any number of processes to this one
+            like = jax.tree.map(placed, shapes, shardings)
+            state = manager.restore(last, like)  # 3. from any number of processes to this one
             print(f"resumed from step {last}", flush=True)
+        else:
+            state = jax.jit(fresh_state, out_shardings=shardings)()
 
         primary = multihost.is_primary_host(0)
         log = args.log.open("a", buffering=1) if args.log and primary else None

@@ -45,7 +45,7 @@ from ..workers.process import WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import BaseEngine, run_job
 
-_POLL_S = 0.5  # how often the capacity file is read
+_POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
 _MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
 _NOT_STARTED = 127  # the exit code of a process that could not be started
@@ -349,7 +349,9 @@ class LocalEngine(BaseEngine):
         """
         if events := self._capacity_events():
             return events
-        if self._settings.capacity_file is not None:
+        # Not while an attempt begins, which needs the cores.
+        more_to_warm = self._warmed and self._standbys is not None and self._standbys.warm_next()
+        if more_to_warm or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         seen = [self._of_this_attempt(event) for event in super().events(timeout_s)]
         if self._older and any(map(self._all_are_back, seen)):

@@ -137,6 +137,22 @@ class Standby:
                 pass_fds=(theirs.fileno(),),
             )
 
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Returns whether it can become a process with `env`, now or when it is ready."""
+        return self.said("failed") is None and not self._ended and not self._early(env)
+
+    def _changed(self, env: Mapping[str, str]) -> list[str]:
+        return [key for key in self._env.keys() | env if self._env.get(key) != env.get(key)]
+
+    def _early(self, env: Mapping[str, str]) -> list[str]:
+        """Returns what differs from its own environment, and may have been read already."""
+        return sorted(key for key in self._changed(env) if not key.startswith(_LATE))
+
+    @property
+    def imports(self) -> bool:
+        """Whether it is on its way to be ready."""
+        return self.said("ready") is None and not self._ended and self._taken is None
+
     def said(self, kind: str) -> str | None:
         """Returns what it has said of "ready", "failed" or "cold"; None where nothing."""
         with self._lock:
@@ -148,23 +164,19 @@ class Standby:
     def take(
         self, env: Mapping[str, str], on_line: Callable[[str], None], on_exit: Callable[[int], None]
     ) -> WorkerProcess | None:
-        """Has it become the program, with `env`.
+        """Has it become the program, with `env`, as soon as it has imported all.
 
         Returns None where it cannot, and `say` gets the reason. Its own end was said before.
         """
-        changed = [key for key in self._env.keys() | env if self._env.get(key) != env.get(key)]
-        early = sorted(key for key in changed if not key.startswith(_LATE))
-        why = ""
-        if early:
-            # What is imported may have read it already, with the value before.
-            why = f"its standby has another {', '.join(early)}"
-        elif self.said("ready") is None:
-            why = "its standby is not ready"
+        changed = self._changed(env)
+        early = self._early(env)
+        failed = self.said("failed") is not None
         with self._lock:
             # It may end between any two lines here. From `_taken` on, its end is the program's.
-            if self._ended:
+            if self._ended or failed:
                 return None
-            if why:
+            if early:
+                why = f"its standby has another {', '.join(early)}"
                 self._say(f"process {self._process} starts cold: {why}")
                 return None
             self._taken = _Callbacks(on_line, on_exit)
@@ -223,9 +235,11 @@ class Standby:
 
 
 class Standbys:
-    """The standbys of a job: one for each process.
+    """The standbys of a job: one for each process, of which any may become another's that it fits.
 
-    All calls are on one thread, which outlives the standbys: the kernel ends them with it.
+    They import one after the other, one for two cores of this machine: so the first is ready soon,
+    and the attempt that runs keeps its cores. All calls are on one thread, which outlives the
+    standbys: the kernel ends them with it.
     """
 
     def __init__(
@@ -242,12 +256,14 @@ class Standbys:
         self._preload = [*PRELOAD, *preload]
         self._waiting: dict[int, Standby] = {}
         self._taken: list[Standby] = []
+        self._wanted: dict[int, Mapping[str, str]] = {}
         self._useless = False
 
     def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Starts one for each process that has none, with the environment of the process.
+        """Begins to start one for each process that has none, with the environment of the process.
 
-        None is started after one has failed in a way that the next would too.
+        `warm_next` starts those for which there is no core yet. None is started after one has
+        failed in a way that the next would too.
         """
         reasons = [each.said(kind) for each in self._taken for kind in ("cold", "failed")]
         reason = next(filter(None, reasons), None)
@@ -257,11 +273,22 @@ class Standbys:
         self._close(self._taken)
         if self._useless:
             return
-        for process in environments.keys() - self._waiting.keys():
-            env = environments[process]
+        self._wanted = {
+            process: environments[process]
+            for process in sorted(environments.keys() - self._waiting.keys())
+        }
+        self.warm_next()
+
+    def warm_next(self) -> bool:
+        """Starts those that may import now; returns whether more are to come."""
+        at_once = max(1, (os.cpu_count() or 1) // 2)
+        importing = sum(each.imports for each in self._waiting.values())
+        for process in list(self._wanted)[: max(0, at_once - importing)]:
+            env = self._wanted.pop(process)
             self._waiting[process] = Standby(
                 self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
             )
+        return bool(self._wanted)
 
     def take(
         self,
@@ -270,18 +297,32 @@ class Standbys:
         on_line: Callable[[str], None],
         on_exit: Callable[[int], None],
     ) -> WorkerProcess | None:
-        """Returns the process's standby as that process, None where none is there, or of use."""
-        standby = self._waiting.pop(process, None)
-        if standby is None:
+        """Returns a standby as that process: its own, or another's where that one is further.
+
+        Returns None where none is there, or of use.
+        """
+        chosen = self._choose(process, env)
+        if chosen is None:
+            if process in self._wanted:
+                self._say(f"process {process} starts cold: its standby has not begun")
             return None
+        standby = self._waiting.pop(chosen)
         self._taken.append(standby)
         worker = standby.take(env, on_line, on_exit)
         if worker is None:
             standby.close()
         return worker
 
+    def _choose(self, process: int, env: Mapping[str, str]) -> int | None:
+        """Returns whose standby is to become a process, None where there is none at all."""
+        fitting = [other for other, each in self._waiting.items() if each.fits(env)]
+        if not fitting:
+            return process if process in self._waiting else None
+        return min(fitting, key=lambda other: (self._waiting[other].imports, other != process))
+
     def close(self) -> None:
         """Ends all that wait."""
+        self._wanted.clear()
         self._taken += self._waiting.values()
         self._waiting.clear()
         self._close(self._taken)

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
-_ASK_S = 0.1  # between two questions whether the attempt is over
+_ASK_S = 0.1  # between two questions whether the attempt is over, where nobody says so before
 _MARGIN_S = 1.0  # beside the heartbeat timeout, after which a death is known
 _ANSWER_S = 2.0
 _FOR_EVER_MS = 10**10  # four months
@@ -62,7 +62,7 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     thread. It calls `gc.freeze()`, also after each attempt.
     """
     spec = ProcessSpec.from_env(os.environ)
-    _keep_out_of_collections()
+    gc.freeze()  # without a collection, for which the others of an attempt would wait
     while True:
         try:
             initialize(**settings)
@@ -112,7 +112,8 @@ def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None
     """
     if not any(map(_may_come_from_another, _chain(error))):
         return None
-    member = current_job().get(Membership)
+    job = current_job()
+    member = job.get(Membership)
     timeout_s = 60.0 if member is None else member.client.heartbeat_timeout_s
     end = time.monotonic() + timeout_s + _MARGIN_S
     with StatusClient(spec.coordinator, spec.new_credentials(), timeout_s=_ANSWER_S) as client:
@@ -124,7 +125,7 @@ def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None
             if NEXT_KEY in told:
                 following = NextAttempt.FromString(told[NEXT_KEY])
                 return following if spec.process_id in following.staying else None
-            time.sleep(_ASK_S)
+            job.wait_until_over(_ASK_S)
     return None
 
 

@@ -34,7 +34,7 @@ from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
 from ..job import current_job, forget_job
 from ..liveness.health import health
-from ..liveness.vitals import start_vitals, stop_vitals
+from ..liveness.vitals import last_vitals, start_vitals, stop_vitals
 from ..preemption import preemption
 from ..preemption.preemption import Preemption
 from ..preemption.sources import Source
@@ -190,7 +190,8 @@ def shutdown(timeout_s: float | None = None) -> None:
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
         try:
             # A launcher that sees another process fail lets this one end with its own exit code.
-            member.client.report(leaving=1)
+            # Its last step may be newer than what it has reported of itself every few seconds.
+            member.client.report(leaving=1, **last_vitals())
             member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
         except CoordinationError as error:
             _log.warning("leaving without the others: %s", error)

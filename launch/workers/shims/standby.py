@@ -17,12 +17,14 @@ leaves `__main__` empty.
 
 import builtins
 import contextlib
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
 import json
 import os
 import runpy
+import select
 import socket
 import sys
 from types import TracebackType
@@ -42,6 +44,10 @@ class Launcher:
     def send(self, kind: str, why: str = "") -> None:
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps({kind: why}).encode() + b"\n")
+
+    def has_told(self) -> bool:
+        """Returns whether the program is to begin already."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def wait(self) -> dict[str, Any]:
         """Blocks until the program is to begin; ends the process when the launcher is gone."""
@@ -185,8 +191,8 @@ def backend_is_up() -> bool:
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
-def preload(modules: list[str], launcher: Launcher) -> None:
-    """Imports the modules; ends the process where one cannot be, or starts a backend."""
+def preload(modules: list[str]) -> str:
+    """Imports the modules; returns why one cannot be, or that it starts a backend."""
     for name in modules:
         why = ""
         try:
@@ -197,8 +203,8 @@ def preload(modules: list[str], launcher: Launcher) -> None:
         if not why and backend_is_up():
             why = f"importing {name} starts a jax backend, which is for the program alone"
         if why:
-            launcher.send("failed", why)
-            os._exit(1)
+            return why
+    return ""
 
 
 def hide_our_frames() -> None:
@@ -238,7 +244,14 @@ def main(descriptor: str, modules: str, *command: str) -> None:
     folder = program.folder()
     if not sys.flags.safe_path:
         sys.path[0] = folder
-    preload(modules.split(","), launcher)
+    why = preload(modules.split(","))
+    if why:
+        launcher.send("failed", why)
+        if not launcher.has_told():
+            os._exit(1)
+        program.change_environment(launcher.wait())
+        program.start_cold(why)
+    gc.collect()  # of what the imports have left behind: later, others wait for this process
     launcher.send("ready")
     program.change_environment(launcher.wait())
     title.set_title(b"".join(os.fsencode(word) + b"\0" for word in command), name)

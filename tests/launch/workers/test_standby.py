@@ -334,6 +334,60 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
         each.standby.close()
 
 
+def test_they_import_in_turn_and_one_may_become_another(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two cores one imports at a time; the one that is ready becomes the process that died, but
+    not one that has another environment.
+    """
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    (tmp_path / "program.py").write_text("import os\nprint(os.environ['HOLDFAST_PROCESS_ID'])")
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')"
+    )
+    said: list[str] = []
+    standbys = Standbys(
+        [sys.executable, "program.py"], cwd=tmp_path, preload=["slow"], say=said.append
+    )
+    environments = {each: env | {"HOLDFAST_PROCESS_ID": str(each)} for each in range(3)}
+    standbys.warm(environments)
+    assert standbys.warm_next() and standbys._waiting.keys() == {0}
+    (tmp_path / "go").touch()
+    wait_for(lambda: standbys.warm_next() and len(standbys._waiting) == 2)
+    other = environments[2] | {"JAX_LOCAL_DEVICE_IDS": "2"}
+    assert standbys.take(2, other, print, print) is None
+    ran = Ran()
+    assert standbys.take(2, environments[2], ran.events.put, ran.events.put) is not None
+    assert ran.finish() == ["2", 0]
+    second = Ran()
+    assert standbys.take(0, environments[0], second.events.put, second.events.put) is not None
+    (tmp_path / "go").touch()
+    assert second.finish() == ["0", 0], "it imported when it was taken"
+    assert standbys.take(1, environments[1], print, print) is None
+    assert standbys.take(2, environments[2], print, print) is None
+    assert said == ["process 2 starts cold: its standby has not begun"] * 2  # asked for twice
+    standbys.close()
+    assert not standbys.warm_next()
+
+
+def test_one_that_fails_after_it_was_taken_starts_cold(env: dict[str, str], tmp_path: Path) -> None:
+    """The module that it could not import is not the program's fault."""
+    (tmp_path / "program.py").write_text("print('begun')")
+    (tmp_path / "fails.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nraise OSError('disk')"
+    )
+    said: list[str] = []
+    command = [sys.executable, "program.py"]
+    standby = Standby(command, env, 3, cwd=tmp_path, preload=["fails"], say=said.append)
+    ran = Ran()
+    assert standby.take(env, ran.events.put, ran.events.put) is not None
+    (tmp_path / "go").touch()
+    why = "importing fails: OSError: disk"
+    assert ran.finish() == [f"holdfast: started anew, without its standby: {why}", "begun", 0]
+    assert (standby.said("failed"), said) == (why, [])
+    standby.close()
+
+
 def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path) -> None:
     """What was asked for and cannot be had is said; what was not asked for is silent; a name that
     no module can have is refused.
