@@ -34,9 +34,10 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 from .handlers import is_own, make_args, to_path
 from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
 from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
+from .handling.registry import check_args, handler_in, handlers_by_item
 from .metadata import RootMetadata, StepMetadata, step_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
-from .refusals import not_covered, refuse
+from .refusals import not_covered
 from .roots.policies import AskToKeep, AskToSave, PolicyCheckpointInfo, asks_for_metrics
 from .roots.root import Trash, read_root_metadata, write_root_metadata
 
@@ -77,11 +78,13 @@ class CheckpointManager(AbstractCheckpointManager):
         handler_registry: Any = None,
     ) -> None:
         # The arguments are Orbax's, in Orbax's order.
-        refuse(
-            CALL,
-            "name items and their arguments: Composite(name=StandardSave(...))",
-            handler_registry=handler_registry,
-        )
+        for name, given in (("item_handlers", item_handlers), ("item_names", item_names)):
+            if handler_registry is not None and given:
+                raise ValueError(
+                    f"`{name}` and `handler_registry` are mutually exclusive - prefer configuring"
+                    " the handler registry."
+                )
+        self._registry = handler_registry
         self._options = options or CheckpointManagerOptions()
         read_only = self._options.read_only
         self._directory = directory
@@ -89,6 +92,10 @@ class CheckpointManager(AbstractCheckpointManager):
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
         # A checkpointer has a handler.
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
+        if handler_registry is not None:
+            self._handlers = handlers_by_item(handler_registry)
+        # The items whose handlers are known: a step may lack them.
+        self._known = {name for name, given in self._handlers.items() if given is not None}
         self._single: bool | None = None  # until the first call shows it
         self._item_names = frozenset(item_names or ())
         if item_names is not None or isinstance(handlers, Mapping):
@@ -241,12 +248,17 @@ class CheckpointManager(AbstractCheckpointManager):
         if self._options.read_only:
             return False
         to_save = {
-            name: standard.to_save(f"{CALL}.save", each, self._handlers.get(name))
+            name: standard.to_save(f"{CALL}.save", each, self._handler_of(name, each))
             for name, each in given.items()
+            if each is not None or name not in self._known
         }
+        self._known |= to_save.keys()
         if not self._keeps_metrics():
             metrics = None
         return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
+
+    def _handler_of(self, name: str, args: Any) -> Any:
+        return handler_in(self._registry, name, args) or self._handlers.get(name)
 
     def _keeps_metrics(self) -> bool:
         """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
@@ -343,7 +355,7 @@ class CheckpointManager(AbstractCheckpointManager):
                 " StandardSave(tree), ..., or a manager with item_names=(...)"
             )
         if self._single:
-            return {DEFAULT_ITEM: args}
+            return self._checked({DEFAULT_ITEM: args})
         if not isinstance(args, args_lib.Composite):
             raise ValueError(f"Expected args of type `Composite`; found {type(args)}.")
         unknown = sorted(set(args) - self._item_names) if self._item_names else []
@@ -355,7 +367,12 @@ class CheckpointManager(AbstractCheckpointManager):
             raise ValueError(
                 f"an item cannot be called {METRIC_ITEM_NAME!r}: that name is for metrics"
             )
-        return args
+        return self._checked(args)
+
+    def _checked(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._registry is not None:
+            check_args(self._registry, given)
+        return given
 
     # --- restoring
 
@@ -387,11 +404,14 @@ class CheckpointManager(AbstractCheckpointManager):
                     return load(saved.path, like, item=name, **options)
                 return self.native.restore(chosen, like, item=name, **options)
 
-            restored = {}
+            restored: dict[str, Any] = {}
             for name, each in self._wanted(args, saved).items():
+                if name in self._known and name not in saved.items and not self._single:
+                    restored[name] = None
+                    continue
                 item = SavedItem.find(f"{CALL}.restore", saved, name, read)
                 folder = to_path(saved.path) / name
-                handler = self._handlers.get(name)
+                handler = self._handler_of(name, each)
                 restored[name] = standard.restore_item(item, each, handler, folder)
         return restored[DEFAULT_ITEM] if self._single else args_lib.Composite(**restored)
 
@@ -417,11 +437,12 @@ class CheckpointManager(AbstractCheckpointManager):
     def _wanted(self, args: Any, saved: Structure) -> Mapping[str, Any]:
         if not args and not self._single:  # an empty Composite too
             # Files need a handler. Without it they are left out, unless they were asked for.
-            return dict.fromkeys(
+            found = [
                 name
                 for name, item in saved.items.items()
                 if item.kind != "files" or is_own(self._handlers.get(name))
-            )
+            ]
+            return dict.fromkeys([*found, *sorted(self._known - saved.items.keys())])
         return self._composite(args)
 
     def item_metadata(self, step: int) -> Any:
@@ -431,7 +452,8 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _item_metadata(self, saved: Structure) -> Any:
         single = DEFAULT_ITEM in saved.items if self._single is None else self._single
-        described = items_lib.trees_metadata(saved)
+        missing = dict.fromkeys(sorted(self._known - saved.items.keys()))
+        described = items_lib.trees_metadata(saved) | missing
         return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
 
     def metadata(self, step: int | None = None) -> StepMetadata | RootMetadata:

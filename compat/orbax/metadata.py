@@ -114,11 +114,15 @@ def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
         return StringMetadata(name, directory)
     if isinstance(leaf, bool | int | float | complex):
         return ScalarMetadata(name, directory, dtype=np.asarray(leaf).dtype)
-    shards = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-    storage = StorageMetadata(chunk_shape=shards)
+    storage = StorageMetadata(chunk_shape=shard_shape_of(leaf))
     return ArrayMetadata(
         name, directory, leaf.shape, leaf.sharding, dtype=leaf.dtype, storage=storage
     )
+
+
+def shard_shape_of(leaf: Any) -> Any:
+    """Returns the shape of the shards of an array of a structure."""
+    return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
 
 
 def to_shape_dtype_struct(

@@ -21,6 +21,7 @@ from . import (
     v1,
 )
 from .handling import items, standard
+from .handling import registry as registry_lib
 from .refusals import make_module, stand_in
 from .roots import policies, step_names, testing
 from .trees import flat as trees
@@ -46,9 +47,7 @@ PATHWAYS = (
 # Names of `orbax.checkpoint` itself.
 REFUSED: Mapping[str, str] = {
     "BasePyTreeCheckpointHandler": OWN_HANDLER,
-    "CheckpointHandlerRegistry": OWN_HANDLER,
     "CompositeOptions": OWN_HANDLER,
-    "DefaultCheckpointHandlerRegistry": OWN_HANDLER,
     "ProtoCheckpointHandler": "save message.SerializeToString() as a leaf",
 }
 # Modules of `orbax.checkpoint`: their refused names, and why.
@@ -100,8 +99,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
     ),
     handlers: (
         (
-            "CheckpointHandlerRegistry CompositeResults DefaultCheckpointHandlerRegistry"
-            " ProtoCheckpointHandler ProtoRestoreArgs ProtoSaveArgs create_default_handler_registry"
+            "CompositeResults ProtoCheckpointHandler ProtoRestoreArgs ProtoSaveArgs"
             " handler_registration"
         ),
         OWN_HANDLER,
@@ -115,7 +113,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
     ),
     checkpoint_manager: (
         (
-            "CheckpointHandlerRegistry CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME"
+            "CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME"
             " RESERVED_ITEM_NAMES deserialize_root_metadata determine_default_item_mode_from_args"
             " is_async_checkpointer serialize_root_metadata"
         ),
@@ -146,6 +144,15 @@ def add_modules(package: str) -> None:
     vars(handlers).update(_handler_args())
     of_orbax = {name for name in vars(standard) if name.endswith("CheckpointHandler")}
     vars(handlers).update({name: vars(standard)[name] for name in of_orbax})
+    registries = (
+        registry_lib.CheckpointHandlerRegistry,
+        registry_lib.DefaultCheckpointHandlerRegistry,
+    )
+    face.update({each.__name__: each for each in registries})
+    vars(handlers).update(
+        {each.__name__: each for each in registries},
+        create_default_handler_registry=registry_lib.create_default_handler_registry,
+    )
     vars(checkpoint_utils)["PLACEHOLDER"] = items.PLACEHOLDER
     offered: tuple[type, ...] = (
         options.FileOptions,
@@ -157,6 +164,7 @@ def add_modules(package: str) -> None:
         checkpointers.AsyncCheckpointer,
         checkpointers.Checkpointer,
         args.CheckpointArgs,
+        registry_lib.CheckpointHandlerRegistry,
     )
     vars(checkpoint_manager).update(
         {each.__name__: each for each in offered}, DEFAULT_ITEM_NAME=items.DEFAULT_ITEM

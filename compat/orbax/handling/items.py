@@ -236,21 +236,29 @@ def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
         return plain(item.read(target, cast=True))
     if target is None:
         return plain(item.read(SAVED))
-    if not args.strict and _shapes_differ(saved, target):
-        return _restore_fitted(item, target)
-    return restore_tree(item, target)
+    return restore_like(item, target, fits_shapes=not args.strict)
 
 
-def _restore_fitted(item: SavedItem, target: Any) -> Any:
-    """Restores like `target`; arrays of other shapes are cut, or get zeros at their ends.
+def restore_like(
+    item: SavedItem, target: Any, *, fits_shapes: bool = False, partial: bool = False
+) -> Any:
+    """Restores like `target`; with `partial` saved leaves that it lacks are left out.
 
-    Such an array is read whole by each process. Raises ValueError where ranks differ.
+    With `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. Such an array is
+    read whole by each process. Raises ValueError where ranks differ.
     """
+    if fits_shapes and _shapes_differ(item.structure.tree, target):
+        return _restore_fitted(item, target, partial=partial)
+    return restore_tree(item, target, partial=partial)
+
+
+def _restore_fitted(item: SavedItem, target: Any, *, partial: bool) -> Any:
     saved = dict(_by_path(item.structure.tree))
     leaves = list(_by_path(target))
     likes = [_as_it_was_saved(item, path, saved.get(path), leaf) for path, leaf in leaves]
     treedef = flatten(target)[1]
-    found = flatten(restore_tree(item, jax.tree.unflatten(treedef, likes)))[0]
+    like = jax.tree.unflatten(treedef, likes)
+    found = flatten(restore_tree(item, like, partial=partial))[0]
     fitted = [_fitted(value, leaf) for value, (_, leaf) in zip(found, leaves, strict=True)]
     return jax.tree.unflatten(treedef, fitted)
 

@@ -180,11 +180,8 @@ class CompositeCheckpointHandler(Handler):
         handler_registry: Any = None,
         **items: Any,
     ) -> None:
-        if handler_registry is not None:
-            raise not_covered(
-                "CompositeCheckpointHandler(handler_registry=...)",
-                "name items and their arguments in args.Composite",
-            )
+        of_registry = {} if handler_registry is None else handler_registry.get_all_entries()
+        items = {name: each for (name, _), each in of_registry.items() if name} | items
         for name, handler in items.items():
             check_handler("CompositeCheckpointHandler", handler, name)
         self.handlers = items

@@ -12,7 +12,8 @@ from holdfast.multihost import is_primary_host
 from ..handlers import run_to_end, to_path
 from ..refusals import PAGE
 from .options import Context, current
-from .registry import STANDARD, global_registry
+from .registry import STANDARD, PyTreeHandler, global_registry
+from .storing import cast_to_store
 
 # Beside the files of a handler: the name of its class. Handlers do not see it.
 SAVED_BY = ".saved-by-handler"
@@ -98,10 +99,12 @@ def checkpointable_to_save(name: str, value: Any, context: Context | None = None
     Else the value itself.
     """
     handler = _find(name, lambda handler: handler.is_handleable(value), context)
+    if isinstance(handler, PyTreeHandler):
+        return cast_to_store(value, current(context))
     if isinstance(handler, STANDARD):
         return handler.item(value)
     if handler is None and not isinstance(value, StatefulCheckpointable):
-        return value
+        return cast_to_store(value, current(context))
 
     async def write(directory: PathAwaitingCreation) -> None:
         if handler is None:

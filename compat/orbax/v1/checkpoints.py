@@ -147,9 +147,11 @@ def _load_item(item: SavedItem, target: Any, context: Context) -> Any:
         return item.read(like)
     if target is None:
         return items_lib.restore_item(item, None)
-    if context.partial_load and item.kind == "tree":
-        return items_lib.restore_tree(item, target, partial=True)
-    return items_lib.restore_item(item, args_lib.StandardRestore(target))
+    if item.kind != "tree":
+        return items_lib.restore_item(item, args_lib.StandardRestore(target))
+    return items_lib.restore_like(
+        item, target, fits_shapes=context.fits_shapes, partial=context.partial_load
+    )
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:

@@ -7,6 +7,7 @@ import holdfast.compat.orbax.roots.step_names as step_names
 
 from ..metadata import to_shape_dtype_struct
 from ..refusals import make_module
+from ..trees.nested import merge_trees
 from . import registry, training
 from .checkpointables import (
     CheckpointableHandler,
@@ -61,8 +62,9 @@ path = make_module(
 )
 tree = make_module(
     "v1.tree",
-    refused="AbstractLeaf JsonType Leaf PyTree PyTreeKey PyTreeKeyPath PyTreeOf merge",
+    refused="AbstractLeaf JsonType Leaf PyTree PyTreeKey PyTreeKeyPath PyTreeOf",
     reason="these are names for annotations; jax.tree_util works on trees",
+    merge=merge_trees,
 )
 
 

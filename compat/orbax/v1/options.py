@@ -18,8 +18,6 @@ from ..options import FileOptions as FileOptionsV0
 from ..options import MultiprocessingOptions as MultiprocessingOptions
 from ..refusals import refuse
 
-CAST = "cast the tree before saving it"
-
 
 @dataclass
 class FileOptions(FileOptionsV0):
@@ -159,15 +157,17 @@ class PyTreeOptions:
 
 @dataclass(kw_only=True)
 class ArrayOptions:
-    """How arrays are saved and loaded. What would change their values is refused."""
+    """How arrays are saved and loaded."""
 
     class Saving(_Tuning):
-        """How bytes lie in files: of no effect."""
+        """`storage_options` of all leaves, and of each: `scoped_storage_options_creator`.
+
+        How bytes lie in files has no effect.
+        """
 
         class StorageOptions(_Tuning):
-            """Chunks and dtypes in files."""
+            """How arrays are saved: cast to `dtype`. Chunks have no effect."""
 
-            refused: ClassVar[Mapping[str, str]] = {"dtype": CAST}
             defaults: ClassVar[Mapping[str, Any]] = {
                 "dtype": None,
                 "chunk_byte_size": None,
@@ -180,7 +180,6 @@ class ArrayOptions:
             def __call__(self, keypath: Any, value: Any) -> Any:
                 """Returns the options of a leaf."""
 
-        refused: ClassVar[Mapping[str, str]] = {"scoped_storage_options_creator": CAST}
         defaults: ClassVar[Mapping[str, Any]] = {
             "storage_options": StorageOptions,
             "use_ocdbt": True,
@@ -199,7 +198,7 @@ class ArrayOptions:
         }
 
     class Loading(_Tuning):
-        """How arrays come back."""
+        """How arrays come back: with `enable_padding_and_truncation` in the target's shape."""
 
         class LoadAndBroadcastOptions(_Tuning):
             """Who reads what is replicated: each host, once."""
@@ -211,9 +210,6 @@ class ArrayOptions:
                 "broadcast_memory_scaling_factor": 0.75,
             }
 
-        refused: ClassVar[Mapping[str, str]] = {
-            "enable_padding_and_truncation": "load the saved shapes and slice them"
-        }
         defaults: ClassVar[Mapping[str, Any]] = {
             "enable_padding_and_truncation": False,
             "raise_array_data_missing_error": True,
@@ -257,6 +253,11 @@ class Context:
     def registry(self) -> Any:
         """The registry of handlers that holds here; None: the global one."""
         return self.options["checkpointables_options"].registry
+
+    @property
+    def fits_shapes(self) -> bool:
+        """Whether arrays of other shapes than the target's are cut or padded."""
+        return bool(self.options["array_options"].loading.enable_padding_and_truncation)
 
     @property
     def partial_load(self) -> bool:

@@ -23,7 +23,7 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import orbax_errors
 from ..refusals import not_covered
-from .checkpoints import STATE
+from .checkpoints import STATE, to_items
 from .options import current
 from .results import AsyncResponse
 
@@ -78,7 +78,7 @@ class _Session:
         folder = self.add(state)
         with orbax_errors():
             self.handle = native_save_async(
-                folder, items={STATE: state}, timeout_s=current().timeout_s
+                folder, items=to_items({STATE: state}), timeout_s=current().timeout_s
             )
         self.metadata |= metadata or {}
 

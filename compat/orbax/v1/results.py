@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from holdfast.checkpoint import ItemStructure, Structure
+from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
 from ..handlers import to_path
 from ..handling.items import plain
-from ..metadata import nanoseconds
+from ..metadata import StorageMetadata, nanoseconds, shard_shape_of
 
 T = TypeVar("T")
 
@@ -99,6 +100,25 @@ class StepMetadata(CheckpointMetadata[T]):
         super().__init__(path, metadata=metadata, step=step, **known)
 
 
+class ArrayMetadata(jax.ShapeDtypeStruct):
+    """An array of jax's. Serves as a target."""
+
+    @property
+    def storage_metadata(self) -> StorageMetadata:
+        """How it lies in the checkpoint."""
+        shards = shard_shape_of(self)
+        return StorageMetadata(chunk_shape=shards, write_shape=shards)
+
+
+class NumpyMetadata(HostShapeDtypeStruct):
+    """An array of numpy's. Serves as a target."""
+
+    @property
+    def storage_metadata(self) -> StorageMetadata:
+        """How it lies in the checkpoint."""
+        return StorageMetadata(chunk_shape=self.shape)
+
+
 class RootMetadata:
     """What is known of a root: where it is."""
 
@@ -128,12 +148,15 @@ def describe(
 
 
 def tree_of(item: ItemStructure) -> Any:
-    """Returns an item's tree of jax.ShapeDtypeStructs, in dicts and lists.
+    """Returns an item's tree of jax.ShapeDtypeStructs with `storage_metadata`, in dicts and lists.
 
-    A number stands for itself by the zero of its type.
+    A number is the zero of its type there, a text is "string".
     """
 
     def described(leaf: Any) -> Any:
-        return leaf if hasattr(leaf, "shape") else type(leaf)()
+        if not hasattr(leaf, "shape"):
+            return "string" if isinstance(leaf, str) else type(leaf)()
+        kind = NumpyMetadata if isinstance(leaf, HostShapeDtypeStruct) else ArrayMetadata
+        return kind(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
     return plain(jax.tree.map(described, item.tree))

@@ -426,8 +426,8 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
             todelete_full_path="trash"
         ),
         r"legacy_transform_fn=.*rename=": lambda: ours.args.PyTreeRestore(legacy_transform_fn=dict),
-        r"orbax.checkpoint.CheckpointHandlerRegistry .*register_with_handler": lambda: (
-            ours.CheckpointHandlerRegistry()
+        r"orbax.checkpoint.CompositeOptions .*register_with_handler": lambda: (
+            ours.CompositeOptions()
         ),
     }
     for message, call in refused.items():

@@ -123,11 +123,8 @@ def test_each_reads_the_checkpoints_of_the_other_side(tmp_path: Path) -> None:
 
 
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
-    """Options that change values, and parts of a checkpoint."""
+    """Parts of a checkpoint."""
     refused = {
-        r"Loading\(enable_padding_and_truncation=True\)": lambda: ours.options.ArrayOptions.Loading(
-            enable_padding_and_truncation=True
-        ),
         r"delete of an item": lambda: ours.delete(tmp_path / "a", checkpointable_name="x"),
     }
     for message, call in refused.items():
