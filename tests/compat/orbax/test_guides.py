@@ -967,3 +967,43 @@ def test_modules_of_nnx(tmp_path: Path) -> None:
         )
 
     run_both(program, tmp_path)
+
+
+def test_a_scalar_on_a_mesh(tmp_path: Path) -> None:
+    """As the guides to surgery and to checkpointables: all leaves have one sharding, P(None), also
+    the step, which has no axis; parts are left out.
+    """
+    sharding = _on(_mesh(), None)
+
+    def on_devices(array: Any) -> jax.Array:
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    tree = jax.tree.map(
+        on_devices,
+        {"params": {"w": np.ones((2, 2))}, "opt": [np.ones(2), np.zeros(2)], "step": np.asarray(7)},
+    )
+    any_shape = np.array([])
+    left_out = {"params": {"w": any_shape}, "opt": [..., ...], "step": any_shape}
+
+    def program(ocp: Any, root: Path) -> Any:
+        def step() -> Any:
+            with ocp.training.Checkpointer(root / "steps") as steps:
+                steps.save(0, tree)
+                return steps.metadata(0).metadata["step"].shape
+
+        return _run(
+            {
+                "save": lambda: ocp.save(root / "c", tree, overwrite=True),
+                "items": lambda: ocp.save_checkpointables(
+                    root / "items", {"tree": tree, "data": {"index": 3}}
+                ),
+                "load": lambda: jax.tree.map(np.asarray, ocp.load(root / "c")),
+                "like": lambda: jax.tree.map(np.asarray, ocp.load(root / "c", tree)),
+                "left out": lambda: ocp.load(root / "c", left_out),
+                "not a leaf": lambda: ocp.load(root / "c", left_out | {"opt": ...}),
+                "of items": lambda: ocp.load_checkpointables(root / "items", {"data": None}),
+                "step": step,
+            }
+        )
+
+    run_both(program, tmp_path, v1=True)

@@ -68,6 +68,21 @@ def test_wrong_orders(tmp_path: Path) -> None:
     run_both(program, tmp_path, v1=True)
 
 
+def test_parts_lie_beside_the_checkpoint(tmp_path: Path) -> None:
+    """In NAME.partial_save until `finalize`, which leaves the checkpoint alone."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        def names() -> list[str]:
+            return sorted(each.name for each in root.iterdir())
+
+        ocp.partial.save(root / "a", {"x": 1})
+        before = names()
+        ocp.partial.finalize(root / "a")
+        return before, names()
+
+    assert run_both(program, tmp_path, v1=True) == (["a.partial_save"], ["a"])
+
+
 def _kind(call: Any) -> str:
     with pytest.raises(Exception, match="in a previous partial save") as caught:
         call()
@@ -107,14 +122,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_a_job_that_dies_leaves_nothing_to_load(tmp_path: Path) -> None:
-    """Killed between two parts: no step is listed, then or when the next job has begun anew, and
-    its parts are not in the next one's checkpoint.
+    """Killed between two parts: they lie in NAME.partial_save, no step is listed, then or when the
+    next job has begun anew, and its parts are not in the next one's checkpoint.
     """
     path = tmp_path / "3"
     command = [sys.executable, "-c", KILLED, str(path)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     ran = subprocess.run(command, env=environment, timeout=100, check=False)
     assert ran.returncode == -signal.SIGKILL
+    assert [each.name for each in tmp_path.iterdir()] == ["3.partial_save"]
     with ours.training.Checkpointer(tmp_path) as checkpointer:
         assert list(checkpointer.checkpoints) == []
     with pytest.raises(FileNotFoundError, match="was not called for"):
