@@ -301,7 +301,8 @@ class PeerTrust:
             if is_first and is_patient and not self._store.may_hedge():
                 return False
             self._left.add(rank)
-            self._store.note_hedge()
+            if is_first:  # the budget is for ranks: else one that stands still would spend it all
+                self._store.note_hedge()
             return True
 
     def note_came(self, rank: int) -> None:

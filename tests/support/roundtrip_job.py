@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from holdfast.checkpoint import SAVED, TreeMismatch, load, save, verify
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring import collective_read
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
 from holdfast.checkpoint.saving import plan
@@ -199,6 +200,28 @@ def do_load(request: dict[str, Any]) -> None:
     verify(folder)
 
 
+def do_load_once(request: dict[str, Any]) -> None:
+    """Loads it, and every second leaf of it, with processes that pass on what they read."""
+    folder = request["folder"]
+    tree = request["tree"]
+    found = load(folder, build(tree, like), read="once")
+    check_tree(tree, found, lambda facts: facts.get("wanted"))
+    paths = [leaf.path for leaf in read_record(LocalStorage(folder), "").items["state"].leaves]
+    chosen = set(paths[::2])
+    part = leaves_by_path(load(folder, partial=lambda path: path in chosen, read="once"))
+    whole = leaves_by_path(load(folder, read="each"))
+    for path, value in whole.items():
+        assert (part[path] is not None) == (path in chosen), path
+        if isinstance(value, np.ndarray | np.generic) and path in chosen:
+            assert part[path].tobytes() == value.tobytes(), path
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Returns the leaves by path, those that were left out as None."""
+    flat = FlatTree.of(tree)
+    return dict(zip(flat.paths, flat.leaves, strict=True))
+
+
 def do_read_once(request: dict[str, Any]) -> None:
     """Loads it with each byte read once in the whole job: a collective, so nothing of one process
     may fail before it.
@@ -223,6 +246,15 @@ def do_refuse(request: dict[str, Any]) -> None:
     assert repr(caught.value.leaf) in str(caught.value)
 
 
+DO = {
+    "save": do_save,
+    "load": do_load,
+    "load_once": do_load_once,
+    "read_once": do_read_once,
+    "refuse": do_refuse,
+}
+
+
 def main() -> None:
     index, count, coordinator, port = (int(text) for text in sys.argv[1:5])
     if count > 1:
@@ -237,9 +269,7 @@ def main() -> None:
             request = json.loads(line)
             trouble = ""
             try:
-                {"save": do_save, "load": do_load, "read_once": do_read_once, "refuse": do_refuse}[
-                    request["do"]
-                ](request)
+                DO[request["do"]](request)
             except Exception:
                 trouble = traceback.format_exc()
             print(json.dumps(trouble), file=stream, flush=True)

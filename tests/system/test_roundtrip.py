@@ -27,6 +27,7 @@ from tests.support.paths import SUPPORT
 SCRIPT = (SUPPORT / "roundtrip_job.py").read_text()
 TOPOLOGIES = [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 1), (4, 2)]  # processes, devices of each
 PAIRS = list(itertools.product(TOPOLOGIES, repeat=2))
+RESIZED = [((4, 1), (6, 1)), ((16, 1), (3, 1))]
 FAST_PAIRS = [((2, 1), (1, 8)), ((1, 8), (2, 1))]
 ANSWER_S = 60.0
 
@@ -247,6 +248,7 @@ def round_trips(folder: Path, saver: Job, loader: Job, examples: int, draw: int)
         step = folder / str(next(done))
         saver.do({"do": "save", "folder": str(step), "tree": tree, "cuts": cuts})
         loader.do({"do": "load", "folder": str(step), "tree": tree})
+        loader.do({"do": "load_once", "folder": str(step), "tree": tree})
         loader.do({"do": "read_once", "folder": str(step), "tree": tree, "cuts": cuts})
         shutil.rmtree(step)
 
@@ -284,6 +286,18 @@ def test_any_topology_to_any_other(
     """
     number = PAIRS.index((saver, loader))
     assert round_trips(tmp_path, job(saver), job(loader), 25, number) >= 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saver", "loader"), RESIZED, ids=names(RESIZED))
+def test_a_job_of_another_size_restores(
+    tmp_path: Path,
+    job: Callable[[tuple[int, int]], Job],
+    saver: tuple[int, int],
+    loader: tuple[int, int],
+) -> None:
+    """A job that grew, or shrank by much, has every bit of trees that the other one saved."""
+    assert round_trips(tmp_path, job(saver), job(loader), 10, len(saver)) >= 10
 
 
 @pytest.mark.parametrize(

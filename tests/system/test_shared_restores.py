@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,9 +16,14 @@ from tests.support.paths import program
 
 
 def test_replicated_state_comes_from_the_store_once(tmp_path: Path) -> None:
-    """FSDP-2 x DP-2 with a numpy leaf: at most 1.1 of the step is read, bit for bit."""
+    """FSDP-2 x DP-2, with a numpy leaf and one that each process keeps: at most 1.1 of the
+    step is read, bit for bit. So are rows, a part, another process's copy, and what a peer sends
+    damaged; what the store has damaged is Corrupt for all.
+    """
     outputs = run_together(program("shared_restore"), 4, tmp_path, devices=1)
     assert "once" in outputs[0]
+    damaged = [re.findall("^Corrupt: .*", output, re.MULTILINE) for output in outputs]
+    assert damaged == [damaged[0]] * 4 and len(damaged[0]) == 1
 
 
 def test_no_meeting_waits_for_a_process_that_is_silent(tmp_path: Path) -> None:

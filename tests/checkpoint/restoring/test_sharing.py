@@ -228,6 +228,19 @@ def test_peers_that_still_read_are_left_within_the_budget_of_hedges(
     assert trust.leaves(3, MIB, 15.0)
 
 
+def test_the_blocks_of_a_rank_that_stands_still_spend_no_more_of_the_budget(
+    trust: PeerTrust, clock: Clock
+) -> None:
+    """A second rank is left in time, though the first had many blocks."""
+    for _ in range(20):
+        trust.note_asked()
+    clock.now_s = UNKNOWN_S
+    for _ in range(8):
+        assert trust.leaves(1, MIB, 0.0)
+    assert trust.leaves(2, MIB, 0.0)
+    assert not trust.leaves(3, MIB, 0.0)
+
+
 @pytest.mark.parametrize("came", ["bytes", "own"])
 def test_a_peer_that_was_left_is_left_with_all_its_blocks(
     trust: PeerTrust, clock: Clock, came: str
