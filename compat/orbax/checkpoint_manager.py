@@ -81,8 +81,8 @@ class CheckpointManager(AbstractCheckpointManager):
         for name, given in (("item_handlers", item_handlers), ("item_names", item_names)):
             if handler_registry is not None and given:
                 raise ValueError(
-                    f"`{name}` and `handler_registry` are mutually exclusive - prefer configuring"
-                    " the handler registry."
+                    f"found {name} beside handler_registry; expected one of them: the registry"
+                    " names items and handlers"
                 )
         self._registry = handler_registry
         self._options = options or CheckpointManagerOptions()
@@ -346,7 +346,7 @@ class CheckpointManager(AbstractCheckpointManager):
     def _composite(self, args: Any) -> Mapping[str, Any]:
         """Returns the arguments by item; the first call decides whether it is one or several."""
         if args is not None and not isinstance(args, args_lib.CheckpointArgs):
-            raise ValueError(f"Expected args of type `CheckpointArgs`; found {type(args)}.")
+            raise ValueError(f"args: expected StandardSave(tree) or the like, found {type(args)}")
         if self._single is None:
             self._single = not isinstance(args, args_lib.Composite)
         if self._single and isinstance(args, args_lib.Composite):
@@ -357,7 +357,7 @@ class CheckpointManager(AbstractCheckpointManager):
         if self._single:
             return self._checked({DEFAULT_ITEM: args})
         if not isinstance(args, args_lib.Composite):
-            raise ValueError(f"Expected args of type `Composite`; found {type(args)}.")
+            raise ValueError(f"args: expected Composite(name=...), found {type(args)}")
         unknown = sorted(set(args) - self._item_names) if self._item_names else []
         if unknown:
             raise ValueError(

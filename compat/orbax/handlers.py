@@ -99,7 +99,9 @@ def register_with_handler(
 
     def register(cls: type) -> type:
         if not issubclass(cls, CheckpointArgs):
-            raise TypeError(f"{cls} must subclass `CheckpointArgs` in order to be registered.")
+            raise TypeError(
+                f"register_with_handler: expected a class below CheckpointArgs, found {cls}"
+            )
         for verb, wanted in (("save", for_save), ("restore", for_restore)):
             if wanted:
                 _handlers[verb][cls] = handler_cls
@@ -115,11 +117,11 @@ def get_registered_handler_cls(arg: Any) -> type:
     """
     cls = arg if isinstance(arg, type) else type(arg)
     if not issubclass(cls, CheckpointArgs):
-        raise TypeError(f"{cls} must be a subclass of `CheckpointArgs`.")
+        raise TypeError(f"expected a class below CheckpointArgs, found {cls}")
     handler_cls = _handler_cls(cls)
     if handler_cls is None:
         raise ValueError(
-            f"Unable to find registered `CheckpointHandler` for {cls}. Use `register_with_handler`."
+            f"no handler is registered for {cls}; decorate it with register_with_handler"
         )
     return handler_cls
 
@@ -141,7 +143,7 @@ def get_registered_args_cls(handler: Any) -> tuple[type, type]:
     to_save = _args_class(handler, "save")
     to_restore = _args_class(handler, "restore")
     if to_save is None or to_restore is None:
-        raise ValueError(f"Unable to find registered `CheckpointArgs` for {handler}.")
+        raise ValueError(f"no arguments are registered for {handler}")
     return to_save, to_restore
 
 

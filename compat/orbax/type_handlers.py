@@ -94,7 +94,7 @@ def get_type_handler(ty: Any) -> TypeHandler:
     for known, handler in _SAVED.items():
         if isinstance(ty, type) and issubclass(ty, known):
             return handler()
-    raise ValueError(f'Unknown type: "{ty}". Must register a TypeHandler.')
+    raise ValueError(f"leaves of {ty} are not saved; register a handler for them")
 
 
 def has_type_handler(ty: Any) -> bool:

@@ -117,8 +117,7 @@ def item_of(checkpoint: Structure, name: str) -> ItemStructure:
     """Returns an item of a checkpoint; raises KeyError saying which there are."""
     if name not in checkpoint.items:
         raise KeyError(
-            f'Item "{name}" was not found in the checkpoint. Available items:'
-            f" {sorted(checkpoint.items)}"
+            f"there is no item {name!r} in this checkpoint; it has {sorted(checkpoint.items)}"
         )
     return checkpoint.items[name]
 

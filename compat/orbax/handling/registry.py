@@ -65,9 +65,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         """
         cls = _class_of(args)
         if self.has(item, cls):
-            raise AlreadyExistsError(
-                f"Entry for item={item} and args_type={cls} already exists in the registry."
-            )
+            raise AlreadyExistsError(f"the item {item!r} has a handler for {cls.__name__} already")
         chosen = _handler_of_args(cls) if handler is None else handler
         self._entries[item, cls] = chosen() if isinstance(chosen, type) else chosen
 
@@ -75,7 +73,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         """Returns the handler of an item and a class of arguments. Raises NoEntryError."""
         cls = _class_of(args)
         if not self.has(item, cls):
-            raise NoEntryError(f"No entry for item={item} and args_ty={cls} in the registry.")
+            raise NoEntryError(f"the item {item!r} has no handler for {cls.__name__}")
         return self._entries[item, cls]
 
     def has(self, item: str | None, args: Any) -> bool:
@@ -112,8 +110,7 @@ def check_args(registry: CheckpointHandlerRegistry, given: Mapping[str, Any]) ->
         expected = [cls.__name__ for name, cls in entries if name == item]
         if args is not None and expected and not registry.has(item, args):
             raise ValueError(
-                f'Item "{item}" and args "{args!r:.60}" does not match with any registered handler;'
-                f" expected {' or '.join(expected)}"
+                f"the item {item!r}: expected {' or '.join(expected)}, found {args!r:.60}"
             )
 
 

@@ -75,8 +75,7 @@ class NameFormat:
         name = self.build_name(step)
         if _finished(base_path).get(step) != name:
             raise ValueError(
-                f"No step path found with name={name}, NameFormat={self} for step={step} under"
-                f" {base_path}."
+                f"{base_path}: step {step} is not there under the name {name!r} of {self}"
             )
         return Metadata(step, to_path(base_path) / name)
 
@@ -118,8 +117,8 @@ class CompositeNameFormat(NameFormat):
         if self.write_name_format not in self.read_name_formats:
             shown = ",".join(map(str, self.read_name_formats))
             raise ValueError(
-                f"write_name_format: {self.write_name_format} must be present in"
-                f" read_name_formats: [{shown}]."
+                f"write_name_format={self.write_name_format}: expected one of read_name_formats,"
+                f" found {shown}"
             )
 
     def __str__(self) -> str:
@@ -186,8 +185,7 @@ def single_host_load_and_broadcast_name_format(name_format: Any) -> StandardName
     """Returns the same names: one process lists in any case. Raises ValueError."""
     if not isinstance(name_format, StandardNameFormat):
         raise ValueError(
-            "single_host_load_and_broadcast is only supported for standard name formats. Got"
-            f" {name_format}."
+            f"single_host_load_and_broadcast: expected a StandardNameFormat, found {name_format}"
         )
     return dataclasses.replace(name_format, single_host_load_and_broadcast=True)
 
@@ -247,10 +245,7 @@ def step_metadata_of_checkpoint_path(checkpoint_path: Any, name_format: Any) -> 
     for found in name_format.find_all(path.parent):
         if found.path.name == path.name:
             return found
-    raise ValueError(
-        f"Failed to resolve step metadata of checkpoint path with NameFormat={name_format},"
-        f" checkpoint path={path}"
-    )
+    raise ValueError(f"{path}: {name_format} names no finished step so")
 
 
 # More than five arguments: they are Orbax's.

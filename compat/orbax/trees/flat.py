@@ -72,7 +72,7 @@ def from_flat_dict(
     With `inplace` the flat dict is empty afterwards of what is in the tree.
     """
     if inplace and not isinstance(flat_dict, dict):
-        raise ValueError("Inplace operations require flat_dict to be a dict.")
+        raise ValueError(f"inplace=True empties a dict, found {type(flat_dict)}")
     if target is not None:
         paths = list(to_flat_dict(target, sep=sep))
         tree = jax.tree.unflatten(jax.tree.structure(target), [flat_dict[path] for path in paths])

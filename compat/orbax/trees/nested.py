@@ -14,7 +14,7 @@ from .flat import get_key_name, is_empty_or_leaf, is_sequence_key
 def from_flattened_with_keypath(flat_with_keys: Sequence[tuple[Any, Any]]) -> Any:
     """Returns dicts and lists of leaves with their paths. Raises ValueError without any."""
     if not flat_with_keys:
-        raise ValueError("Unable to uniquely reconstruct tree from empty flattened list")
+        raise ValueError("a tree without leaves may be of any kind: expected one leaf or more")
     if not flat_with_keys[0][0]:  # the tree is one leaf
         return flat_with_keys[0][1]
     root: dict[Any, Any] = {}

@@ -58,8 +58,7 @@ class _Session:
         for path in sorted(paths):
             if self._meets(path):
                 raise PartialSaveReplacementError(
-                    f'Key "{path}" was found in a previous partial save in this session. Partial'
-                    " saving currently does not support REPLACEMENT."
+                    f"the leaf {path!r} is in an earlier part of this save; expected each leaf once"
                 )
         self.paths |= paths
         self.parts.append(f"{self.folder}/{len(self.parts):05d}.part")
@@ -143,7 +142,7 @@ def _merge(session: _Session, final: str) -> None:
     try:
         merge_checkpoints(parts, StorePath.of(final), STATE, session.metadata or None)
     except NameTaken as error:
-        raise FileExistsError(f"Finalized checkpoint already exists at {final}.") from error
+        raise FileExistsError(f"{final}: a finished checkpoint is there already") from error
     _delete(session.folder)
 
 
@@ -162,7 +161,7 @@ def _refuse_existing(final: str) -> None:
     except StepNotFound:
         there = False
     if there:
-        raise FileExistsError(f"Finalized checkpoint already exists at {final}.")
+        raise FileExistsError(f"{final}: a finished checkpoint is there already")
 
 
 def _begin(final: str) -> _Session:

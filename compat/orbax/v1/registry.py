@@ -55,14 +55,13 @@ class Registry:
         Raises AlreadyExistsError where the item, or without one the class, has an entry.
         """
         if not isinstance(handler_type, type):
-            raise ValueError(f"The `handler_type` must be a type, but got {handler_type}.")
+            raise ValueError(f"handler_type: expected a class of handlers, found {handler_type}")
         if checkpointable_name and self.has(checkpointable_name):
             raise AlreadyExistsError(
-                f"Entry for checkpointable_name={checkpointable_name} already exists in the"
-                " registry."
+                f"{checkpointable_name!r} has its handlers already: {self.get(checkpointable_name)}"
             )
         if not checkpointable_name and any(cls is handler_type for cls, _ in self._entries):
-            raise AlreadyExistsError(f"Handler type {handler_type} already exists in the registry.")
+            raise AlreadyExistsError(f"{handler_type} was added before")
         self._entries.append((handler_type, checkpointable_name))
         if secondary_typestrs is not None:
             self._typestrs[handler_type] = secondary_typestrs
@@ -73,9 +72,7 @@ class Registry:
         for cls, name in self._entries:
             if name == checkpointable_name:
                 return cls
-        raise NoEntryError(
-            f"No entry for checkpointable_name={checkpointable_name} in the registry."
-        )
+        raise NoEntryError(f"no handlers were added for {checkpointable_name!r}")
 
     def has(self, checkpointable_name: str) -> bool:
         """Says whether an item has handlers of its own."""
