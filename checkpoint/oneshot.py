@@ -99,6 +99,7 @@ def save(  # noqa: PLR0913
             metadata=metadata,
             group=given_or_default(group),
             timeout_s=timeout_s,
+            must_have_joined=group is None,
         )
         return
     order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)

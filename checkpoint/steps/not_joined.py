@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.multihost.group.runtime import unjoined_spec
+from collections.abc import Iterable
+
+from holdfast.multihost.group.runtime import launched_spec, unjoined_spec
 
 from ..errors import CheckpointError
+from .claims import Writer, this_writer
 from .opening import OpenRoot
 
 
@@ -14,18 +17,31 @@ def refuse_without_joining(root: OpenRoot) -> None:
 
     Each of them would save alone, over the other's steps.
     """
-    if not root.is_writing_primary or unjoined_spec() is None:
+    if root.is_writing_primary and unjoined_spec() is not None:
+        refuse_writers(root.where, root.writer, root.claims.others(root.writer.id))
+
+
+def refuse_writers(where: str, me: Writer, others: Iterable[tuple[Writer, bool]]) -> None:
+    """Raises CheckpointError where this process has not joined its job, and one of the writers of
+    `where` is another process of it that lives; each comes with whether it is dead.
+    """
+    if unjoined_spec() is None:
         return
-    me = root.writer
-    for other, is_dead in root.claims.others(me.id):
+    for other, is_dead in others:
         is_of_job = (other.job, other.attempt) == (me.job, me.attempt)
         # The same number is this process's parent or child, or its life before a restart.
         if is_of_job and not is_dead and other.process != me.process:
             raise CheckpointError(
-                f"{root.where} is open in process {other.process} of this job (host {other.host},"
+                f"{where} is open in process {other.process} of this job (host {other.host},"
                 f" pid {other.pid}), and process {me.process} has not joined it: call"
                 " holdfast.multihost.initialize() at the start of the program, so that all save as"
                 " one, or open another folder in each process",
-                path=root.where,
+                path=where,
                 process=me.process,
             )
+
+
+def launched_writer() -> Writer:
+    """Returns a new writer for this process, with its place in the job that it was launched in."""
+    spec = launched_spec()
+    return this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()

@@ -20,7 +20,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from holdfast.multihost import Group, Solo
 
 from ...agreement.exchange import ask_primary, raise_of_any
 from ...errors import (
+    Corrupt,
     SaveFailed,
     StepExists,
     UnsupportedLeaf,
@@ -40,8 +42,17 @@ from ...errors import (
 )
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
-from ...steps.file_lock import LOCK_NAME, FileLock, hold_lock_in, locks_are_local, read_mountinfo
-from ...storage.local import sync_folder
+from ...steps.claims import CLAIM_LIMIT_BYTES, Writer, parse_writer
+from ...steps.file_lock import (
+    LOCK_NAME,
+    FileLock,
+    hold_lock_in,
+    is_free,
+    locks_are_local,
+    read_mountinfo,
+)
+from ...steps.not_joined import launched_writer, refuse_writers
+from ...storage.local import open_to_read, sync_folder
 from ...storage.path import StorePath, join
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
@@ -77,9 +88,15 @@ class OrbaxWriter:
     """
 
     def __init__(
-        self, folder: StorePath, *, group: Group | None = None, timeout_s: float = 600
+        self,
+        folder: StorePath,
+        *,
+        group: Group | None = None,
+        timeout_s: float = 600,
+        must_have_joined: bool = False,
     ) -> None:
         self._final = folder
+        self._must_have_joined = must_have_joined
         self._group = group or Solo()
         self._timeout_s = timeout_s
         self._local = folder.storage.posix is not None
@@ -122,11 +139,24 @@ class OrbaxWriter:
             _remove_dead(Path(str(self._final)))
             self._has_place = True
             self._lock = hold_lock_in(Path(str(self._folder)))
+            self._introduce()
             return
         self._put_mark()
         self._has_place = True
         # Between the first look and the mark another writer may have finished.
         self._refuse_existing()
+
+    def _introduce(self) -> None:
+        """Writes into the lock who holds it; a process that should have joined its job looks who
+        else is here.
+        """
+        me = launched_writer()
+        folder = Path(str(self._folder))
+        (folder / LOCK_NAME).write_text(json.dumps(asdict(me)))
+        if self._must_have_joined:
+            final = Path(str(self._final))
+            others = (made for made in _made_of(final) if made != folder)
+            refuse_writers(str(final), me, _writers_of(others))
 
     def _refuse_existing(self) -> None:
         if self._final.names():
@@ -423,15 +453,29 @@ def _remove_dead(final: Path) -> None:
     """
     if locks_are_local(final.parent, read_mountinfo()):
         return
-    for made in final.parent.glob(f"{glob.escape(final.name)}{orbax.TEMPORARY}-*"):
-        if made.is_symlink():
-            continue
+    for made in _made_of(final):
         with contextlib.suppress(OSError):  # it has no lock yet, or no more
             lock = FileLock(made / LOCK_NAME, create=False)
             # The lock is held until all is gone: a writer that is about to hold it begins anew.
             with contextlib.closing(lock):
                 if lock.try_hold():
                     shutil.rmtree(made, ignore_errors=True)
+
+
+def _made_of(final: Path) -> Iterator[Path]:
+    """Returns the folders in which a checkpoint is made, or was by writers that died."""
+    for made in final.parent.glob(f"{glob.escape(final.name)}{orbax.TEMPORARY}-*"):
+        if not made.is_symlink():
+            yield made
+
+
+def _writers_of(folders: Iterable[Path]) -> Iterator[tuple[Writer, bool]]:
+    """Returns who makes checkpoints in these folders, each with whether it is dead."""
+    for made in folders:
+        with contextlib.suppress(OSError, Corrupt):  # one that has just begun, or ended
+            with os.fdopen(open_to_read(made / LOCK_NAME), "rb") as file:
+                writer = parse_writer(file.read(CLAIM_LIMIT_BYTES), str(made))
+            yield writer, is_free(made / LOCK_NAME)
 
 
 def save_orbax(
@@ -443,14 +487,17 @@ def save_orbax(
     metadata: Any = None,
     group: Group | None = None,
     timeout_s: float = 600,
+    must_have_joined: bool = False,
 ) -> None:
     """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it
     holds. Blocks until all is durable.
 
     Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes),
-    SaveFailed.
+    SaveFailed; with `must_have_joined` CheckpointError as `refuse_writers`, on a file system.
     """
-    writer = OrbaxWriter(folder, group=group, timeout_s=timeout_s)
+    writer = OrbaxWriter(
+        folder, group=group, timeout_s=timeout_s, must_have_joined=must_have_joined
+    )
     try:
         with writer.agreed():
             for item, tree in items.items():

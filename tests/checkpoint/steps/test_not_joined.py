@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save, save_async
+from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, load, save, save_async
 from holdfast.multihost import ProcessSpec, Solo
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
@@ -75,6 +75,34 @@ def test_a_save_without_a_manager_is_refused(
     with pytest.raises(CheckpointError, match="process 1 has not joined it: call"):
         call(root, {"w": np.ones(2)})
     assert sorted(root.rglob("*")) == before
+
+
+def test_a_save_in_orbaxs_layout_is_refused(tmp_path: Path, unjoined: None) -> None:
+    """While another process of the job saves there, in the same words; it leaves nothing."""
+    path = tmp_path / "3"
+    with subprocess.Popen(
+        [sys.executable, program("orbax_writer_holder"), path],
+        env=os.environ | _environment(0) | {"JAX_PLATFORMS": "cpu"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "begun\n"
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(CheckpointError) as caught:
+            save(path, {"w": np.ones(2)}, layout="orbax")
+        assert str(caught.value).startswith(
+            f"{path} is open in process 0 of this job (host {socket.gethostname()}, pid"
+            f" {process.pid}), and process 1 has not joined it: call"
+            " holdfast.multihost.initialize() at the start of the program"
+        )
+        assert sorted(tmp_path.rglob("*")) == before
+        save(path, {"w": np.ones(2)}, layout="orbax", group=Solo())  # as is meant
+        process.stdin.close()
+    assert load(path)["w"].tolist() == [1, 1]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def _open(root: Path, **settings: object) -> None:
