@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, naming_path
-from .format.record import Record, read_record
+from .format.record import Record, SeenRecord, read_record
 from .format.step_folders import has_record, list_steps
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps
@@ -40,6 +40,7 @@ class StepCatalog:
     state: RootState
     foreign: ForeignSteps
     tier: LocalTier | NoTier
+    seen: SeenRecord = field(default_factory=SeenRecord)
 
     # --- which steps there are
 
@@ -169,7 +170,8 @@ class StepCatalog:
             if step in self.foreign:
                 return structure_of(self.foreign.open(step))
             folder = StorePath(self.root.storage, self.state.index.folder(step))
-            return structure_of(HoldfastCheckpoint(folder))
+            record = self.seen.show(folder.storage, folder.name)
+            return structure_of(HoldfastCheckpoint(folder, record))
 
     def _is_stored(self, step: int) -> bool:
         with naming_path(self.path_of(step)):

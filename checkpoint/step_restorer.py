@@ -227,13 +227,7 @@ class StepRestorer:
         storage = self._root.storage
         folder = self._state.index.folder(step)
         with self._catalog.looking_for(step):
-            record = read_record_together(
-                storage,
-                folder,
-                self._root.group,
-                f"{self._root.messages}/record",
-                timeout_s=self._timeout_s,
-            )
+            record = self._read_record(folder)
         self._hold(step, hold_s)
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
@@ -241,6 +235,18 @@ class StepRestorer:
             item: restore_any(storage, folder, record, item, like=like, options=options)
             for item, like in wanted.items()
         }
+
+    def _read_record(self, folder: str) -> Record:
+        group = self._root.group
+        if group.count == 1:
+            return self._catalog.seen.read(self._root.storage, folder)
+        return read_record_together(
+            self._root.storage,
+            folder,
+            group,
+            f"{self._root.messages}/record",
+            timeout_s=self._timeout_s,
+        )
 
     def _restore_local(
         self,

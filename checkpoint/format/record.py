@@ -141,6 +141,33 @@ def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
     return record
 
 
+class SeenRecord:
+    """The record that was shown last: who restores that step next need not parse it again.
+
+    For one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._record: Record | None = None
+
+    def show(self, storage: Storage, step_dir: str) -> Record:
+        """Reads a record, for one who may change its metadata; raises as `read_record`."""
+        data = fetch_record(storage, step_dir)
+        self._record = parse_fetched(data, storage, step_dir)
+        self._data = data
+        return self._record
+
+    def read(self, storage: Storage, step_dir: str) -> Record:
+        """Reads a record, for one who reads its items alone; raises as `read_record`."""
+        data = fetch_record(storage, step_dir)
+        seen = self._record
+        path = join(storage.root, step_dir, RECORD_NAME)
+        if seen is not None and seen.path == path and self._data == data:
+            return seen
+        return parse_fetched(data, storage, step_dir)
+
+
 def fetch_record(storage: Storage, step_dir: str) -> bytes:
     """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
     path = join(storage.root, step_dir, RECORD_NAME)

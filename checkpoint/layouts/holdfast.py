@@ -43,10 +43,10 @@ class HoldfastLayout:
 class HoldfastCheckpoint:
     """One of our own checkpoints."""
 
-    def __init__(self, folder: StorePath) -> None:
+    def __init__(self, folder: StorePath, record: Record | None = None) -> None:
         self._folder = folder
-        self.record: Record = read_record(folder.storage, folder.name)
-        record = self.record
+        record = record or read_record(folder.storage, folder.name)
+        self.record = record
         owners = {}
         for name, item in record.items.items():
             if item.kind == "json" and len(item.files) > 1:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
-from holdfast.checkpoint.format.record import chunk_runs, expand_runs, parse_record
+from holdfast.checkpoint.format.record import SeenRecord, chunk_runs, expand_runs, parse_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.saving.item_files import ItemTarget, write_json
 from holdfast.checkpoint.saving.pack_writer import write_snapshot
@@ -190,3 +190,22 @@ def test_json_that_is_no_record(body: bytes) -> None:
 def test_runs_expand_to_what_they_were(where: list[int]) -> None:
     """Runs of chunks are exact for any assignment."""
     assert expand_runs([chunk_runs(np.array(where))], 6)[0].tolist() == where
+
+
+def test_a_record_that_was_shown_is_not_parsed_again(tmp_path: Path) -> None:
+    """Whoever reads the same bytes of the same step next has the very record; other bytes, and
+    another look, are parsed.
+    """
+    storage = LocalStorage(tmp_path)
+    seen = SeenRecord()
+    for step in (7, 8):
+        (tmp_path / str(step)).mkdir()
+        (tmp_path / str(step) / "checkpoint.json").write_bytes(record_of(tmp_path / f"made{step}"))
+    shown = seen.show(storage, "7")
+    assert seen.read(storage, "7") is shown
+    assert seen.show(storage, "7") is not shown
+    with pytest.raises(Corrupt, match="record of step 7, in the folder of step 8"):
+        seen.read(storage, "8")
+    (tmp_path / "7" / "checkpoint.json").write_bytes(b"{}")
+    with pytest.raises(Corrupt):
+        seen.read(storage, "7")
