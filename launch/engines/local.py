@@ -363,9 +363,9 @@ class LocalEngine(BaseEngine):
 
     def _get_ready(self, seen: Sequence[Event]) -> None:
         """Starts the standbys, and a coordinator where the next attempt may begin at once."""
-        if self._standbys is not None:
-            self._standbys.warm(self._environments)
         can_stay = any(isinstance(event, Progressed) and event.restartable for event in seen)
+        if self._standbys is not None:
+            self._standbys.warm(self._environments, in_turn=can_stay)
         if can_stay and self._policy.max_failures:
             self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
 

@@ -237,9 +237,7 @@ class Standby:
 class Standbys:
     """The standbys of a job: one for each process, of which any may become another's that it fits.
 
-    They import one after the other, one for two cores of this machine: so the first is ready soon,
-    and the attempt that runs keeps its cores. All calls are on one thread, which outlives the
-    standbys: the kernel ends them with it.
+    All calls are on one thread, which outlives the standbys: the kernel ends them with it.
     """
 
     def __init__(
@@ -257,13 +255,15 @@ class Standbys:
         self._waiting: dict[int, Standby] = {}
         self._taken: list[Standby] = []
         self._wanted: dict[int, Mapping[str, str]] = {}
+        self._at_once = 0  # may import
         self._useless = False
 
-    def warm(self, environments: Mapping[int, Mapping[str, str]]) -> None:
-        """Begins to start one for each process that has none, with the environment of the process.
+    def warm(self, environments: Mapping[int, Mapping[str, str]], *, in_turn: bool = False) -> None:
+        """Starts one for each process that has none, with the environment of the process.
 
-        `warm_next` starts those for which there is no core yet. None is started after one has
-        failed in a way that the next would too.
+        Where the next attempt needs but one of them they import `in_turn`, one for two cores of
+        this machine: so the first is ready soon. `warm_next` starts the others. None is started
+        after one has failed in a way that the next would too.
         """
         reasons = [each.said(kind) for each in self._taken for kind in ("cold", "failed")]
         reason = next(filter(None, reasons), None)
@@ -277,13 +277,13 @@ class Standbys:
             process: environments[process]
             for process in sorted(environments.keys() - self._waiting.keys())
         }
+        self._at_once = max(1, (os.cpu_count() or 1) // 2) if in_turn else len(environments)
         self.warm_next()
 
     def warm_next(self) -> bool:
         """Starts those that may import now; returns whether more are to come."""
-        at_once = max(1, (os.cpu_count() or 1) // 2)
         importing = sum(each.imports for each in self._waiting.values())
-        for process in list(self._wanted)[: max(0, at_once - importing)]:
+        for process in list(self._wanted)[: max(0, self._at_once - importing)]:
             env = self._wanted.pop(process)
             self._waiting[process] = Standby(
                 self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say

@@ -337,8 +337,8 @@ def test_only_the_attempts_own_variables_come_late(env: dict[str, str], tmp_path
 def test_they_import_in_turn_and_one_may_become_another(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On two cores one imports at a time; the one that is ready becomes the process that died, but
-    not one that has another environment.
+    """Where one is enough for the next attempt, on two cores one imports at a time. The one that is
+    ready becomes the process that died, but not one that has another environment.
     """
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     (tmp_path / "program.py").write_text("import os\nprint(os.environ['HOLDFAST_PROCESS_ID'])")
@@ -350,7 +350,7 @@ def test_they_import_in_turn_and_one_may_become_another(
         [sys.executable, "program.py"], cwd=tmp_path, preload=["slow"], say=said.append
     )
     environments = {each: env | {"HOLDFAST_PROCESS_ID": str(each)} for each in range(3)}
-    standbys.warm(environments)
+    standbys.warm(environments, in_turn=True)
     assert standbys.warm_next() and standbys._waiting.keys() == {0}
     (tmp_path / "go").touch()
     wait_for(lambda: standbys.warm_next() and len(standbys._waiting) == 2)
