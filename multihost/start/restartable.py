@@ -14,12 +14,14 @@ import re
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import jax.extend
+from jax._src import xla_bridge
 
 from holdfast.coordination import (
     CoordinationClient,
@@ -178,7 +180,16 @@ def _keep_out_of_collections() -> None:
     gc.freeze()
 
 
+_left: list[weakref.ref[Any]] = []  # the backends of the attempt before
+
+
 def _drop_backends() -> None:
+    if any(backend() is not None for backend in _left):
+        # A thread has let go of a save or the like only after that was kept out of collections.
+        gc.unfreeze()
+    _left.clear()
+    if xla_bridge.backends_are_initialized():
+        _left.extend(map(weakref.ref, xla_bridge.backends().values()))
     clear_all: tuple[Callable[[], Any], ...] = (
         clear_caches,
         jax.clear_caches,
