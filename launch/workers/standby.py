@@ -269,6 +269,7 @@ class Standbys:
         reason = next(filter(None, reasons), None)
         if reason is not None and not self._useless:
             self._useless = True
+            self._wanted.clear()
             self._say(f"no standbys from here on: {reason}")
         self._close(self._taken)
         if self._useless:

@@ -278,7 +278,7 @@ BAD = {
 
 @pytest.mark.parametrize("module", BAD)
 def test_a_preload_that_fails_is_said_once(
-    module: str, env: dict[str, str], tmp_path: Path
+    module: str, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names module and reason; the next attempt is cold, and later ones are not tried."""
     (tmp_path / "program.py").write_text("")
@@ -288,11 +288,13 @@ def test_a_preload_that_fails_is_said_once(
     standbys = Standbys(
         [sys.executable, "program.py"], cwd=tmp_path, preload=[module], say=said.append
     )
-    standbys.warm({0: env})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    standbys.warm({0: env, 1: env}, in_turn=True)
     wait_for(lambda: said)
     assert said == [f"no standby for process 0, which will start cold: {BAD[module]}"]
     assert standbys.take(0, env, print, print) is None
-    standbys.warm({0: env})
+    standbys.warm({0: env, 1: env}, in_turn=True)
+    assert not standbys.warm_next() and not standbys._waiting
     assert said[1:] == [f"no standbys from here on: {BAD[module]}"]
     assert standbys.take(0, env, print, print) is None
     standbys.close()
