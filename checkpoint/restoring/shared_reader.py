@@ -168,6 +168,41 @@ class _Asking(threading.local):
             self.is_allowed = False
 
 
+class _Waits:
+    """For which ranks the reads of a wave wait. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._ranks = collections.Counter[int]()
+
+    def begin(self, reads: int) -> None:
+        """Begins a wave of so many reads."""
+        with self._lock:
+            self._open = reads
+
+    def note_end(self) -> None:
+        """Takes notice that a read has ended."""
+        with self._lock:
+            self._open -= 1
+
+    @contextlib.contextmanager
+    def on(self, rank: int) -> Iterator[None]:
+        """Has this thread's read wait for a rank."""
+        with self._lock:
+            self._ranks[rank] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ranks[rank] -= 1
+
+    def are_all_on(self, rank: int) -> bool:
+        """Says whether every read that has not ended waits for a rank."""
+        with self._lock:
+            return self._ranks[rank] >= self._open
+
+
 class SharedReader(ItemReader):
     """Reads one item of one step, as ItemReader does, together with the other processes.
 
@@ -190,6 +225,7 @@ class SharedReader(ItemReader):
         self._plan: dict[int, SharedBlock] = {}
         self._held = HeldBlocks(self._read_block, peers.hold_bytes)
         self._asking = _Asking()
+        self._waits = _Waits()
         self._counts = collections.Counter[str]()
         self._store_s = 0.0  # of all threads
         peers.serve(self._name, self)
@@ -208,6 +244,7 @@ class SharedReader(ItemReader):
             # What this process needs little of, it reads itself.
             self._plan = {block: shared for block, shared in plan.items() if block in needed}
         self._standstills = self._peers.trust.standstills()
+        self._waits.begin(len(work))
         work.sort(key=self._turn)
 
     def _plan_for(self, needed: set[int]) -> dict[int, SharedBlock]:
@@ -348,6 +385,12 @@ class SharedReader(ItemReader):
 
     def _read(self, work: RangeRead) -> None:
         try:
+            self._read_shared(work)
+        finally:
+            self._waits.note_end()
+
+    def _read_shared(self, work: RangeRead) -> None:
+        try:
             with self._asking.allowed():
                 work.read()
         except Corrupt as error:
@@ -356,6 +399,12 @@ class SharedReader(ItemReader):
             _log.warning("what another process has passed on is read from the store: %s", error)
             work.read()
             self._note_damaged()  # by a peer: the store has it whole
+
+    def _leaves(self, rank: int, block: int, began_s: float) -> bool:
+        """Says whether to wait for a rank's block no more."""
+        is_last = self._waits.are_all_on(rank)
+        nbytes = self._blocks.size(block)
+        return self._peers.trust.leaves(rank, nbytes, began_s, is_last=is_last)
 
     def _note_damaged(self) -> None:
         """Takes notice that those who gave this thread bytes gave it damaged ones."""
@@ -388,10 +437,11 @@ class SharedReader(ItemReader):
         shared = self._plan.get(block)
         for rank in () if shared is None else self._in_turn(shared):
             assert shared is not None
-            if rank == self._peers.index:
-                got = self._from_own_read(block, shared, offset, pieces)
-            else:
-                got = self._from_peer(rank, block, offset, pieces)
+            with self._waits.on(rank):
+                if rank == self._peers.index:
+                    got = self._from_own_read(block, shared, offset, pieces)
+                else:
+                    got = self._from_peer(rank, block, offset, pieces)
             if got is not None:
                 return got
         return self._from_store(file, at, pieces)
@@ -417,7 +467,7 @@ class SharedReader(ItemReader):
                 data = self._held.get(block, shared.users)
                 break
             except StillReading:
-                if trust.leaves(self._peers.index, self._blocks.size(block), began_s):
+                if self._leaves(self._peers.index, block, began_s):
                     self._count(own_left=1)
                     return None
         if data is None:
@@ -457,7 +507,7 @@ class SharedReader(ItemReader):
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
                 return None
-            if trust.leaves(rank, self._blocks.size(block), began_s):
+            if self._leaves(rank, block, began_s):
                 self._failed(rank, "its read of the store takes too long")
                 return None
         return None

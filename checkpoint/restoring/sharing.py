@@ -7,7 +7,8 @@ each block that several need one of them is the first reader, and another one st
 A peer answers with bytes, or that it still reads them. One that gives no answer in time has failed:
 after FAILURES in a row it is asked no more. A peer that still reads a block is alive, and the store
 may be as slow for others: it is left only within the budget of hedged reads (storage/hedges.py), or
-when it takes PATIENT_TIMES as long as a slow read. A peer that sent damaged bytes DAMAGES times is
+when it takes PATIENT_TIMES as long as a slow read. Where a process waits for nothing else, a read
+is slow after SLOWEST_PEER_S. A peer that sent damaged bytes DAMAGES times is
 asked no more. Where no peer of the first MOST_UNREACHED can be reached, none is asked: a firewall
 may lie between all hosts.
 """
@@ -26,7 +27,7 @@ from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from ..storage.hedges import FEWEST_PEERS, UNKNOWN_S, Hedges
+from ..storage.hedges import FEWEST_PEERS, SLOWEST_PEER_S, UNKNOWN_S, Hedges
 
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
@@ -286,17 +287,20 @@ class PeerTrust:
         with self._lock:
             self._store.note_end(nbytes, took_s)
 
-    def leaves(self, rank: int, nbytes: int, asked_s: float) -> bool:
+    def leaves(self, rank: int, nbytes: int, asked_s: float, *, is_last: bool = False) -> bool:
         """Says whether to leave a rank that reads a block of so many bytes since `asked_s`: this
-        process too, where it reads for itself.
+        process too, where it reads for itself. `is_last`: there is nothing else to wait for.
         """
         with self._lock:
             waited_s = self.clock() - asked_s
             limit_s = self._store.limit_s(nbytes)
-            if waited_s < limit_s:
-                return False
             # A rank that was left and has brought nothing since stands still with all its blocks.
             is_first = rank not in self._left
+            if is_last or not is_first:
+                # Reads that all began at once have waited for each other. The store is free now.
+                limit_s = min(limit_s, SLOWEST_PEER_S)
+            if waited_s < limit_s:
+                return False
             is_patient = waited_s < PATIENT_TIMES * limit_s
             if is_first and is_patient and not self._store.may_hedge():
                 return False

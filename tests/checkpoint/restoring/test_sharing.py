@@ -21,7 +21,7 @@ from holdfast.checkpoint.restoring.sharing import (
     runs_of,
     servers_in_turn,
 )
-from holdfast.checkpoint.storage.hedges import UNKNOWN_S
+from holdfast.checkpoint.storage.hedges import SLOWEST_PEER_S, UNKNOWN_S
 
 MIB = 1 << 20
 
@@ -228,6 +228,14 @@ def test_peers_that_still_read_are_left_within_the_budget_of_hedges(
     assert trust.leaves(3, MIB, 15.0)
 
 
+def test_the_last_rank_is_left_sooner(trust: PeerTrust, clock: Clock) -> None:
+    """Where a process waits for nothing else, it does not wait as long as a slow read takes."""
+    clock.now_s = SLOWEST_PEER_S
+    assert not trust.leaves(1, MIB, 0.0)
+    assert not trust.leaves(1, MIB, 0.1, is_last=True)
+    assert trust.leaves(1, MIB, 0.0, is_last=True)
+
+
 def test_the_blocks_of_a_rank_that_stands_still_spend_no_more_of_the_budget(
     trust: PeerTrust, clock: Clock
 ) -> None:
@@ -250,7 +258,8 @@ def test_a_peer_that_was_left_is_left_with_all_its_blocks(
     assert trust.leaves(1, MIB, 0.0)
     assert not trust.leaves(2, MIB, 0.0)
     assert trust.leaves(1, MIB, 0.0)
-    assert not trust.leaves(1, MIB, 1.0)
+    assert not trust.leaves(1, MIB, clock.now_s - SLOWEST_PEER_S / 2)
+    assert trust.leaves(1, MIB, clock.now_s - SLOWEST_PEER_S)
     if came == "bytes":
         trust.note_bytes(1, MIB, 0.1)
     else:
