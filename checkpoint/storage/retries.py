@@ -137,7 +137,9 @@ _REFUSALS = (
     (
         ("403 Forbidden", "AccessDenied", "AuthorizationPermissionMismatch"),
         errno.EACCES,
-        "the store refused it; expected credentials that may list, read, write and delete here",
+        # Azurite and some gateways answer a wrong key so, too.
+        "the store refused it: these credentials may not do this here, or the key is wrong;"
+        " expected credentials that may list, read, write and delete here",
     ),
     (
         ("non-partial response",),

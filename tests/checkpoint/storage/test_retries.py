@@ -97,7 +97,7 @@ def test_what_stays_is_asked_once() -> None:
         ("HTTP error: error sending request", OSError, True, "error sending request"),
         ("HTTP error: request or response body error", OSError, True, "body error"),
         ("status code: 400 Bad Request: ExpiredToken", PermissionError, False, "have expired"),
-        ("status code: 403 Forbidden: AccessDenied", PermissionError, False, "may list, read"),
+        ("status code: 403 Forbidden: AccessDenied", PermissionError, False, "the key is wrong"),
         ("status code: 403 Forbidden: InvalidAccessKeyId", PermissionError, False, "check key"),
         ("PUT http://169.254.169.254/latest", PermissionError, False, "no credentials were found"),
         ("status code: 301: PermanentRedirect", OSError, False, "?region="),
