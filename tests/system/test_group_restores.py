@@ -45,7 +45,7 @@ def test_one_mistake_fails_on_all(tmp_path: Path) -> None:
 
 def test_the_agreement_is_one_small_message_each(tmp_path: Path) -> None:
     """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
-    process; reading once takes two more of each.
+    process; reading once takes three more of each.
     """
     run(
         program("group_restores_agreement_one_small_message"),
