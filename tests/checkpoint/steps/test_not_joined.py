@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -26,12 +27,11 @@ def _environment(process: int, count: int = 2) -> dict[str, str]:
     return spec.to_env()
 
 
-@pytest.fixture(scope="module")
-def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """A root that process 0 of the job has open, and its pid."""
-    root = tmp_path_factory.mktemp("run")
+@contextlib.contextmanager
+def _running(name: str, *arguments: object) -> Iterator[tuple[str, int]]:
+    """Runs a program as process 0 of the job, until the end; yields its first line and its pid."""
     with subprocess.Popen(
-        [sys.executable, program("root_holder"), "0", "2", root],
+        [sys.executable, program(name), *map(str, arguments)],
         env=os.environ | _environment(0) | {"JAX_PLATFORMS": "cpu"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -39,9 +39,17 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        assert process.stdout.readline() == "open Solo\n"
-        yield root, process.pid
+        yield process.stdout.readline(), process.pid
         process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """A root that process 0 of the job has open, and its pid."""
+    root = tmp_path_factory.mktemp("run")
+    with _running("root_holder", 0, 2, root) as (line, pid):
+        assert line == "open Solo\n"
+        yield root, pid
 
 
 @pytest.fixture
@@ -80,27 +88,18 @@ def test_a_save_without_a_manager_is_refused(
 def test_a_save_in_orbaxs_layout_is_refused(tmp_path: Path, unjoined: None) -> None:
     """While another process of the job saves there, in the same words; it leaves nothing."""
     path = tmp_path / "3"
-    with subprocess.Popen(
-        [sys.executable, program("orbax_writer_holder"), path],
-        env=os.environ | _environment(0) | {"JAX_PLATFORMS": "cpu"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "begun\n"
+    with _running("orbax_writer_holder", path) as (line, pid):
+        assert line == "begun\n"
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(CheckpointError) as caught:
             save(path, {"w": np.ones(2)}, layout="orbax")
         assert str(caught.value).startswith(
             f"{path} is open in process 0 of this job (host {socket.gethostname()}, pid"
-            f" {process.pid}), and process 1 has not joined it: call"
+            f" {pid}), and process 1 has not joined it: call"
             " holdfast.multihost.initialize() at the start of the program"
         )
         assert sorted(tmp_path.rglob("*")) == before
         save(path, {"w": np.ones(2)}, layout="orbax", group=Solo())  # as is meant
-        process.stdin.close()
     assert load(path)["w"].tolist() == [1, 1]
     assert list(tmp_path.iterdir()) == [path]
 
