@@ -227,7 +227,7 @@ def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
 def test_status_without_an_address_finds_this_users_jobs() -> None:
     """None: a sentence. One: its table. Two: a list of both. One that is dead counts no more."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
-        env = os.environ | {"TMPDIR": base}
+        env = os.environ | {"TMPDIR": base, "COLUMNS": "400"}  # a worker of pytest-xdist has 80
 
         def status() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
