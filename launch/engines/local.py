@@ -46,6 +46,7 @@ from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
+_BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
 _MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
 _NOT_STARTED = 127  # the exit code of a process that could not be started
@@ -133,6 +134,7 @@ class LocalEngine(BaseEngine):
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
         self._warmed = False  # what waits for the next attempt was started
+        self._launched_s = 0.0
         self._attempt = 0
         self._num_processes = 0  # of the attempt
         self._staying: frozenset[int] = frozenset()  # that have outlived an attempt
@@ -212,6 +214,7 @@ class LocalEngine(BaseEngine):
         self._attempt = attempt
         self._num_processes = num_processes
         self._warmed = False
+        self._launched_s = time.monotonic()
         self._open_watch(self._coordinator.address, attempt)
         self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
@@ -349,9 +352,7 @@ class LocalEngine(BaseEngine):
         """
         if events := self._capacity_events():
             return events
-        # Not while an attempt begins, which needs the cores.
-        more_to_warm = self._warmed and self._standbys is not None and self._standbys.warm_next()
-        if more_to_warm or self._settings.capacity_file is not None:
+        if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         seen = [self._of_this_attempt(event) for event in super().events(timeout_s)]
         if self._older and any(map(self._all_are_back, seen)):
@@ -360,6 +361,15 @@ class LocalEngine(BaseEngine):
             self._warmed = True
             self._get_ready(seen)
         return seen
+
+    def _warm_next(self) -> bool:
+        """Starts the next standbys; returns whether there may be more to start soon."""
+        if self._standbys is None:
+            return False
+        # An attempt that begins needs the cores. One that takes long waits for a process, which
+        # may have to be replaced.
+        begins = not self._warmed and time.monotonic() - self._launched_s < _BEGINS_S
+        return begins or self._standbys.warm_next()
 
     def _get_ready(self, seen: Sequence[Event]) -> None:
         """Starts the standbys, and a coordinator where the next attempt may begin at once."""
