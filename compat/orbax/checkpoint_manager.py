@@ -34,7 +34,7 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 from .handlers import is_own, make_args, to_path
 from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
 from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
-from .handling.registry import check_args, handler_in, handlers_by_item
+from .handling.registry import check_args, handler_in
 from .metadata import RootMetadata, StepMetadata, step_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
 from .refusals import not_covered
@@ -93,7 +93,7 @@ class CheckpointManager(AbstractCheckpointManager):
         # A checkpointer has a handler.
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         if handler_registry is not None:
-            self._handlers = handlers_by_item(handler_registry)
+            self._handlers = standard.handlers_by_item(handler_registry)
         # The items whose handlers are known: a step may lack them.
         self._known = {name for name, given in self._handlers.items() if given is not None}
         self._single: bool | None = None  # until the first call shows it

@@ -97,12 +97,6 @@ def create_default_handler_registry(**items: Any) -> CheckpointHandlerRegistry:
     return registry
 
 
-def handlers_by_item(registry: CheckpointHandlerRegistry | None) -> dict[str, Any]:
-    """Returns the handlers of the items that a registry names."""
-    entries = {} if registry is None else registry.get_all_entries()
-    return {item: handler for (item, _), handler in entries.items() if item is not None}
-
-
 def check_args(registry: CheckpointHandlerRegistry, given: Mapping[str, Any]) -> None:
     """Raises ValueError for an item whose arguments are none of those that its entries name."""
     entries = registry.get_all_entries()

@@ -167,6 +167,12 @@ class NumpyRandomKeyCheckpointHandler(Handler):
     restore_args = args_lib.NumpyRandomKeyRestore
 
 
+def handlers_by_item(registry: Any) -> dict[str, Any]:
+    """Returns the handlers of the items that a registry names."""
+    entries = {} if registry is None else registry.get_all_entries()
+    return {item: handler for (item, _), handler in entries.items() if item is not None}
+
+
 class CompositeCheckpointHandler(Handler):
     """Several items by name, of the handlers above or of one's own."""
 
@@ -180,8 +186,7 @@ class CompositeCheckpointHandler(Handler):
         handler_registry: Any = None,
         **items: Any,
     ) -> None:
-        of_registry = {} if handler_registry is None else handler_registry.get_all_entries()
-        items = {name: each for (name, _), each in of_registry.items() if name} | items
+        items = handlers_by_item(handler_registry) | items
         for name, handler in items.items():
             check_handler("CompositeCheckpointHandler", handler, name)
         self.handlers = items
