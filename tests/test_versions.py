@@ -30,7 +30,7 @@ LOWEST = [
     "tensorstore==0.1.84",
     "crc32c==2.7.1",
     "obstore==0.12.0",
-    "click==8.1.7",
+    "click==8.2.0",
     "rich==13.7.1",
 ]
 ENDS = {

@@ -7,16 +7,20 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, TreeMismatch
+from holdfast.checkpoint import CheckpointManager, TreeMismatch, load, save
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups, run_together, together
 from tests.support.libraries import need
 from tests.support.paths import program
 
 grain = need("grain", "make setup")
+handlers = need("grain.checkpoint", "make setup")
 experimental = need("grain.experimental", "make setup")
 
 from tests.support.programs.elastic_reader import NUM_ELEMENTS, reader  # noqa: E402
@@ -84,3 +88,43 @@ def test_a_killed_job_goes_on_with_another_number(tmp_path: Path, count: int) ->
     ]
     assert len(seen) == 4 + count
     assert sorted(element for part in seen for element in part) == list(range(NUM_ELEMENTS))
+
+
+def shuffled() -> Any:
+    return iter(grain.MapDataset.range(20).shuffle(seed=7).to_iter_dataset())
+
+
+def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
+    """Their handler's file of this process is the state; of another number of processes it says
+    which file is missing.
+    """
+    own = shuffled()
+    other = shuffled()
+    first = [next(own) for _ in range(3)]
+    with ocp.CheckpointManager(tmp_path / "orbax") as manager:
+        manager.save(
+            1,
+            args=ocp.args.Composite(
+                data=handlers.CheckpointSave(own), state=ocp.args.StandardSave({"w": np.ones(3)})
+            ),
+        )
+        manager.wait_until_finished()
+    assert load(tmp_path / "orbax", other, item="data") is other
+    rest = list(other)
+    assert rest == list(own) and sorted(first + rest) == list(range(20))
+    (file,) = (tmp_path / "orbax" / "1" / "data").glob("process_0*")
+    file.rename(file.with_name("process_0-of-4.json"))
+    with pytest.raises(
+        TreeMismatch,
+        match=r"has .*process_0-of-4\.json, and none is process 0's; expected process_0-of-1\.json",
+    ):
+        load(tmp_path / "orbax", shuffled(), item="data")
+    assert load(tmp_path / "orbax", other, item="data", process=0) is other and list(other) == rest
+
+
+def test_a_load_gives_an_iterator_its_state(tmp_path: Path) -> None:
+    """As a manager's restore does."""
+    own, other = (iter(grain.MapDataset.range(9).to_iter_dataset()) for _ in range(2))
+    next(own), next(own)
+    save(tmp_path / "one", items={"data": own})
+    assert load(tmp_path / "one", other, item="data") is other and list(other) == list(own)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from holdfast.checkpoint import (
@@ -20,7 +17,6 @@ from holdfast.checkpoint import (
     KeepLast,
     StepGone,
     StepNotFound,
-    TreeMismatch,
     load,
     save,
     verify,
@@ -41,7 +37,6 @@ from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from tests.support.layouts import LAYOUTS, write
-from tests.support.libraries import need
 
 
 def foreign_steps(storage: Storage) -> dict[int, str]:
@@ -252,49 +247,6 @@ def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
             open_checkpoint(tmp_path / name)
         assert open_if_finished(StorePath(LocalStorage(tmp_path / name))) is None
     assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path), 4, [1, 2])
-
-
-def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
-    """Their handler's file of this process is the state; of another number of processes it says
-    which file is missing.
-    """
-    grain = need("grain", "make setup")
-    handler = need("grain.checkpoint", "make setup")
-
-    def reader() -> Any:
-        return iter(grain.MapDataset.range(20).shuffle(seed=7).to_iter_dataset())
-
-    own = reader()
-    other = reader()
-    first = [next(own) for _ in range(3)]
-    with ocp.CheckpointManager(tmp_path / "orbax") as manager:
-        manager.save(
-            1,
-            args=ocp.args.Composite(
-                data=handler.CheckpointSave(own), state=ocp.args.StandardSave({"w": np.ones(3)})
-            ),
-        )
-        manager.wait_until_finished()
-    assert load(tmp_path / "orbax", other, item="data") is other
-    rest = list(other)
-    assert rest == list(own) and sorted(first + rest) == list(range(20))
-    (file,) = (tmp_path / "orbax" / "1" / "data").glob("process_0*")
-    file.rename(file.with_name("process_0-of-4.json"))
-    with pytest.raises(
-        TreeMismatch,
-        match=r"has .*process_0-of-4\.json, and none is process 0's; expected process_0-of-1\.json",
-    ):
-        load(tmp_path / "orbax", reader(), item="data")
-    assert load(tmp_path / "orbax", other, item="data", process=0) is other and list(other) == rest
-
-
-def test_a_load_gives_an_iterator_its_state(tmp_path: Path) -> None:
-    """As a manager's restore does."""
-    grain = need("grain", "make setup")
-    own, other = (iter(grain.MapDataset.range(9).to_iter_dataset()) for _ in range(2))
-    next(own), next(own)
-    save(tmp_path / "one", items={"data": own})
-    assert load(tmp_path / "one", other, item="data") is other and list(other) == list(own)
 
 
 @pytest.mark.parametrize(
