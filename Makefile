@@ -60,7 +60,7 @@ check: $(STAMP)
 	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile --max-worker-restart 0 tests/$(ROOM)
 
 slow: $(STAMP) slow-libraries
-	$(BIN)/python -m pytest -m slow -n $(WORKERS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --maxschedchunk 1
 
 slow-libraries: $(STAMP)
 	$(PIP) -e '.[$(EXTRAS),ray]' --group slow

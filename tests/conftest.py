@@ -41,7 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def _limit_of_slow(item: pytest.Item) -> float:
+    limit = item.get_closest_marker("timeout")
+    if limit is None or item.get_closest_marker("slow") is None:
+        return 0
+    return float(limit.args[0])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The longest first: else one worker has it left when the others are done.
+    items.sort(key=_limit_of_slow, reverse=True)
     share = config.getoption("--slow-share")
     seed = config.getoption("--slow-seed")
     if share >= 1:
