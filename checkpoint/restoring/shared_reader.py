@@ -85,11 +85,19 @@ class HeldBlocks:
     def __init__(self, read: Callable[[int], memoryview], limit_bytes: int) -> None:
         self._read = read
         self._limit_bytes = limit_bytes
-        # Its memory is counted as this process's until the last wave's blocks have died.
         self._memory = HeldBytes(USE)
         self._held: collections.OrderedDict[int, _Held] = collections.OrderedDict()
         self._dropped: set[int] = set()
+        self._is_closed = False
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Drops every block, and what is still being read when it has come."""
+        with self._lock:
+            self._is_closed = True
+            for block, held in list(self._held.items()):
+                if held.data is not None:
+                    self._drop(block)
 
     def get(self, block: int, users: int) -> memoryview | None:
         """Returns a block, which is read if nobody has asked for it before; None where it was
@@ -121,7 +129,7 @@ class HeldBlocks:
             held.bring(lambda: self._read(block))
         finally:
             with self._lock:
-                if held.data is None:
+                if held.data is None or self._is_closed:
                     self._held.pop(block, None)
                 else:
                     self._memory.add(held.data.nbytes)
@@ -296,6 +304,7 @@ class SharedReader(ItemReader):
             assert told is not None
             are_done = all(each.is_done for each in told)
         self._peers.serve(self._name, None)
+        self._held.close()
         self._peers.note(self.counts)
 
     @property

@@ -19,7 +19,7 @@ from holdfast.checkpoint import Corrupt, save
 from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import Record, read_record
 from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
-from holdfast.checkpoint.memory.budget import MemoryBudget
+from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.restoring import shared_reader, sharing
 from holdfast.checkpoint.restoring.devices import Region, slices_in
 from holdfast.checkpoint.restoring.reader import ReadRequest
@@ -134,7 +134,9 @@ def counted(peers: Sequence[Any], name: str) -> int:
 
 def test_each_byte_comes_from_the_store_once(folder: Path) -> None:
     """Four processes that need all read 1.1 of the bytes together, evenly, and all have them."""
+    held_bytes = USE.held_bytes
     results, peers, storage = restore_each(folder, plain)
+    assert USE.held_bytes <= held_bytes  # at once: `peers` has the readers
     assert all(same(each) for each in results)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     assert storage.bytes < 1.1 * size, (storage.bytes, size)
