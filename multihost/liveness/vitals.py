@@ -1,7 +1,7 @@
 """What a process says of itself all the time: its step, memory, waiting, and that it runs.
 
 One thread looks twice a second, another reports to the coordinator every two seconds, or less often
-in large jobs. For others of this host there is a file in memory
+in large jobs, and at the first step. For others of this host there is a file in memory
 (`coordination/process/local_look.py` reads it through /proc): the time of the last look is when the
 interpreter last ran, and whoever writes into it gets the stacks of all threads. A process whose
 interpreter some thread holds for good answers a signal instead, from C: faulthandler writes the
@@ -49,6 +49,7 @@ class Vitals:
         self._step: int | None = None
         self._waiting_share = 0.0
         self._closed = threading.Event()
+        self._due = threading.Event()  # a report, before its interval is over
         self._process_id = process_id
         self._looker = threading.Thread(target=self._look, name="holdfast-vitals", daemon=True)
         self._reporter = threading.Thread(
@@ -59,7 +60,10 @@ class Vitals:
 
     def note_step(self, step: int) -> None:
         """Notes the step that the program is at. Takes less than a microsecond."""
+        first = self._step is None
         self._step = step
+        if first:  # the launcher waits for it, to start standbys
+            self._due.set()
 
     def statistics(self) -> dict[str, Any]:
         """Returns the step, the resident memory, and the share of time in which it waits.
@@ -75,6 +79,7 @@ class Vitals:
     def close(self) -> None:
         """Stops; the coordinator keeps what was reported."""
         self._closed.set()
+        self._due.set()
         self._looker.join()
 
     def _look(self) -> None:
@@ -91,7 +96,11 @@ class Vitals:
 
     def _report(self) -> None:
         # On a thread of its own: a coordinator that does not answer must not stop the looks.
-        while not self._closed.wait(self._interval_s):
+        while True:
+            self._due.wait(self._interval_s)
+            self._due.clear()
+            if self._closed.is_set():
+                return
             with suppress(CoordinationError):
                 self._client.report(**self.statistics(), report_interval_s=self._interval_s)
 

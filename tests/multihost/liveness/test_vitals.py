@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
             and values["report_interval_s"] == 2.0
         )
         assert 0 <= values["waiting_share"] <= 1 and task.step_age_s >= 0
+
+
+def test_the_first_step_is_reported_at_once() -> None:
+    """Whatever waits for it, such as the launcher's standbys, does not wait for the interval."""
+    with (
+        CoordinationService.spawn(1) as service,
+        CoordinationClient(service.address, 0) as client,
+        StatusClient(service.address) as status,
+    ):
+        vitals = Vitals(client, 0, 15_360)  # which report once a minute
+        try:
+            vitals.note_step(1)
+            deadline = time.monotonic() + 20
+            while not (task := status.status().tasks[0]).progress.HasField("step"):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            vitals.close()
+        assert task.progress.step == 1
 
 
 def test_a_wait_in_the_runtime_counts() -> None:
