@@ -205,15 +205,20 @@ def train(
     redo_to = kill_step(attempt - 1, arguments)
     manager.open(str(arguments.directory), arguments.save_every)
     last = manager.latest_step() or 0
+    restore_s = 0.0
     if last:
         state, ballast = jax.tree.map(digits.placed, shapes, shardings)
+        began = time.monotonic()
         restored = manager.restore(last, {"state": state, "ballast": ballast})
+        jax.block_until_ready(restored)
+        restore_s = time.monotonic() - began
         state = restored["state"]
         ballast = restored["ballast"]
     else:
         state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     jax.block_until_ready((state, ballast))
-    mark(arguments.pipe, "restored", attempt, step=last)
+    who = jax.process_index()
+    mark(arguments.pipe, "restored", attempt, step=last, process=who, restore_s=restore_s)
     parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}
     end = redo_to + 1 if attempt > arguments.kills else dies_at
     if arguments.stays and attempt <= arguments.kills:
@@ -224,12 +229,12 @@ def train(
         jax.block_until_ready(loss)
         for part in [part for part, at in parts.items() if at == step]:
             mark(arguments.pipe, part, attempt, step=step)
-        dies = step == dies_at and jax.process_index() == victim(attempt, jax.process_count())
+        dies = step == dies_at and who == victim(attempt, jax.process_count())
         if dies:
             manager.wait()
         manager.save(step, {"state": state, "ballast": ballast})
         if dies:
-            mark(arguments.pipe, "killed", attempt, step=step)
+            mark(arguments.pipe, "killed", attempt, step=step, process=who)
             os.kill(os.getpid(), 9)
         time.sleep(max(0.0, began + arguments.step_s - time.monotonic()))
     manager.wait()
@@ -339,10 +344,13 @@ class Watch:
         )
 
 
-def recoveries(marks: list[dict[str, Any]], *, stays: bool) -> Iterator[dict[str, float]]:
+def recoveries(
+    marks: list[dict[str, Any]], began_s: float, *, stays: bool
+) -> Iterator[dict[str, float]]:
     """Yields for each kill the seconds from it to the end of each part.
 
-    `steps` are those that were done again.
+    `steps` are those that were done again, `restore_s` what the manager's restore took, `killed_s`
+    when the kill was, since the job was started.
     """
     for killed in (each for each in marks if each["name"] == "killed"):
         attempt = killed["attempt"]
@@ -357,12 +365,15 @@ def recoveries(marks: list[dict[str, Any]], *, stays: bool) -> Iterator[dict[str
             # Those that stay end later, with another death.
             first = name == "known" or (name == "ended" and stays)
             times[name] = (min(seen) if first else max(seen)) - killed["time_s"]
-        restored = next(
-            each["step"]
-            for each in marks
-            if each["name"] == "restored" and each["attempt"] == attempt + 1
+        restored = [
+            each for each in marks if each["name"] == "restored" and each["attempt"] == attempt + 1
+        ]
+        times["steps"] = killed["step"] - restored[0]["step"]
+        times["restore_s"] = max(each["restore_s"] for each in restored)
+        times["replaced_restore_s"] = max(
+            each["restore_s"] for each in restored if each["process"] == killed["process"]
         )
-        times["steps"] = killed["step"] - restored
+        times["killed_s"] = killed["time_s"] - began_s
         yield times
 
 
@@ -430,6 +441,7 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             command = [*holdfast, "--ray", address, "--", *worker, "--role", "worker"]
             if launcher == "jax-trainer":
                 command = [*worker, "--role", "jax-trainer"]
+        began_s = time.monotonic()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
@@ -445,7 +457,7 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             sep="\n",
             file=sys.stderr,
         )
-        return list(recoveries(watch.marks, stays=launcher.startswith("stay")))
+        return list(recoveries(watch.marks, began_s, stays=launcher.startswith("stay")))
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
@@ -477,6 +489,13 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
             f" {totals[0]:.1f} to {totals[-1]:.1f} s"
         )
         lines.append(f"\n{LAUNCHERS[name]}: {text}, median {statistics.median(totals):.1f}")
+        restores = ", ".join(f"{each['restore_s']:.2f}" for each in found)
+        replaced = ", ".join(f"{each['replaced_restore_s']:.2f}" for each in found)
+        killed = ", ".join(f"{each['killed_s']:.1f}" for each in found)
+        lines.append(
+            f"the manager's restore {restores} s, in the replaced process {replaced}; killed"
+            f" {killed} s after the start"
+        )
     return "\n".join(lines)
 
 
