@@ -49,6 +49,8 @@ from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
 BATCH_BUFFERS = 1000
+# To let go of a buffer costs a thread of the client its own turn in Python.
+SENT_BYTES = 16 * PIECE_BYTES  # of a chunk, handed at once to a store that streams
 
 
 def write_snapshot(
@@ -150,11 +152,12 @@ class _PackWriter:
         """Writes chunks as one new file, durably."""
         name = pack_name(self._plan.process, number, self._target.save_id)
         sums = ChunkSums(with_digests=self._is_incremental)
-        parts = pack_parts(planned, shards, sums)
         if self._target.storage.posix is None:
-            parts = _head_first(parts)
-        elif not self._is_incremental:
-            parts = self._note_in_place(number, planned, parts)
+            parts = _head_first(pack_parts(planned, shards, sums, SENT_BYTES))
+        else:
+            parts = pack_parts(planned, shards, sums)
+            if not self._is_incremental:
+                parts = self._note_in_place(number, planned, parts)
         if self._progress is not None:
             parts = count_parts(parts, self._progress)
         self._target.write(name, planned.size, parts)
@@ -318,16 +321,20 @@ class ChunkSums:
             running.add(data)
             self.digests.append(running.result())
 
-    def add_large(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Yields the pieces of a chunk and where they begin, each summed just before."""
+    def add_large(self, data: memoryview, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """Yields the pieces of a chunk and where they begin, each summed just before.
+
+        `piece_bytes` is a multiple of PIECE_BYTES.
+        """
         running = None if self.digests is None else RunningDigest()
         crcs = [0]
-        for start in range(0, data.nbytes, PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
+        for start in range(0, data.nbytes, piece_bytes):
+            piece = data[start : start + piece_bytes]
             for begin in range(0, piece.nbytes, PREFIX_BYTES):
                 crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], crcs[-1]))
             if running is not None:
-                running.add(piece)
+                for begin in range(0, piece.nbytes, PIECE_BYTES):
+                    running.add(piece[begin : begin + PIECE_BYTES])
             yield start, piece
         if self.digests is not None and running is not None:
             self.digests.append(running.result())
@@ -335,10 +342,13 @@ class ChunkSums:
         self.checksums.append(ChunkChecksum(crcs[-1], prefixes))
 
 
-def pack_parts(pack: PackPlan, shards: list[Any], sums: ChunkSums) -> Iterator[Part]:
+def pack_parts(
+    pack: PackPlan, shards: list[Any], sums: ChunkSums, piece_bytes: int = PIECE_BYTES
+) -> Iterator[Part]:
     """Yields the file's parts, each summed just before; the header comes last.
 
-    A chunk's shard is dropped from `shards` once it is written.
+    A large chunk comes in pieces of so many bytes, a multiple of PIECE_BYTES. A chunk's shard is
+    dropped from `shards` once it is written.
     """
     offset = pack.frame.nbytes
     batch = []
@@ -359,7 +369,7 @@ def pack_parts(pack: PackPlan, shards: list[Any], sums: ChunkSums) -> Iterator[P
             batch = []
             held = 0
         if is_large:
-            for start, piece in sums.add_large(data):
+            for start, piece in sums.add_large(data, piece_bytes):
                 yield offset + start, [piece]
             offset += data.nbytes
     if batch:

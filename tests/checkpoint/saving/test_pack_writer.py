@@ -18,6 +18,9 @@ from safetensors import safe_open
 
 from holdfast.checkpoint import load, save, verify
 from holdfast.checkpoint.format.dtypes import _AS_BYTES, _BY_NAME, SAFETENSORS_NAMES
+from holdfast.checkpoint.saving.incremental import is_unchanged
+from holdfast.checkpoint.saving.pack_writer import SENT_BYTES, ChunkSums
+from holdfast.checkpoint.storage.bucket import BucketStorage
 
 
 def packs(path: Path) -> list[Path]:
@@ -188,3 +191,28 @@ def test_bfloat16_is_bfloat16(tmp_path: Path) -> None:
     save(tmp_path, {"w": jnp.arange(6, dtype=jnp.bfloat16)})
     with safe_open(packs(tmp_path)[0], "np") as opened:
         assert opened.get_tensor("w").dtype == ml_dtypes.bfloat16
+
+
+def test_a_store_that_streams_is_given_few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    stream = BucketStorage._stream
+
+    def noted(self: BucketStorage, upload: Any) -> None:
+        buffers = list(upload.buffers())
+        given.extend(buffer.nbytes for buffer in buffers)
+        upload.buffers = lambda: iter(buffers)
+        stream(self, upload)
+
+    monkeypatch.setattr(BucketStorage, "_stream", noted)
+    state = {"a": np.arange(5 * SENT_BYTES // 8, dtype=np.float32)}
+    save("memory://few-buffers", state)
+    _header, *pieces = given
+    assert pieces == [SENT_BYTES, SENT_BYTES, SENT_BYTES // 2]
+    assert np.array_equal(load("memory://few-buffers")["a"], state["a"])
+
+
+def test_a_digest_is_the_same_whatever_the_pieces() -> None:
+    data = memoryview(random_array("uint8", (SENT_BYTES + 3,)))
+    sums = ChunkSums(with_digests=True)
+    assert [start for start, _ in sums.add_large(data, SENT_BYTES)] == [0, SENT_BYTES]
+    assert sums.digests is not None and is_unchanged(data, sums.digests[0])
