@@ -6,11 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 import weakref
 from pathlib import Path
 
 LOCK_NAME = "lock"
-LOCK_TRIES = 16  # each loss means that a sweep took the unfinished claim for a dead writer's
+LOCK_WAIT_S = 10.0
+_POLL_S = 0.001
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 
@@ -94,17 +96,30 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 def hold_lock_in(folder: Path) -> FileLock:
-    """Makes a folder with a lock in it, and holds the lock."""
-    for _ in range(LOCK_TRIES):
-        # A sweep may remove the folder, or take the lock, before this process holds it; a manager
-        # that closes may remove the folder above.
+    """Makes a folder with a lock in it, and holds the lock.
+
+    A sweep may find the lock before this process holds it, and remove the folder; a manager that
+    closes may remove the folder above. Then it begins anew. Raises OSError where the lock stays
+    with another for LOCK_WAIT_S.
+    """
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             lock = FileLock(folder / LOCK_NAME)
             if lock.try_hold() and lock.is_at(folder / LOCK_NAME):
                 return lock
             lock.close()
+        time.sleep(_POLL_S)  # a sweep that has the lock needs a moment for its removal
     raise OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # also where the folder went after mkdir had found it
+        if folder.exists():
+            raise
 
 
 def is_free(path: Path) -> bool:

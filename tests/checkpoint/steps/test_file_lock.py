@@ -1,12 +1,18 @@
-"""Locks on files: where they hold."""
+"""Locks on files: where they hold, and how one is taken while sweeps run."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.steps.file_lock import locks_are_local
+from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
+from holdfast.checkpoint.layouts.orbax.write import _remove_dead
+from holdfast.checkpoint.steps.file_lock import LOCK_NAME, hold_lock_in, locks_are_local
 
 MOUNTS = """\
 22 1 259:1 / / rw,relatime - ext4 /dev/root rw,discard
@@ -35,3 +41,39 @@ def test_a_mount_tells_whether_locks_are_local(
     """By the options of the innermost mount above the folder."""
     assert locks_are_local(Path(folder), MOUNTS.format(lustre=lustre, nfs=nfs)) is local
     assert not locks_are_local(Path(folder), "")
+
+
+def test_a_lock_that_a_sweep_has_is_waited_for(tmp_path: Path) -> None:
+    """A sweep holds it while it removes the folder; however slow it is, the writer begins anew."""
+    folder = tmp_path / "made"
+    swept = hold_lock_in(folder)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold_lock_in, folder)
+        with pytest.raises(TimeoutError):
+            held.result(timeout=0.2)
+        shutil.rmtree(folder)
+        swept.close()
+        with contextlib.closing(held.result(timeout=20)) as lock:
+            assert lock.is_at(folder / LOCK_NAME)
+
+
+def test_writers_begin_while_sweeps_run(tmp_path: Path) -> None:
+    """Each gets its lock, whichever step of its beginning a sweep meets, and keeps its folder."""
+    ended = threading.Event()
+
+    def sweep() -> None:
+        while not ended.is_set():
+            _remove_dead(tmp_path / "step")
+
+    with ThreadPoolExecutor(3) as pool:
+        sweeps = [pool.submit(sweep) for _ in range(3)]
+        try:
+            for number in range(300):
+                folder = tmp_path / f"step{TEMPORARY}-{number}"
+                with contextlib.closing(hold_lock_in(folder)) as lock:
+                    (folder / "metadata").touch()
+                    assert lock.is_at(folder / LOCK_NAME)
+        finally:
+            ended.set()
+        for each in sweeps:
+            each.result(timeout=20)
