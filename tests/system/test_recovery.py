@@ -23,9 +23,9 @@ from holdfast.launch import JobResult, RestartPolicy, RunSettings, StandbySettin
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import ROOT
 
-STEPS = 4000
+KILLS = int(os.environ.get("RECOVERY_KILLS", "8"))  # a whole campaign has 20
+STEPS = 200 * KILLS
 SAVE_EVERY = 25
-KILLS = 20
 PROCESSES = 2
 
 
@@ -60,7 +60,7 @@ class Killer(CollectedOutput):
     def _kill_one(self, address: str) -> None:
         first = None
         after = self._chance.randrange(5, 80)
-        in_a_save = self._chance.random() < 0.4
+        in_a_save = not self.acknowledged or self._chance.random() < 0.4
         with StatusClient(address, timeout_s=5) as client:
             while (
                 progress := self._look(client)
@@ -106,11 +106,11 @@ def train(folder: Path, output: CollectedOutput) -> JobResult:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_kills_change_nothing_of_the_end(
+def test_kills_change_nothing_of_the_end(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Some while a save is in flight: the run ends bit-identical to one that nobody touched, and no
-    step that was saved is lost.
+    """The first while a save is in flight: the run ends bit-identical to one that nobody touched,
+    and no step that was saved is lost.
 
     All of its time is accounted for.
     """
