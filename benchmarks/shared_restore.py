@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ SHARDS = 4
 ARRAYS = 8
 VICTIM = 5
 SECONDS = 1.0
+ADDRESS_BYTES = 64
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "OMP_NUM_THREADS": "1",
@@ -142,30 +144,32 @@ def relay_peers() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert relay.stdin is not None
     assert relay.stdout is not None
-
-    asking = threading.Lock()
-
-    def through(address: str) -> str:
-        with asking:
-            print(address, file=relay.stdin, flush=True)
-            return relay.stdout.readline().strip()
+    outward, inward = relay.stdout.readline().split()
 
     init = part_server.PartServer.__init__
     connect = peer_connection.connect
 
     def serving(self: Any, *args: Any) -> None:
         init(self, *args)
-        self.address = through(self.address)
+        print(self.address, file=relay.stdin, flush=True)
+        self.address = inward
+
+    def connecting(address: str, timeout_s: float) -> socket.socket:
+        # Nothing of a relay that is stopped answers: the kernel alone takes the connection.
+        connection = connect(outward, timeout_s)
+        connection.sendall(address.encode().ljust(ADDRESS_BYTES))
+        return connection
 
     part_server.PartServer.__init__ = serving
-    peer_connection.connect = lambda address, timeout_s: connect(through(address), timeout_s)
+    peer_connection.connect = connecting
     return relay
 
 
 def relay() -> None:
-    """Prints, for each address that it reads, one that leads there."""
+    """Prints two addresses: one leads to the address that a connection says first, the other to the
+    address that is read from stdin.
+    """
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -175,18 +179,27 @@ def relay() -> None:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def serve(listener: socket.socket, host: str, port: str) -> None:
+    def serve(listener: socket.socket, address_of: Callable[[socket.socket], str]) -> None:
         while True:
             client, _ = listener.accept()
-            target = socket.create_connection((host, int(port)))
+            host, _, port = address_of(client).strip().rpartition(":")
+            try:
+                target = socket.create_connection((host, int(port)))
+            except OSError:  # a restore that has ended serves nobody
+                client.close()
+                continue
             for pair in ((client, target), (target, client)):
                 threading.Thread(target=pump, args=pair, daemon=True).start()
 
-    for line in sys.stdin:
-        host, _, port = line.strip().rpartition(":")
-        listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=serve, args=(listener, host, port), daemon=True).start()
-        print(f"127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    def said(client: socket.socket) -> str:
+        return client.recv(ADDRESS_BYTES, socket.MSG_WAITALL).decode()
+
+    outward, inward = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    print(*(f"127.0.0.1:{each.getsockname()[1]}" for each in (outward, inward)), flush=True)
+    threading.Thread(target=serve, args=(outward, said), daemon=True).start()
+    own = sys.stdin.readline()
+    threading.Thread(target=serve, args=(inward, lambda _: own), daemon=True).start()
+    sys.stdin.read()
 
 
 def answered_bytes(endpoint: str) -> int:
