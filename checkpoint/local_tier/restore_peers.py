@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
@@ -113,12 +113,21 @@ class GroupPeers:
         return self._stack.enter_context(peers)
 
     def read(
-        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float
+        self,
+        rank: int,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        *,
+        timeout_s: float,
+        is_left: Callable[[], bool],
     ) -> int | None:
         """Reads from another process: see RestorePeers."""
         self._make_room(rank)
         try:
-            return self._peers[rank].read(rank, name, offset, buffers, timeout_s)
+            return self._peers[rank].read(
+                rank, name, offset, buffers, timeout_s=timeout_s, is_left=is_left
+            )
         except PeerLate:
             return None
 

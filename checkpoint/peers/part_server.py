@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ..storage.hedges import LOOK_S
 from ..storage.threads import start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
@@ -72,26 +73,48 @@ def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -
     return hmac.digest(secret, MAGIC + role + nonces + fingerprint, "sha256")
 
 
-def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
+def receive(
+    connection: socket.socket,
+    buffers: list[memoryview],
+    timeout_s: float,
+    is_left: Callable[[], bool] | None = None,
+) -> None:
     """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after
-    `timeout_s` for all of it.
+    `timeout_s` for all of it, or once nothing comes and `is_left` says to wait no more.
     """
     end = time.monotonic() + timeout_s
     for buffer in buffers:
         raw = buffer.cast("B") if buffer.nbytes else buffer
         at = 0
         while at < raw.nbytes:
-            connection.settimeout(max(0.001, end - time.monotonic()))
-            got = connection.recv_into(raw[at:])
+            got = _receive_some(connection, raw[at:], end, is_left)
             if not got:
                 raise ConnectionResetError("it has closed the connection")
             at += got
 
 
-def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> bytes:
+def _receive_some(
+    connection: socket.socket, piece: memoryview, end: float, is_left: Callable[[], bool] | None
+) -> int:
+    while True:
+        left_s = max(0.001, end - time.monotonic())
+        connection.settimeout(left_s if is_left is None else min(LOOK_S, left_s))
+        try:
+            return connection.recv_into(piece)
+        except TimeoutError:
+            if is_left is None or left_s <= LOOK_S or is_left():
+                raise
+
+
+def receive_bytes(
+    connection: socket.socket,
+    size: int,
+    timeout_s: float,
+    is_left: Callable[[], bool] | None = None,
+) -> bytes:
     """Returns so many bytes from a connection; raises as `receive`."""
     data = bytearray(size)
-    receive(connection, [memoryview(data)], timeout_s)
+    receive(connection, [memoryview(data)], timeout_s, is_left)
     return bytes(data)
 
 

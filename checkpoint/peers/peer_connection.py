@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -59,7 +59,8 @@ class PeerConnection:
 
     With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached
     within CONNECT_S, is silent for longer than `timeout_s` allows (a server with many peers lets
-    one more wait), or lies; PeerClosed where it ends the connection.
+    one more wait) or until `is_left` says to wait no more, or lies; PeerClosed where it ends the
+    connection.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class PeerConnection:
         tls: PeerTls | None = None,
         *,
         timeout_s: float = CONNECT_S,
+        is_left: Callable[[], bool] | None = None,
     ) -> None:
         self.address = address
+        self._is_left = is_left
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
             self._socket: socket.socket = connect(address, min(CONNECT_S, timeout_s))
@@ -90,14 +93,14 @@ class PeerConnection:
         return fingerprint
 
     def _greet(self, secret: bytes, fingerprint: bytes) -> None:
-        hello = receive_bytes(self._socket, len(MAGIC) + NONCE_BYTES, self._left_s)
+        hello = self._receive(len(MAGIC) + NONCE_BYTES)
         if not hello.startswith(MAGIC):
             raise ValueError(f"it says {hello[:16]!r}")
         nonce = secrets.token_bytes(NONCE_BYTES)
         nonces = hello[len(MAGIC) :] + nonce
         self._socket.sendall(nonce + proof(secret, b"client", nonces, fingerprint))
         if not hmac.compare_digest(
-            receive_bytes(self._socket, PROOF_BYTES, self._left_s),
+            self._receive(PROOF_BYTES),
             proof(secret, b"server", nonces, fingerprint),
         ):
             raise ValueError("it does not know this job's secret")
@@ -107,20 +110,27 @@ class PeerConnection:
         self._end = time.monotonic() + timeout_s
         with self._errors(f"give {name}"):
             self._ask(WAIT, name, int(1000 * max(0.0, timeout_s - 0.5 * min(1.0, timeout_s))), 0)
-            size = self._answer(RECORD_LIMIT_BYTES)
-            return receive_bytes(self._socket, size, self._left_s)
+            return self._receive(self._answer(RECORD_LIMIT_BYTES))
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
+    def read(
+        self,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        timeout_s: float,
+        is_left: Callable[[], bool] | None = None,
+    ) -> int:
         """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
         end. FileNotFoundError: it has none. PeerLate: it does not have them yet.
         """
         self._end = time.monotonic() + timeout_s
+        self._is_left = is_left
         with self._errors(f"give {name}"):
             self._ask(GET, name, offset, sum(buffer.nbytes for buffer in buffers))
             size = got = self._answer(sum(buffer.nbytes for buffer in buffers))
             for buffer in buffers:
                 piece = buffer.cast("B")[:size] if size else buffer[:0]
-                receive(self._socket, [piece], self._left_s)
+                receive(self._socket, [piece], self._left_s, self._is_left)
                 size -= piece.nbytes
             return got
 
@@ -128,15 +138,16 @@ class PeerConnection:
     def _left_s(self) -> float:
         return max(0.001, self._end - time.monotonic())
 
+    def _receive(self, size: int) -> bytes:
+        return receive_bytes(self._socket, size, self._left_s, self._is_left)
+
     def _ask(self, kind: int, name: str, offset: int, size: int) -> None:
         encoded = name.encode()
         self._socket.settimeout(self._left_s)
         self._socket.sendall(REQUEST.pack(kind, len(encoded), offset, size) + encoded)
 
     def _answer(self, limit_bytes: int) -> int:
-        status, size = map(
-            int, ANSWER.unpack(receive_bytes(self._socket, ANSWER.size, self._left_s))
-        )
+        status, size = map(int, ANSWER.unpack(self._receive(ANSWER.size)))
         if status == LATE:
             raise _NotYet("it was not published in time")
         if status == ABSENT and not size:
@@ -208,19 +219,25 @@ class Peers:
         name: str,
         offset: int,
         buffers: Sequence[memoryview],
+        *,
         timeout_s: float | None = None,
+        is_left: Callable[[], bool] | None = None,
     ) -> int:
-        """Reads from a rank's server. Raises PeerFailed, PeerLate, FileNotFoundError."""
+        """Reads from a rank's server. Raises PeerFailed, PeerLate, FileNotFoundError.
+
+        While nothing comes, `is_left` is asked whether to wait no more.
+        """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         kept = self._take_kept(rank)
         if kept is not None:
             # The server ends connections that stand idle, if others need their places.
             with contextlib.suppress(PeerClosed), self._lent(rank, kept):
-                return kept.read(name, offset, buffers, timeout_s)
-        address = self._addresses[rank]
-        made = PeerConnection(address, self._secret, self._tls, timeout_s=timeout_s)
+                return kept.read(name, offset, buffers, timeout_s, is_left)
+        made = PeerConnection(
+            self._addresses[rank], self._secret, self._tls, timeout_s=timeout_s, is_left=is_left
+        )
         with self._lent(rank, made):
-            return made.read(name, offset, buffers, timeout_s)
+            return made.read(name, offset, buffers, timeout_s, is_left)
 
     def _take_kept(self, rank: int) -> PeerConnection | None:
         with self._lock:

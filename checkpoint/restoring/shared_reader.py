@@ -15,6 +15,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from .sharing import (
 _log = logging.getLogger(__name__)
 MEETING_S = 1.0  # for who comes late to a wave
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
+SILENT_S = 2 * PENDING_S  # until who asks may take it that nothing will be heard
 MOST_ASKED = 4  # for a header at a time
 MEASURED_BYTES = 8 << 20  # fewer tell nothing about a store's speed
 
@@ -415,6 +417,11 @@ class SharedReader(ItemReader):
         nbytes = self._blocks.size(block)
         return self._peers.trust.leaves(rank, nbytes, began_s, is_last=is_last)
 
+    def _leaves_silent(self, rank: int, block: int, began_s: float, asked_s: float) -> bool:
+        """Says whether to wait no more for a rank that was asked at `asked_s`, and is silent."""
+        silent_s = self._peers.trust.clock() - asked_s
+        return silent_s >= SILENT_S and self._leaves(rank, block, began_s)
+
     def _note_damaged(self) -> None:
         """Takes notice that those who gave this thread bytes gave it damaged ones."""
         self._count(peer_damaged=1)
@@ -499,7 +506,14 @@ class SharedReader(ItemReader):
             asked_s = trust.clock()
             standstills = trust.standstills()
             try:
-                got = self._peers.read(rank, name, offset, pieces, trust.answer_limit_s(wanted))
+                got = self._peers.read(
+                    rank,
+                    name,
+                    offset,
+                    pieces,
+                    timeout_s=trust.answer_limit_s(wanted),
+                    is_left=partial(self._leaves_silent, rank, block, began_s, asked_s),
+                )
             except FileNotFoundError:
                 self._count(peer_dropped=1)
                 return None

@@ -6,11 +6,11 @@ each block that several need one of them is the first reader, and another one st
 
 A peer answers with bytes, or that it still reads them. One that gives no answer in time has failed:
 after FAILURES in a row it is asked no more. A peer that still reads a block is alive, and the store
-may be as slow for others: it is left only within the budget of hedged reads (storage/hedges.py), or
-when it takes PATIENT_TIMES as long as a slow read. Where a process waits for nothing else, a read
-is slow after SLOWEST_PEER_S. A peer that sent damaged bytes DAMAGES times is
-asked no more. Where no peer of the first MOST_UNREACHED can be reached, none is asked: a firewall
-may lie between all hosts.
+may be as slow for others. So one that is silent or still reads is left before that time only within
+the budget of hedged reads (storage/hedges.py), or when it takes PATIENT_TIMES as long as a slow
+read. Where a process waits for nothing else, a read is slow after SLOWEST_PEER_S. A peer that sent
+damaged bytes DAMAGES times is asked no more. Where no peer of the first MOST_UNREACHED can be
+reached, none is asked: a firewall may lie between all hosts.
 """
 
 from __future__ import annotations
@@ -365,11 +365,19 @@ class RestorePeers(Protocol):
         """
 
     def read(
-        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float
+        self,
+        rank: int,
+        name: str,
+        offset: int,
+        buffers: Sequence[memoryview],
+        *,
+        timeout_s: float,
+        is_left: Callable[[], bool],
     ) -> int | None:
         """Reads what another process serves; None: that process is still reading it.
 
-        Raises OSError, FileNotFoundError where the other has dropped it.
+        Raises OSError, FileNotFoundError where the other has dropped it. While nothing comes,
+        `is_left` is asked whether to wait no more.
         """
 
     def serve(self, item: str, source: BlockSource | None) -> None:

@@ -60,9 +60,9 @@ class Peers(GroupPeers):
     )
 
     def read(
-        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float
+        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], **limits: Any
     ) -> int | None:
-        got = super().read(rank, name, offset, buffers, timeout_s)
+        got = super().read(rank, name, offset, buffers, **limits)
         return None if got is None else self.harm(rank, buffers, got)
 
     def serve(self, item: str, source: Any) -> None:
@@ -279,8 +279,15 @@ def test_slow_answers_that_come_are_no_failures(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_peer_that_never_answers_is_dropped(folder: Path) -> None:
-    """Its server takes connections and says nothing: nobody waits for it for long."""
+@pytest.mark.parametrize("answer_s", [0.5, 60.0])
+def test_a_peer_that_never_answers_is_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer_s: float
+) -> None:
+    """Its server takes connections and says nothing: nobody waits for it for long, though answers
+    may take a minute.
+    """
+    monkeypatch.setattr(sharing, "LEAST_ANSWER_S", answer_s)
+    monkeypatch.setattr(sharing, "UNKNOWN_S", answer_s)
     ended = threading.Event()
 
     class Mute(Peers):
@@ -310,11 +317,11 @@ def test_no_peer_is_blamed_for_what_was_late_while_this_process_stood_still(fold
     class Stopped(Peers):
         stops = 0
 
-        def read(self, *asked: Any) -> int | None:
+        def read(self, *asked: Any, **limits: Any) -> int | None:
             if self.index == 1 and self.stops < 8:
                 self.stops += 1
                 raise TimeoutError("it was silent for too long")
-            return super().read(*asked)
+            return super().read(*asked, **limits)
 
     def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
         peers = Stopped(group, agreement, ONCE, "127.0.0.1")

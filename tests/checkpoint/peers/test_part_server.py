@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,30 @@ def test_memory_is_served_and_what_is_not_there_yet_is_said(server: PartServer) 
         with pytest.raises(FileNotFoundError):
             peer.read("absent", 0, [memoryview(found)], 5)
     assert asked == [("there", 7, 10), ("there", 7, 10), ("absent", 0, 10)]
+
+
+def test_a_silent_peer_is_waited_for_until_it_is_left(server: PartServer) -> None:
+    """A read ends before its time once it is to be left, and not while bytes come."""
+    ended = threading.Event()
+    looks: list[float] = []
+
+    def find(name: str, offset: int, size: int) -> memoryview | None:
+        ended.wait(30)
+        return memoryview(BYTES)[offset : offset + size]
+
+    def is_left() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) == 3
+
+    server.offer_memory(find)
+    found = [memoryview(bytearray(10))]
+    with PeerConnection(server.address, SECRET) as peer:
+        with pytest.raises(PeerFailed, match="could not give there: it was silent for too long"):
+            peer.read("there", 0, found, 30, is_left)
+        assert len(looks) == 3
+    ended.set()
+    with PeerConnection(server.address, SECRET) as peer:
+        assert peer.read("there", 0, found, 30, lambda: True) == 10
 
 
 def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def own(rank: int) -> np.ndarray:
     return np.random.default_rng(100 + rank).integers(0, 256, 1 << 20, np.uint8)
 
 
-def flip(self, name, offset, buffers, timeout_s):
-    got = read_of_peer(self, name, offset, buffers, timeout_s)
+def flip(self, name, offset, buffers, *limits):
+    got = read_of_peer(self, name, offset, buffers, *limits)
     buffers[0][0] ^= 1
     return got
 
