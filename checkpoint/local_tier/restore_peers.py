@@ -175,9 +175,12 @@ class GroupPeers:
     def __exit__(self, *raised: object) -> None:
         self._clock.stop()
         self._stack.close()
-        # A restore that failed has left its reader here, with what it holds for others.
+        # A restore that failed has left its reader here, and the error's traceback keeps it.
         with self._lock:
+            sources = list(self._sources.values())
             self._sources.clear()
+        for source in sources:
+            source.close()
 
 
 def is_worth_sharing(read: str, storage: Storage, group: Group) -> bool:

@@ -306,7 +306,7 @@ class SharedReader(ItemReader):
             assert told is not None
             are_done = all(each.is_done for each in told)
         self._peers.serve(self._name, None)
-        self._held.close()
+        self.close()
         self._peers.note(self.counts)
 
     @property
@@ -334,6 +334,10 @@ class SharedReader(ItemReader):
         part = data[offset : offset + size]
         self._held.given(block, part.nbytes)
         return part
+
+    def close(self) -> None:
+        """Drops what is held for others: see BlockSource."""
+        self._held.close()
 
     def _read_block(self, block: int) -> memoryview:
         number, start, stop = self._blocks.place(block)

@@ -399,3 +399,6 @@ class BlockSource(Protocol):
 
         Raises StillReading after a short while.
         """
+
+    def close(self) -> None:
+        """Drops every block."""
