@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from ..storage.hedges import FEWEST_PEERS, SLOWEST_PEER_S, UNKNOWN_S, Hedges
+from ..storage.hedges import FEWEST_PEERS, SLOWEST_PEER_S, Hedges
 
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
@@ -40,7 +40,7 @@ DAMAGES = 2
 MOST_UNREACHED = 3
 PATIENT_TIMES = 4
 LEAST_ANSWER_S = 2.0  # a host whose cores are busy answers late, and is not dead
-LEAST_BYTES_PER_S = 4 << 20  # of an answer, while nothing is known of answers
+LEAST_BYTES_PER_S = 16 << 20  # of an answer, while nothing is known of answers
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # of blocks: the first, and the one behind the last
 
@@ -265,7 +265,7 @@ class PeerTrust:
         with self._lock:
             if self._answered < FEWEST_PEERS:
                 # Who lives says at once that it lives.
-                return min(UNKNOWN_S, LEAST_ANSWER_S + nbytes / LEAST_BYTES_PER_S)
+                return LEAST_ANSWER_S + nbytes / LEAST_BYTES_PER_S
             return max(LEAST_ANSWER_S, self._answers.limit_s(nbytes))
 
     def note_asked(self) -> None:

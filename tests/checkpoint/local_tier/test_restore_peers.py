@@ -288,7 +288,6 @@ def test_a_peer_that_never_answers_is_dropped(
     may take a minute.
     """
     monkeypatch.setattr(sharing, "LEAST_ANSWER_S", answer_s)
-    monkeypatch.setattr(sharing, "UNKNOWN_S", answer_s)
     ended = threading.Event()
 
     class Mute(Peers):
