@@ -11,7 +11,7 @@ compared with what was saved, off the clock.
 the start: the way of its own to the store is stopped ("store"), the way of others to its part
 server and its own way to theirs ("peers"), or the process itself ("stop") for `--stall-s`; or it is
 killed ("kill"). "held" is when the last of the others has all its bytes, "after" is when the last
-returned, counted from when the disturbance ended.
+returned, counted from when the disturbance ended: negative where it returned before that.
 """
 
 from __future__ import annotations
