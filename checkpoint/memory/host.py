@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from .levels import MemoryLevel, find_cgroup_folders, find_levels
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_READ_BYTES = 16 << 10
 
 
 def boot_id() -> str:
@@ -41,8 +42,12 @@ def cgroup_numbers() -> Mapping[str, int]:
 
 
 def _read(path: str) -> str | None:
+    # Without a file object, which costs more than to read so small a file.
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return b"".join(iter(lambda: os.read(file, _READ_BYTES), b"")).decode(errors="replace")
+        finally:
+            os.close(file)
     except OSError:
         return None

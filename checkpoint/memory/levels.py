@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NamedTuple, TypeAlias
 
 Read: TypeAlias = Callable[[str], str | None]
@@ -80,14 +79,14 @@ class _Place(NamedTuple):
 
     def folders(self, read: Read) -> Iterator[str]:
         """Yields the folders, from the process's own to the top."""
-        folder = PurePosixPath(self.folder)
-        yield str(folder)
-        while str(folder) != self.top and folder != folder.parent:
-            folder = folder.parent
+        folder = self.folder
+        yield folder
+        while folder != self.top and folder not in {"", "/"}:
+            folder = folder.rpartition("/")[0] or "/"
             charges = read(f"{folder}/memory.use_hierarchy") if self.is_v1 else None
             if (charges or "1").strip() == "0":
                 return  # nothing is charged to the groups above
-            yield str(folder)
+            yield folder
 
     def name_of(self, folder: str) -> str:
         """Returns the name of one of them, for a sentence."""

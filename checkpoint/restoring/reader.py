@@ -32,7 +32,7 @@ from .devices import Region, overlap, slices_in
 
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
-STEP_BYTES = 16 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn
+STEP_BYTES = 4 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn: in a core's cache
 REQUEST_BYTES = 16 << 20  # the same where each step is a request over a network
 
 
