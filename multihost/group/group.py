@@ -124,7 +124,7 @@ class ClusterGroup:
             self._group_client.barrier(call, deadline, self.processes)
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        """Sends `value` to rank 0: one key a process, one barrier, one listing by rank 0.
+        """Sends `value` to rank 0: one key of each other process, one barrier, one listing by rank 0.
 
         A value that was sent counts: rank 0 has all of them also when a process dies between
         sending and the end of the barrier.
@@ -132,7 +132,8 @@ class ClusterGroup:
         deadline = Deadline(timeout_s)
         with self._group_client.call("gather" + self._kind, name, deadline) as call:
             own_key = f"{call.folder}/{self.index}"
-            self._group_client.set(own_key, value, deadline)
+            if self.index:
+                self._group_client.set(own_key, value, deadline)
             try:
                 self._group_client.barrier(call, deadline, self.processes)
             except CoordinationError as error:
@@ -142,20 +143,20 @@ class ClusterGroup:
                     if timed_out:
                         _try(lambda: self._group_client.delete(own_key, deadline))
                     raise
-                values = {} if timed_out else self._group_client.list(call.folder)
+                sent = {} if timed_out else self._group_client.list(call.folder)
                 _try(lambda: self._group_client.delete(call.folder, deadline))
-                if len(values) < self.count:
+                if len(sent) < self.count - 1:
                     raise
                 _log.warning("gather %r is complete, although %s", name, error)
             else:
                 if self.index:
                     return None
-                values = self._group_client.list(call.folder)
+                sent = self._group_client.list(call.folder)
                 _try(lambda: self._group_client.delete(call.folder, deadline))
-            return [values[str(rank)] for rank in range(self.count)]
+            return [value, *(sent[str(rank)] for rank in range(1, self.count))]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
-        """Returns rank 0's value. Whoever comes last deletes it, so that rank 0 need not wait."""
+        """Returns rank 0's value. Whoever reads it last deletes it, so that rank 0 need not wait."""
         if (value is None) != bool(self.index):
             raise ValueError(
                 f"broadcast {name!r}: rank 0 gives the value and the others None; this is rank"
@@ -163,15 +164,17 @@ class ClusterGroup:
             )
         deadline = Deadline(timeout_s)
         source = self.processes[0] if self.processes else 0
+        readers = self.count - 1
         with self._group_client.call("broadcast" + self._kind, name, deadline) as call:
             key = f"{call.folder}/value"
-            try:
-                if value is not None:
+            if value is not None:
+                if readers:
                     self._group_client.set(key, value, deadline)
-                    return value
+                return value
+            try:
                 return self._group_client.get(key, name, deadline, source)
             finally:
-                _try(lambda: self._group_client.delete_after(call.folder, self.count, deadline))
+                _try(lambda: self._group_client.delete_after(call.folder, readers, deadline))
 
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
