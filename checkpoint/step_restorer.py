@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from .agreement.exchange import ask_primary
-from .agreement.group_record import read_record_together
-from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
+from .agreement.group_record import SentRecord, read_record_together
+from .agreement.restore_verdict import RestoreAgreement, Verdict, is_small, name_items
 from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
 from .format.record import ItemRecord, Record
 from .layouts.detect import restore_items
@@ -227,7 +227,9 @@ class StepRestorer:
         storage = self._root.storage
         folder = self._state.index.folder(step)
         with self._catalog.looking_for(step):
-            record = self._read_record(folder)
+            record, has_room = self._read_record(folder, wanted, options)
+        if has_room:
+            agreement.found_room()
         self._hold(step, hold_s)
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
@@ -236,17 +238,28 @@ class StepRestorer:
             for item, like in wanted.items()
         }
 
-    def _read_record(self, folder: str) -> Record:
+    def _read_record(
+        self, folder: str, wanted: Iterable[str], options: RestoreOptions
+    ) -> SentRecord:
         group = self._root.group
         if group.count == 1:
-            return self._catalog.seen.read(self._root.storage, folder)
+            return SentRecord(self._catalog.seen.read(self._root.storage, folder))
         return read_record_together(
             self._root.storage,
             folder,
             group,
             f"{self._root.messages}/record",
             timeout_s=self._timeout_s,
+            find_room=lambda record: self._has_room(_wanted_of(record, wanted), options),
         )
+
+    def _has_room(self, items: Iterable[ItemRecord], options: RestoreOptions) -> bool:
+        """Says whether each process has room for all of the items, were it to read them whole."""
+        nbytes = sum(leaf.nbytes for item in items for leaf in item.leaves)
+        if is_small(nbytes, self._root.group.count):
+            return True
+        # A cast makes copies, of another size.
+        return not options.cast and self._root.memory.has_room_for_each(nbytes)
 
     def _restore_local(
         self,

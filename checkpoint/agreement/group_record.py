@@ -5,8 +5,9 @@ large for one service to send to all.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from crc32c import crc32c
 
@@ -22,48 +23,69 @@ from ..storage.tombstone import RECORD_NAME
 # of a compressed record: 1 GB from the primary's service to 4,096 processes
 MESSAGE_BYTES = 256 << 10
 _RECORD = b"record:"
+_ROOMY_RECORD = b"record, and room for it:"
 _CHECKSUM = b"checksum:"
 
 
 @dataclass(frozen=True)
 class RecordMessage:
-    """The record as the primary sends it: whole, or its checksum, or nothing of it.
+    """The record as the primary sends it: whole, or its checksum, or nothing of it. With a whole
+    one it says whether each process `has_room` for what it is to read.
 
     A record is much larger than all else of the message, so its bytes go as they are, compressed.
     """
 
     record: bytes | None = None
     crc: int | None = None
+    has_room: bool = False
 
     def to_bytes(self) -> bytes:
         """Returns the kind of the message, and what it says."""
         if self.record is not None:
-            return _RECORD + zlib.compress(self.record, 1)
+            kind = _ROOMY_RECORD if self.has_room else _RECORD
+            return kind + zlib.compress(self.record, 1)
         return b"" if self.crc is None else b"%s%d" % (_CHECKSUM, self.crc)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote, up to RECORD_LIMIT_BYTES."""
-        if data.startswith(_RECORD):
-            body = data[len(_RECORD) :]
-            return cls(zlib.decompressobj().decompress(body, RECORD_LIMIT_BYTES))
+        for kind in (_RECORD, _ROOMY_RECORD):
+            if data.startswith(kind):
+                body = zlib.decompressobj().decompress(data[len(kind) :], RECORD_LIMIT_BYTES)
+                return cls(body, has_room=kind == _ROOMY_RECORD)
         return cls(crc=int(data[len(_CHECKSUM) :])) if data else cls()
 
 
+class SentRecord(NamedTuple):
+    """A record as all processes have it, and whether the primary has found room for it."""
+
+    record: Record
+    has_room: bool = False
+
+
 def read_record_together(
-    storage: Storage, step_dir: str, group: Group, name: str, *, timeout_s: float
-) -> Record:
+    storage: Storage,
+    step_dir: str,
+    group: Group,
+    name: str,
+    *,
+    timeout_s: float,
+    find_room: Callable[[Record], bool] = lambda record: False,
+) -> SentRecord:
     """Returns a step's record on every process of a group, which all call it alike. Blocks.
 
     The primary reads it and sends it on, compressed, by a message of that `name`. Where that is
     more than MESSAGE_BYTES, each reads it from the store, and raises StepGone if it is no longer
     the same. Where the primary cannot read it, each finds out for itself. Raises as `read_record`
     does, and BarrierTimeout or ProcessLost where the primary does not answer within `timeout_s`.
+
+    `find_room` says, at the primary, whether each process has the memory for what it is to read;
+    all hear it alike, False where the record is not sent.
     """
     if group.count == 1:
-        return read_record(storage, step_dir)
+        return SentRecord(read_record(storage, step_dir))
     if group.index == 0:
-        return _read_and_send(storage, step_dir, group, name, timeout_s)
+        return _read_and_send(storage, step_dir, group, name, timeout_s, find_room)
     message = RecordMessage.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
     data = message.record
     if data is None:
@@ -74,19 +96,26 @@ def read_record_together(
                 f"{path}: the step was overwritten while it was being read; restore it again",
                 path=path,
             )
-    return parse_fetched(data, storage, step_dir)
+    return SentRecord(parse_fetched(data, storage, step_dir), message.has_room)
 
 
-def _read_and_send(
-    storage: Storage, step_dir: str, group: Group, name: str, timeout_s: float
-) -> Record:
+def _read_and_send(  # noqa: PLR0917
+    storage: Storage,
+    step_dir: str,
+    group: Group,
+    name: str,
+    timeout_s: float,
+    find_room: Callable[[Record], bool],
+) -> SentRecord:
     message = b""
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
-        message = RecordMessage(data).to_bytes()
+        has_room = find_room(record)
+        message = RecordMessage(data, has_room=has_room).to_bytes()
         if len(message) > MESSAGE_BYTES:
+            has_room = False
             message = RecordMessage(crc=crc32c(data)).to_bytes()
-        return record
+        return SentRecord(record, has_room)
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

@@ -93,5 +93,10 @@ def _find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> S
         return SharerCounts.of(places).to_bytes()
 
     told = exchange(group, name, place.to_bytes(), count, timeout_s)
-    on_machine, *in_cgroups = SharerCounts.from_bytes(told).by_rank[group.index]
-    return Sharers(on_machine, dict(zip(numbers, in_cgroups, strict=True)))
+    counts = SharerCounts.from_bytes(told)
+    on_machine, *in_cgroups = counts.by_rank[group.index]
+    return Sharers(
+        on_machine,
+        dict(zip(numbers, in_cgroups, strict=True)),
+        is_whole_job=all(found == group.count for row in counts.by_rank for found in row),
+    )

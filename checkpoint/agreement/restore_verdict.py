@@ -28,6 +28,11 @@ SMALL_BYTES = 256 << 20
 MOST_SHARERS = 16
 
 
+def is_small(nbytes: int, count: int) -> bool:
+    """Says whether so many bytes on each of `count` processes are worth no question."""
+    return nbytes * min(count, MOST_SHARERS) <= SMALL_BYTES
+
+
 def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns what a restore wants: each item with its `like`. Raises ValueError where one and
     several are named.
@@ -168,6 +173,7 @@ class RestoreAgreement:
         self._timeout_s = timeout_s
         self._verdict: Verdict | None = None  # once it is final
         self._is_open = False
+        self._has_room = False
         self._save_id = ""
         self._collectives = 0
         self._read: set[str] = set()
@@ -181,6 +187,10 @@ class RestoreAgreement:
         """
         self._is_open = True
         self._save_id = save_id
+
+    def found_room(self) -> None:
+        """Takes note that the primary has found room for what all processes read, and told all."""
+        self._has_room = True
 
     def run(self, restore: Callable[[], T], path: str) -> tuple[T | None, Verdict]:
         """Returns what `restore` returns, and the verdict. The store's errors name a file, or
@@ -209,10 +219,11 @@ class RestoreAgreement:
         """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item;
         also what `before_collective` raises.
 
-        An item that is read again has its room, and so has a small one: alike on all processes.
+        An item that is read again has its room, and so has a small one, or one for which the
+        primary has found it: alike on all processes.
         """
-        here = min(self._group.count, MOST_SHARERS)
-        if need.item in self._read or need.item_bytes * here <= SMALL_BYTES:
+        known = self._has_room or need.item in self._read
+        if known or is_small(need.item_bytes, self._group.count):
             return
         self._read.add(need.item)
         self._go_on(self._agree(f"before {need.item!r} is read", None, need))

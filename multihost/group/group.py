@@ -124,7 +124,7 @@ class ClusterGroup:
             self._group_client.barrier(call, deadline, self.processes)
 
     def gather(self, name: str, value: bytes, *, timeout_s: float) -> list[bytes] | None:
-        """Sends `value` to rank 0: one key of each other process, one barrier, one listing by rank 0.
+        """Sends `value` to rank 0: one key a sender, one barrier, one listing by rank 0.
 
         A value that was sent counts: rank 0 has all of them also when a process dies between
         sending and the end of the barrier.
@@ -156,7 +156,7 @@ class ClusterGroup:
             return [value, *(sent[str(rank)] for rank in range(1, self.count))]
 
     def broadcast(self, name: str, value: bytes | None, *, timeout_s: float) -> bytes:
-        """Returns rank 0's value. Whoever reads it last deletes it, so that rank 0 need not wait."""
+        """Returns rank 0's value. The last that reads it deletes it: rank 0 need not wait."""
         if (value is None) != bool(self.index):
             raise ValueError(
                 f"broadcast {name!r}: rank 0 gives the value and the others None; this is rank"

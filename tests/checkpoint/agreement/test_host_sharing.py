@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from functools import partial
 
@@ -15,7 +16,7 @@ from holdfast.checkpoint.agreement.host_sharing import (
 )
 from holdfast.checkpoint.memory.budget import Sharers
 from holdfast.checkpoint.memory.host import cgroup_numbers
-from holdfast.multihost import ProcessSpec
+from holdfast.multihost import Group, ProcessSpec
 from holdfast.multihost.group.group import Solo
 from tests.support.checkpointing import at_once, groups
 
@@ -45,7 +46,21 @@ def test_processes_of_one_cgroup_find_each_other() -> None:
     """Without a launcher that says it: all share what this process sees."""
     with groups(3) as members:
         found = at_once([partial(find_sharers, group, "hosts", 20, asks=True) for group in members])
-    assert found == [Sharers(3, dict.fromkeys(cgroup_numbers(), 3))] * 3
+    assert found == [Sharers(3, dict.fromkeys(cgroup_numbers(), 3), is_whole_job=True)] * 3
+
+
+def test_who_is_in_another_cgroup_sees_other_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes of one machine each then sees what the other does not."""
+    own = threading.local()
+    monkeypatch.setattr(host_sharing, "cgroup_numbers", lambda: {"/": 1, **own.numbers})
+
+    def find(group: Group) -> Sharers:
+        own.numbers = {"/pod": 7} if group.index else {}
+        return find_sharers(group, "hosts", 20, asks=True)
+
+    with groups(2) as members:
+        found = at_once([partial(find, group) for group in members])
+    assert found == [Sharers(2, {"/": 2}), Sharers(2, {"/": 2, "/pod": 1})]
 
 
 def test_what_the_launcher_says_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

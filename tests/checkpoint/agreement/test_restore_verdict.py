@@ -18,6 +18,7 @@ from holdfast.checkpoint.agreement.restore_verdict import (
     Verdict,
     judge,
 )
+from holdfast.checkpoint.memory.need import MemoryNeed
 from holdfast.checkpoint.storage.threads import Latch
 from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import ClusterGroup, Group, Solo
@@ -254,3 +255,15 @@ def test_a_failure_while_something_is_posted_is_raised_by_all() -> None:
     with groups(3) as members:
         errors = at_once([partial(restore, group) for group in members])
     assert [type(error) for error in errors] == [Corrupt] * 3
+
+
+def test_nobody_is_asked_for_memory_that_the_primary_has_found() -> None:
+    """A process alone would wait for the others; without the primary's word it does."""
+    need = MemoryNeed(1 << 40, "state", 1 << 40)
+    with groups(2) as (group, _):
+        agreement = RestoreAgreement(group, "restore", "step 1", 0.1)
+        agreement.found_room()
+        agreement.before_reading(need)
+        agreement = RestoreAgreement(group, "restore", "step 1", 0.1)
+        with pytest.raises(BarrierTimeout):
+            agreement.before_reading(need)
