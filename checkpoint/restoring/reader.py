@@ -124,6 +124,8 @@ class ItemReader:
 
     def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
         self._storage = storage
+        # To ask this of a class costs as much as several small reads: once is enough.
+        self._keeps_open = storage if isinstance(storage, KeepsFilesOpen) else None
         self._step_dir = step_dir
         self._item = item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
@@ -397,8 +399,8 @@ class ItemReader:
 
     def kept_open(self, file: FileReport) -> contextlib.AbstractContextManager[None]:
         """Has this thread's reads of a file open it once, until the context ends."""
-        if isinstance(self._storage, KeepsFilesOpen):
-            return self._storage.kept_open(join(self._step_dir, file.name))
+        if self._keeps_open is not None:
+            return self._keeps_open.kept_open(join(self._step_dir, file.name))
         return contextlib.nullcontext()
 
     def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
@@ -491,6 +493,7 @@ class _LargeRead:
         self._ranges = self._steps.divide(self._start, self._stop)
         self._left = len(self._ranges)
         self._data: np.ndarray[Any, Any] | None = None
+        self._is_straight = False
         self._buffers: _Joined | None = None
 
     def work(self) -> list[tuple[int, int, Callable[[], None]]]:
@@ -506,8 +509,8 @@ class _LargeRead:
             is_last = self._left == 0
         if is_last:
             assert self._data is not None
-            is_straight = _straight(self._chunk) is not None
-            _deliver(self._chunk, self._data, skip_straight=is_straight)
+            if not self._is_straight or len(self._chunk.reads) > 1:
+                _deliver(self._chunk, self._data, skip_straight=self._is_straight)
             self._data = None
             self._buffers = None
 
@@ -517,6 +520,7 @@ class _LargeRead:
             if self._buffers is None:
                 chunk = self._chunk
                 straight = _straight(chunk)
+                self._is_straight = straight is not None
                 data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
                 lead = bytearray(chunk.first - self._start)
                 tail = bytearray(self._stop - chunk.first - data.nbytes)
@@ -643,10 +647,12 @@ class _Joined:
     """Several buffers as if they were one."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = buffers
+        self._buffers = [buffer for buffer in buffers if buffer.nbytes]
 
     def range(self, start: int, stop: int) -> list[memoryview]:
         """Returns the pieces of the buffers that make up a range."""
+        if len(self._buffers) == 1:
+            return [self._buffers[0][start:stop]]
         pieces = []
         at = 0
         for buffer in self._buffers:
