@@ -85,7 +85,9 @@ def read_record_together(
     if group.count == 1:
         return SentRecord(read_record(storage, step_dir))
     if group.index == 0:
-        return _read_and_send(storage, step_dir, group, name, timeout_s, find_room)
+        return _read_and_send(
+            storage, step_dir, group, name, timeout_s=timeout_s, find_room=find_room
+        )
     message = RecordMessage.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
     data = message.record
     if data is None:
@@ -99,11 +101,12 @@ def read_record_together(
     return SentRecord(parse_fetched(data, storage, step_dir), message.has_room)
 
 
-def _read_and_send(  # noqa: PLR0917
+def _read_and_send(
     storage: Storage,
     step_dir: str,
     group: Group,
     name: str,
+    *,
     timeout_s: float,
     find_room: Callable[[Record], bool],
 ) -> SentRecord:
