@@ -26,8 +26,8 @@ from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES, ChunkChecksum, count_prefixes
 from holdfast.checkpoint.format.record import Record, parse_record
+from holdfast.checkpoint.memory.pool import MemoryPool
 from holdfast.checkpoint.restoring.match import LeafRequest
-from holdfast.checkpoint.restoring.memory_pool import MemoryPool
 from holdfast.checkpoint.restoring.reader import ItemReader, ReadRequest
 from holdfast.checkpoint.restoring.waves import WAVE_BYTES, Placed, divide_into_waves
 from holdfast.checkpoint.saving.pack_writer import PackPlan, lay_out_pack

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .host import boot_id, cgroup_numbers, look_at_memory
 from .levels import UNLIMITED_BYTES, MemoryLevel
 from .need import SeenLevel
+from .pool import POOL
 
 # Of what is free an eighth stays so: for the program's own next step, and for Python's objects.
 SPARE_SHARE = 8
@@ -157,7 +158,21 @@ class MemoryBudget:
         """Returns what this process may take now, beside what it holds, and why no more."""
         if self.bound_bytes is not None:
             return FreeMemory(max(0, self.bound_bytes - USE.held_bytes))
-        return divide(self.look(), self.sharers)
+        return divide(self._levels(), self.sharers)
+
+    def _levels(self) -> list[MemoryLevel]:
+        """Returns the levels as they are: memory that is used again is not free, though the kernel
+        says so. The other processes are taken to use as much of it.
+        """
+        reused = POOL.reused_bytes()
+        return [
+            replace(
+                level,
+                free_bytes=max(0, level.free_bytes - self.sharers.of(level) * reused),
+                most_bytes=max(0, level.most_bytes - self.sharers.of(level) * reused),
+            )
+            for level in self.look()
+        ]
 
     def free_for(self, nbytes: int) -> FreeMemory:
         """Returns what `free` does, to take so many bytes; a little may be taken unasked, since to
@@ -188,7 +203,7 @@ class MemoryBudget:
         numbers = cgroup_numbers()
         return tuple(
             SeenLevel.of(level, f"{machine} {numbers.get(level.folder, level.folder)}")
-            for level in self.look()
+            for level in self._levels()
         )
 
 

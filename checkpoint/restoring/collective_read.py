@@ -28,9 +28,9 @@ from holdfast.multihost.group.group import clear_with_attempt
 from ..format.grid import Grid, Ints
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of, chosen_memory_kind, spec_of_axes
+from ..memory.pool import ALIGN_BYTES
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
-from .memory_pool import ALIGN_BYTES
 from .reader import Allocate, ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here

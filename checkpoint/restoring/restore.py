@@ -24,6 +24,7 @@ from ..format.rename import Names
 from ..format.tree import FlatTree, paused_gc, rebuild
 from ..memory.budget import USE, WHOLE_BUDGET, MemoryBudget
 from ..memory.need import MemoryNeed, find_shortage
+from ..memory.pool import POOL
 from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
@@ -37,7 +38,6 @@ from .match import (
     refuse,
     request_as_saved,
 )
-from .memory_pool import POOL
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed

@@ -30,6 +30,7 @@ from ..errors import SaveCancelled
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
 from ..memory.levels import UNLIMITED_BYTES
+from ..memory.pool import POOL
 from ..storage.threads import Latch, run_side_by_side, start_thread
 from .incremental import Unmoved, never_changes
 from .plan import PACKS, Plan
@@ -314,12 +315,13 @@ def _are_on_host(plan: Plan, leaves: Sequence[Any]) -> bool:
 class _HostShard:
     """A shard in the host's memory, and memory for a copy of it, which is not filled yet.
 
-    Memory that nothing is copied to is not taken from the system.
+    Memory that nothing is copied to is not taken from the system. That of an earlier copy is used
+    again once nothing refers to it, neither a snapshot nor a write of it that was given up.
     """
 
     def __init__(self, shard: np.ndarray[Any, Any]) -> None:
         self.shard = shard
-        self.copy = np.empty(shard.shape, shard.dtype)
+        self.copy = POOL.take(shard.nbytes).view(shard.dtype).reshape(shard.shape)
 
 
 class _ChunkCopy(NamedTuple):

@@ -16,6 +16,7 @@ from holdfast.checkpoint.memory.budget import (
     divide,
 )
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
+from holdfast.checkpoint.memory.pool import POOL
 
 
 def level(free_bytes: int, folder: str = "") -> MemoryLevel:
@@ -76,6 +77,16 @@ def test_a_little_is_taken_unasked() -> None:
     assert bounded.free_for(1).nbytes == (1 << 50) - USE.held_bytes
     assert tight.seen_levels(UNASKED_BYTES) == ()
     assert [seen.most_bytes for seen in tight.seen_levels(UNASKED_BYTES + 1)] == [80]
+
+
+def test_memory_in_use_again_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says that it were. Each of two processes takes it that the other has as much."""
+    monkeypatch.setattr(POOL, "reused_bytes", lambda: 3 * UNASKED_BYTES)
+    look = MemoryBudget(Sharers(2), look=lambda: [level(8 * UNASKED_BYTES)])
+    assert look.free_bytes() == UNASKED_BYTES * 7 // 8
+    (seen,) = look.seen_levels(UNASKED_BYTES + 1)
+    assert seen.most_bytes == 2 * UNASKED_BYTES
+    assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free_bytes() == 0
 
 
 def test_what_is_held_is_counted() -> None:

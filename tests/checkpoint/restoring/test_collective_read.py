@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from holdfast.checkpoint.format.dtypes import dtype_named
 from holdfast.checkpoint.layouts.base import fresh
+from holdfast.checkpoint.memory.pool import ALIGN_BYTES
 from holdfast.checkpoint.restoring.collective_read import (
     _bundles,
     _from_bits,
@@ -27,7 +28,6 @@ from holdfast.checkpoint.restoring.collective_read import (
     read_once,
 )
 from holdfast.checkpoint.restoring.match import LeafRequest
-from holdfast.checkpoint.restoring.memory_pool import ALIGN_BYTES
 from holdfast.checkpoint.restoring.reader import ArrayReader, ReadRequest
 from tests.support.array_readers import MemoryReader, record_of
 

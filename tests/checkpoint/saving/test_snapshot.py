@@ -17,6 +17,7 @@ from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
+from holdfast.checkpoint.memory.pool import MemoryPool
 from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving import snapshot as snapshots
 from holdfast.checkpoint.saving.item_files import ItemTarget
@@ -138,6 +139,37 @@ def test_arrays_of_the_host_without_room_are_written_from_where_they_lie(tmp_pat
     found = restore_item(storage, "", read_record(storage, ""))
     assert all((found[f"w{i}"] == i).all() for i in range(8))
     np.testing.assert_array_equal(found["last"], np.arange(1 << 18))
+
+
+def test_copies_use_the_memory_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used again when nothing looks into it any more, and not before: what a put that was
+    given up still sends stays as it was.
+    """
+    monkeypatch.setattr(snapshots, "POOL", MemoryPool())
+    wanted = np.arange(1 << 19, dtype=np.int64)
+    flat = FlatTree.of({"w": wanted.copy()})
+    plan = Planner().plan(flat)
+
+    def copy() -> tuple[Snapshot, np.ndarray[Any, Any]]:
+        snapshot = take_snapshot(plan, flat)
+        (found,) = snapshot.packs[0]
+        return snapshot, found
+
+    first, found = copy()
+    address = found.ctypes.data
+    sent = np.frombuffer(memoryview(found.view(np.uint8))[8:16], np.int64)
+    del found
+    first.release()
+    del first
+    flat.leaves[0][:] = -1
+    second, other = copy()
+    assert other.ctypes.data != address and sent[0] == 1
+    del sent
+    third, found = copy()
+    assert found.ctypes.data == address
+    assert (found == -1).all() and (other == -1).all()
+    second.release()
+    third.release()
 
 
 def test_a_save_that_fails_lets_arrays_go_that_were_not_copied(tmp_path: Path) -> None:

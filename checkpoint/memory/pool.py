@@ -1,8 +1,9 @@
-"""Memory for what is read: 64-aligned, and used again when the arrays in it have died.
+"""Memory for what is read, and for copies: 64-aligned, and used again when the arrays in it have
+died.
 
 On a virtual machine a fresh page can cost more than the bytes that are read into it. Blocks that
 come back are marked as free to take (MADV_FREE): the kernel takes them when it needs memory, and
-until then they are warm.
+until then they are warm. It still calls them free when they are in use again: see `reused_bytes`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class MemoryPool:
     def __init__(self, idle_bytes: int = IDLE_BYTES) -> None:
         self._idle_bytes = idle_bytes
         self._free: dict[int, collections.deque[mmap.mmap]] = {}
+        self._reused: dict[int, int] = {}  # sizes of mappings, by their identity
 
     def take(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Returns uninitialised bytes, 64-aligned."""
@@ -55,6 +57,7 @@ class MemoryPool:
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             mapping = self._free[size].pop()
+            self._reused[id(mapping)] = size
         except (KeyError, IndexError):
             try:
                 mapping = _map(size)
@@ -65,6 +68,7 @@ class MemoryPool:
     def give_back(self, mapping: mmap.mmap) -> None:
         """Keeps a mapping that nobody uses any more, or drops it where enough are idle."""
         size = len(mapping)
+        self._reused.pop(id(mapping), None)
         if self.idle_bytes() + size > self._idle_bytes or not hasattr(mmap, "MADV_FREE"):
             return
         mapping.madvise(mmap.MADV_FREE)
@@ -78,6 +82,14 @@ class MemoryPool:
     def idle_bytes(self) -> int:
         """Returns how much is kept."""
         return sum(size * len(mappings) for size, mappings in list(self._free.items()))
+
+    def reused_bytes(self) -> int:
+        """Returns how much of what is in use was idle before.
+
+        Linux counts anonymous pages that were marked as free among the clean pages of files, also
+        those that have been written since, until it looks for pages to take.
+        """
+        return sum(list(self._reused.values()))
 
 
 def _map(size: int) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""Memory for what is read: aligned, used again when its arrays have died, and never before."""
+"""Memory for what is read and copied: aligned, used again when its arrays have died, not before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import load, save
-from holdfast.checkpoint.restoring.memory_pool import ALIGN_BYTES, POOL, MemoryPool
+from holdfast.checkpoint.memory.pool import ALIGN_BYTES, POOL, MemoryPool
 
 
 def test_memory_is_used_again() -> None:
@@ -68,6 +68,22 @@ def test_memory_is_aligned_and_of_the_size_asked_for(nbytes: int) -> None:
         and (nbytes == 0 or memory.ctypes.data % ALIGN_BYTES == 0)
     )
     memory[:] = 7
+
+
+def test_what_is_in_use_again_is_told() -> None:
+    """Of what is in use that counts which was idle before, until it is idle again or dropped."""
+    pool = MemoryPool(idle_bytes=2 << 20)
+    first = pool.take(2 << 20)
+    assert pool.reused_bytes() == 0
+    del first
+    assert pool.reused_bytes() == 0
+    first = pool.take(2 << 20)
+    second = pool.take(2 << 20)
+    assert pool.reused_bytes() == 2 << 20
+    del second
+    assert pool.reused_bytes() == pool.idle_bytes() == 2 << 20
+    del first
+    assert pool.reused_bytes() == 0
 
 
 def test_a_closed_pool_keeps_nothing() -> None:
