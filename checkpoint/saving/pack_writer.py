@@ -7,8 +7,9 @@ known from the plan. Packs of a process are written side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,8 @@ from ..format.grid import Chunk
 from ..format.item_report import FileReport, ItemReport, Run, pack_name
 from ..format.pack_header import (
     LARGE_BYTES,
-    PREFIX_BYTES,
     ChunkChecksum,
     HeaderFrame,
-    count_prefixes,
 )
 from ..format.record import chunk_runs
 from ..format.values import encode_value
@@ -46,11 +45,13 @@ from .incremental import (
 )
 from .item_files import PIECE_BYTES, ItemTarget
 from .plan import Plan, local_chunks
+from .running_checksum import RunningChecksum
 from .snapshot import Snapshot
 
 BATCH_BUFFERS = 1000
 # To let go of a buffer costs a thread of the client its own turn in Python.
 SENT_BYTES = 16 * PIECE_BYTES  # of a chunk, handed at once to a store that streams
+_NONE: Mapping[int, ChunkChecksum] = MappingProxyType({})
 
 
 def write_snapshot(
@@ -142,16 +143,22 @@ class _PackWriter:
         planned = plan_pack(self._plan, pack)
         shards = self._snapshot.take_pack(pack)
         if not self._is_incremental:
-            return self._write_new(pack, planned, shards)
+            return self._write_new(pack, planned, shards, self._snapshot.checksums_of(pack))
         old = self._old.get(pack)
         if old is None:
             return self._write_new(pack * NAMES, planned, shards)
         return self._write_changed(pack, planned, shards, old)
 
-    def _write_new(self, number: int, planned: PackPlan, shards: list[Any]) -> WrittenPack:
-        """Writes chunks as one new file, durably."""
+    def _write_new(
+        self,
+        number: int,
+        planned: PackPlan,
+        shards: list[Any],
+        checksums: Mapping[int, ChunkChecksum] = _NONE,
+    ) -> WrittenPack:
+        """Writes chunks as one new file, durably; `checksums` are those known, by their places."""
         name = pack_name(self._plan.process, number, self._target.save_id)
-        sums = ChunkSums(with_digests=self._is_incremental)
+        sums = ChunkSums(checksums, with_digests=self._is_incremental)
         if self._target.storage.posix is None:
             parts = _head_first(pack_parts(planned, shards, sums, SENT_BYTES))
         else:
@@ -300,9 +307,15 @@ def lay_out_pack(plan: Plan, chunks: Sequence[Chunk]) -> PackPlan:
 
 
 class ChunkSums:
-    """The checksums of a pack's chunks, in order, and their digests if these are wanted."""
+    """The checksums of a pack's chunks, in order, and their digests if these are wanted.
 
-    def __init__(self, *, with_digests: bool = False) -> None:
+    Those of large chunks that are `known`, by the chunks' places, are not computed.
+    """
+
+    def __init__(
+        self, known: Mapping[int, ChunkChecksum] = _NONE, *, with_digests: bool = False
+    ) -> None:
+        self._known = known
         self.checksums: list[ChunkChecksum] = []
         self.digests: list[ChunkDigest] | None = [] if with_digests else None
 
@@ -326,20 +339,20 @@ class ChunkSums:
 
         `piece_bytes` is a multiple of PIECE_BYTES.
         """
-        running = None if self.digests is None else RunningDigest()
-        crcs = [0]
+        known = self._known.get(len(self.checksums))
+        summed = RunningChecksum()
+        digest = None if self.digests is None else RunningDigest()
         for start in range(0, data.nbytes, piece_bytes):
             piece = data[start : start + piece_bytes]
-            for begin in range(0, piece.nbytes, PREFIX_BYTES):
-                crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], crcs[-1]))
-            if running is not None:
+            if known is None:
+                summed.add(piece)
+            if digest is not None:
                 for begin in range(0, piece.nbytes, PIECE_BYTES):
-                    running.add(piece[begin : begin + PIECE_BYTES])
+                    digest.add(piece[begin : begin + PIECE_BYTES])
             yield start, piece
-        if self.digests is not None and running is not None:
-            self.digests.append(running.result())
-        prefixes = tuple(crcs[1 : 1 + count_prefixes(data.nbytes)])
-        self.checksums.append(ChunkChecksum(crcs[-1], prefixes))
+        if self.digests is not None and digest is not None:
+            self.digests.append(digest.result())
+        self.checksums.append(summed.result() if known is None else known)
 
 
 def pack_parts(

@@ -27,13 +27,16 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import SaveCancelled
+from ..format.pack_header import LARGE_BYTES, ChunkChecksum
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
 from ..memory.levels import UNLIMITED_BYTES
 from ..memory.pool import POOL
 from ..storage.threads import Latch, run_side_by_side, start_thread
 from .incremental import Unmoved, never_changes
+from .item_files import PIECE_BYTES
 from .plan import PACKS, Plan
+from .running_checksum import RunningChecksum
 
 COPY_THREADS = 4
 SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
@@ -69,6 +72,8 @@ class Snapshot:
     def __init__(self, plan: Plan, unmoved: Unmoved | None = None) -> None:
         self.plan = plan
         self.unmoved = unmoved or Unmoved({}, set(), {})
+        # An incremental save may link a chunk, which then needs no new checksum.
+        self._sums_copies = unmoved is None
         self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
@@ -88,6 +93,13 @@ class Snapshot:
         if pack in self._copies:
             self._copies[pack].wait()
         return self.packs.pop(pack)
+
+    def checksums_of(self, pack: int) -> Mapping[int, ChunkChecksum]:
+        """Returns the checksums of a pack's chunks that are known from its copy, by their places.
+
+        The pack has been taken.
+        """
+        return self._copies[pack].checksums if pack in self._copies else {}
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until the caller may donate or overwrite its arrays.
@@ -198,7 +210,9 @@ class Snapshot:
 
     def _plan_copies(self, chunks: Mapping[int, Sequence[_ChunkCopy]]) -> None:
         self._copies = {
-            pack: _PackCopy(of_pack, self._one_done) for pack, of_pack in chunks.items() if of_pack
+            pack: _PackCopy(of_pack, self._one_done, sums=self._sums_copies)
+            for pack, of_pack in chunks.items()
+            if of_pack
         }
         if self._copies:
             self._in_use += len(self._copies)
@@ -332,12 +346,46 @@ class _ChunkCopy(NamedTuple):
     place: int
     nbytes: int
 
+    def make(self) -> None:
+        """Copies the chunk."""
+        _copy(*self._regions())
+
+    def make_summed(self) -> ChunkChecksum | None:
+        """Copies the chunk; returns its checksum, if it is large and not laid out otherwise.
+
+        Each piece is summed while it is in the cache.
+        """
+        copy, original = self._regions()
+        is_flat = copy.flags.c_contiguous and original.flags.c_contiguous
+        if self.nbytes < LARGE_BYTES or not is_flat:
+            _copy(copy, original)
+            return None
+        copy = copy.reshape(-1).view(np.uint8)
+        original = original.reshape(-1).view(np.uint8)
+        summed = RunningChecksum()
+        for start in range(0, self.nbytes, PIECE_BYTES):
+            piece = copy[start : start + PIECE_BYTES]
+            _copy(piece, original[start : start + PIECE_BYTES])
+            summed.add(memoryview(piece))
+        return summed.result()
+
+    def _regions(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        part: Any = ... if self.inside is None else self.inside
+        return self.shard.copy[part], self.shard.shard[part]
+
 
 class _PackCopy:
-    """The copy of a pack's chunks, each made once at most. Thread-safe."""
+    """The copy of a pack's chunks, each made once at most. Thread-safe.
 
-    def __init__(self, chunks: Sequence[_ChunkCopy], done: Callable[[], None]) -> None:
+    With `sums` it has the checksums of those that are large, by their places, once it has ended.
+    """
+
+    def __init__(
+        self, chunks: Sequence[_ChunkCopy], done: Callable[[], None], *, sums: bool = False
+    ) -> None:
         self.chunks = len(chunks)
+        self.checksums: dict[int, ChunkChecksum] = {}
+        self._sums = sums
         # Who takes a chunk decides: it is never given back, so that an interrupt leaves nobody
         # waiting.
         self._todo = collections.deque(chunks)
@@ -350,11 +398,16 @@ class _PackCopy:
         """Copies chunks until none is left, side by side with other threads that do the same."""
         with contextlib.suppress(IndexError):  # none is left
             while True:
-                self._copy(self._todo.popleft())
+                self._make(self._todo.popleft())
 
-    def _copy(self, chunk: _ChunkCopy) -> None:
+    def _make(self, chunk: _ChunkCopy) -> None:
         try:
-            _copy_chunks([chunk])
+            if self._sums:
+                checksum = chunk.make_summed()
+                if checksum is not None:
+                    self.checksums[chunk.place] = checksum
+            else:
+                chunk.make()
         except BaseException as error:
             self._error = error
         if self._count_ended() == self.chunks:
@@ -402,8 +455,11 @@ def first_copies(sizes: Mapping[int, Sequence[int]], limit_bytes: int) -> dict[i
 
 def _copy_chunks(chunks: Sequence[_ChunkCopy]) -> None:
     for chunk in chunks:
-        part = ... if chunk.inside is None else chunk.inside
-        chunk.shard.copy[part] = chunk.shard.shard[part]
+        chunk.make()
+
+
+def _copy(copy: np.ndarray[Any, Any], original: np.ndarray[Any, Any]) -> None:
+    copy[...] = original
 
 
 def _find(plan: Plan, leaf: Any, index: int, slot: int, on_host: bool) -> Any:

@@ -131,16 +131,16 @@ def test_a_pack_leaves_while_another_is_copied(monkeypatch: pytest.MonkeyPatch) 
     """
     gate = Gate()
     gate.opened.set()
-    copy_chunks = snapshot._copy_chunks
+    make = snapshot._PackCopy._make
     copied: list[bool] = []
 
-    def copy_after_bytes(chunks: Any) -> None:
-        if chunks[0].shard.shard[0] == 1:
+    def copy_after_bytes(copy: Any, chunk: Any) -> None:
+        if chunk.shard.shard[0] == 1:
             assert gate.entered.wait(60)
-        copy_chunks(chunks)
+        make(copy, chunk)
         copied.append(True)
 
-    monkeypatch.setattr(snapshot, "_copy_chunks", copy_after_bytes)
+    monkeypatch.setattr(snapshot._PackCopy, "_make", copy_after_bytes)
     state = {name: np.full(1 << 21, place, np.float32) for place, name in enumerate("ab")}
     with CheckpointManager("memory://leaves", options=Options(progress=gate)) as manager:
         manager.save(1, state)

@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import SaveCancelled
+from holdfast.checkpoint.format.pack_header import ChunkChecksum
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
 from holdfast.checkpoint.memory.pool import MemoryPool
 from holdfast.checkpoint.restoring.restore import restore_item
+from holdfast.checkpoint.saving import plan as plans
 from holdfast.checkpoint.saving import snapshot as snapshots
+from holdfast.checkpoint.saving.incremental import Unmoved
 from holdfast.checkpoint.saving.item_files import ItemTarget
-from holdfast.checkpoint.saving.pack_writer import write_snapshot
+from holdfast.checkpoint.saving.pack_writer import ChunkSums, pack_parts, plan_pack, write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import (
@@ -209,22 +212,65 @@ def test_copies_are_made_later(tmp_path: Path) -> None:
     assert (found["a"] == 0).all() and (found["b"] == 1).all()
 
 
+@pytest.mark.parametrize("layout", ["rows", "whole", "odd size", "transposed", "small"])
+def test_a_large_chunk_is_summed_as_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """Its checksum and those of its prefixes are those of the bytes in the pack. What is small, or
+    laid out otherwise, the writer sums.
+    """
+    monkeypatch.setattr(plans, "CHUNK_BYTES", 5 << 20)
+    values = np.random.default_rng(1).integers(0, 1 << 30, (1 << 10, 600))
+    odd = values.reshape(-1)[: (5 << 17) + 3]
+    tree = {
+        "rows": np.concatenate([values] * 4),  # divided into chunks
+        "whole": values,
+        "odd size": odd,
+        "transposed": values.T,
+        "small": values[:20],
+    }
+    flat = FlatTree.of({"w": tree[layout]})
+    snapshot = take_snapshot(Planner().plan(flat), flat, copies_later=True)
+    begin_copies([snapshot])
+    found: list[ChunkChecksum] = []
+    own: list[ChunkChecksum] = []
+    for pack in snapshot.plan.own:
+        planned = plan_pack(snapshot.plan, pack)
+        shards = snapshot.take_pack(pack)
+        known = snapshot.checksums_of(pack)
+        assert len(known) == (0 if layout in ("transposed", "small") else len(shards))
+        for checksums, sums in ((found, ChunkSums(known)), (own, ChunkSums())):
+            list(pack_parts(planned, list(shards), sums))
+            checksums.extend(sums.checksums)
+    assert found == own and (len(own) > 1) == (layout == "rows")
+
+
+def test_an_incremental_save_sums_what_it_writes() -> None:
+    """It may link a chunk, which then would have been summed for nothing."""
+    flat = FlatTree.of({"w": np.zeros(1 << 20)})
+    unmoved = Unmoved({}, set(), {})
+    snapshot = take_snapshot(Planner().plan(flat), flat, copies_later=True, unmoved=unmoved)
+    begin_copies([snapshot])
+    (pack,) = snapshot.plan.own
+    assert (snapshot.take_pack(pack)[0] == 0).all() and not snapshot.checksums_of(pack)
+
+
 def test_copies_that_are_stopped_are_no_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`stop_copies` waits for what is being copied; the rest is never copied, and its pack is
     refused.
     """
     tree, snapshot = _two_packs()
     first, second = snapshot.copies
-    copy_chunks = snapshots._copy_chunks
+    make = snapshots._PackCopy._make
     begun = threading.Event()
     goes_on = threading.Event()
 
-    def held(chunks: Any) -> None:
+    def held(copy: Any, chunk: Any) -> None:
         begun.set()
         assert goes_on.wait(60)
-        copy_chunks(chunks)
+        make(copy, chunk)
 
-    monkeypatch.setattr(snapshots, "_copy_chunks", held)
+    monkeypatch.setattr(snapshots._PackCopy, "_make", held)
     copier = threading.Thread(target=first.make)
     copier.start()
     assert begun.wait(60)
@@ -252,17 +298,17 @@ def test_all_threads_copy_the_first_pack_first(monkeypatch: pytest.MonkeyPatch) 
     snapshot = take_snapshot(Planner().plan(flat), flat, copies_later=True)
     first, second = snapshot.copies
     assert first.chunks == second.chunks == 2
-    copy_chunks = snapshots._copy_chunks
+    make = snapshots._PackCopy._make
     both_begun = threading.Barrier(2)
     order: list[float] = []
 
-    def together(chunks: Any) -> None:
-        order.extend(chunk.shard.shard[0] for chunk in chunks)
+    def together(copy: Any, chunk: Any) -> None:
+        order.append(chunk.shard.shard[0])
         if len(order) <= 2:
             both_begun.wait(60)
-        copy_chunks(chunks)
+        make(copy, chunk)
 
-    monkeypatch.setattr(snapshots, "_copy_chunks", together)
+    monkeypatch.setattr(snapshots._PackCopy, "_make", together)
     monkeypatch.setattr(snapshots, "COPY_THREADS", 2)
     begin_copies([snapshot])
     assert snapshot.wait(60)
