@@ -1,21 +1,23 @@
 """Saves and restores through a slow way to an object store, in turns; prints a table.
 
     python benchmarks/object_store.py [--gb 4] [--large-gb 6] [--turns 2] [--only NAME ...]
-        [--memory /dev/shm] [--delay-ms 20] [--connection-mb 60] [--link-mb 400]
+        [--first] [--memory /dev/shm] [--delay-ms 20] [--connection-mb 60] [--link-mb 400]
 
 The store is `s3_server.py`, and the way is `shaped_proxy.py`, each a process whose CPU is counted
 apart. Each save and each restore is a process of its own, which has opened its store and made its
 arrays before the clock starts. By then what an opening sweeps in the background has been swept.
-What was restored is compared with what was saved, off the clock.
+Whoever saves has saved all of it once before, as a program that trains has, and the store has
+forgotten that save. With `--first` the first save is the one that is timed. What was restored is
+compared with what was saved, off the clock.
 
 "obstore" is the floor: bare puts of 64 MiB and bare gets of 16 MiB, 16 at a time, whose bytes are
 copied into the arrays. "tensorstore" writes and reads zarr3 arrays, a chunk an array, as Orbax lays
 them out, but not compressed; Orbax itself cannot write to s3://. "boto3" is its transfer manager,
 with 16 threads. Nobody signs or hashes a payload, and holdfast alone checks the bytes.
 
-"beside" is the peak of memory beside the arrays. A save by holdfast copies the arrays, so that the
-caller may go on: one copy of them is left out of "beside", and what its threads took of "CPU", not
-of the time.
+"beside" is the peak of memory beside the arrays, in both saves. A save by holdfast copies the
+arrays, so that the caller may go on: one copy of them is left out of "beside", and what its threads
+took for it of "CPU", not of the time. The checksums, which they compute too, are in "CPU".
 `--large-gb` has holdfast alone save and restore once more, to see that peak. The command takes
 seven minutes. Run it on a quiet machine: the load is printed with the figures.
 """
@@ -48,6 +50,7 @@ HERE = Path(__file__).parent
 ARRAY_BYTES = 64 << 20
 RANGE_BYTES = 16 << 20
 AT_ONCE = 16
+WARMING, TIMED = 0, 1  # the saves' numbers
 BUCKET = "bucket"
 REGION = "us-east-1"
 ENVIRONMENT = {
@@ -76,42 +79,62 @@ class Holdfast:
 
     def _time_copies(self) -> None:
         """Has the CPU seconds of all copies of a snapshot added up."""
-        copy_chunks = self._snapshot._copy_chunks
+        copy = self._snapshot._copy
         adding = threading.Lock()
 
-        def timed(chunks: Any) -> None:
+        def timed(*arrays: Any) -> None:
             own = time.thread_time()
-            copy_chunks(chunks)
+            copy(*arrays)
             with adding:
                 self.copy_s += time.thread_time() - own
 
-        self._snapshot._copy_chunks = timed
+        self._snapshot._copy = timed
 
-    def save(self, state: Any) -> None:
+    def save(self, state: Any, number: int) -> None:
+        self.copy_s = 0.0
         began = time.perf_counter()
-        self._manager.save(1, state)
+        self._manager.save(number, state)
         self.blocked_s = time.perf_counter() - began
         self._manager.wait_until_finished()
 
+    def forget(self, number: int) -> None:
+        self._manager.delete(number)
+        assert self._manager._catalog.state.worker.wait(60)
+
     def restore(self, like: Any) -> Any:
-        return self._manager.restore(1, like)
+        return self._manager.restore(TIMED, like)
 
     def close(self) -> None:
         self._manager.close()
 
 
-class Obstore:
-    """Bare puts and gets."""
+class Contender:
+    """One whose saves are keys below a prefix of their own."""
+
+    name = ""
 
     def __init__(self, endpoint: str) -> None:
         self._store = bare_store(endpoint)
 
-    def save(self, state: Any) -> None:
+    def forget(self, number: int) -> None:
+        """Deletes a save."""
+        empty(self._store, f"{self.name}/{number}/")
+
+    def close(self) -> None:
+        """Lets go of what was opened."""
+
+
+class Obstore(Contender):
+    """Bare puts and gets."""
+
+    name = "obstore"
+
+    def save(self, state: Any, number: int) -> None:
         import obstore
 
         def put(name: str) -> None:
             data = memoryview(np.asarray(state[name]).reshape(-1).view(np.uint8))
-            obstore.put(self._store, f"obstore/{name}", data, use_multipart=False)
+            obstore.put(self._store, f"obstore/{number}/{name}", data, use_multipart=False)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(put, state))
@@ -124,7 +147,7 @@ class Obstore:
         def get(place: tuple[str, int]) -> None:
             name, start = place
             found = obstore.get_range(
-                self._store, f"obstore/{name}", start=start, end=start + RANGE_BYTES
+                self._store, f"obstore/{TIMED}/{name}", start=start, end=start + RANGE_BYTES
             )
             part = memory[name].reshape(-1).view(np.uint8)[start : start + RANGE_BYTES]
             np.copyto(part, np.frombuffer(found, np.uint8))
@@ -134,14 +157,14 @@ class Obstore:
             list(pool.map(get, places))
         return on_device(memory)
 
-    def close(self) -> None:
-        pass
 
-
-class TensorStore:
+class TensorStore(Contender):
     """zarr3 arrays, all opened, written and read at once, as Orbax does."""
 
+    name = "tensorstore"
+
     def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
         import tensorstore
 
         self._tensorstore = tensorstore
@@ -154,15 +177,16 @@ class TensorStore:
             "aws_credentials": {"type": "anonymous"},
         }
 
-    def _open(self, name: str, **options: Any) -> Any:
-        kvstore = self._kvstore | {"path": f"tensorstore/{name}/"}
+    def _open(self, number: int, name: str, **options: Any) -> Any:
+        kvstore = self._kvstore | {"path": f"tensorstore/{number}/{name}/"}
         spec = {"driver": "zarr3", "kvstore": kvstore}
         return self._tensorstore.open(spec, open=True, context=self._context, **options)
 
-    def save(self, state: Any) -> None:
+    def save(self, state: Any, number: int) -> None:
         chunks = self._tensorstore.ChunkLayout(chunk_shape=next(iter(state.values())).shape)
         opened = [
             self._open(
+                number,
                 name,
                 create=True,
                 dtype=leaf.dtype.name,
@@ -180,7 +204,7 @@ class TensorStore:
             each.result()
 
     def restore(self, like: Any) -> Any:
-        opened = {name: self._open(name) for name in like}
+        opened = {name: self._open(TIMED, name) for name in like}
         memory = {name: aligned(leaf) for name, leaf in like.items()}
         read = [
             self._tensorstore.array(memory[name]).write(array.result())
@@ -190,17 +214,17 @@ class TensorStore:
             each.result()
         return on_device(memory)
 
-    def close(self) -> None:
-        pass
-
 
 RAW_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-class Boto3:
+class Boto3(Contender):
     """The transfer manager, with its own size of parts."""
 
+    name = "boto3"
+
     def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
         import boto3
         from boto3.s3.transfer import TransferConfig, create_transfer_manager
         from botocore import UNSIGNED
@@ -215,9 +239,9 @@ class Boto3:
         client = boto3.client("s3", endpoint_url=endpoint, region_name=REGION, config=config)
         self._manager = create_transfer_manager(client, TransferConfig(max_concurrency=AT_ONCE))
 
-    def save(self, state: Any) -> None:
+    def save(self, state: Any, number: int) -> None:
         sent = [
-            self._manager.upload(MemoryFile(np.asarray(leaf)), BUCKET, f"boto3/{name}")
+            self._manager.upload(MemoryFile(np.asarray(leaf)), BUCKET, f"boto3/{number}/{name}")
             for name, leaf in state.items()
         ]
         for each in sent:
@@ -226,7 +250,7 @@ class Boto3:
     def restore(self, like: Any) -> Any:
         memory = {name: aligned(leaf) for name, leaf in like.items()}
         asked = [
-            self._manager.download(BUCKET, f"boto3/{name}", MemoryFile(array))
+            self._manager.download(BUCKET, f"boto3/{TIMED}/{name}", MemoryFile(array))
             for name, array in memory.items()
         ]
         for each in asked:
@@ -330,23 +354,27 @@ def bytes_of(number: int) -> Any:
 
 
 def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]) -> None:
-    """Saves or restores once, and prints a JSON object of figures."""
+    """Saves, for the first time or once more, or restores; prints a JSON object of figures."""
     import jax
 
     like = shapes(count)
     state: Any = None
-    if verb == "save":
+    saves = verb in ("save", "save first")
+    if saves:
         state = jax.device_put({key: bytes_of(at) for at, key in enumerate(like)})
         jax.block_until_ready(state)
     opened = CONTENDERS[name](endpoint)
     gc.collect()
+    resident = reset_peak()
+    if verb == "save":
+        opened.save(state, WARMING)
+        opened.forget(WARMING)
     asked = requests(endpoint)
     cpu = [cpu_of(process) for process in servers]
-    resident = reset_peak()
     own = time.process_time()
     began = time.perf_counter()
-    if verb == "save":
-        opened.save(state)
+    if saves:
+        opened.save(state, TIMED)
     else:
         state = opened.restore(like)
         jax.block_until_ready(state)
@@ -360,10 +388,10 @@ def work(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int]
         for kind, times in requests(endpoint).items()
         if times > asked.get(kind, 0)
     }
-    if verb == "restore" or name == "holdfast":  # its snapshot
+    if not saves or name == "holdfast":  # its snapshot
         figures["beside"] -= count * ARRAY_BYTES
     figures["copy"] = getattr(opened, "copy_s", 0.0)
-    if verb == "restore":
+    if not saves:
         for at, key in enumerate(like):
             expected = bytes_of(at).view(np.uint8)
             assert np.array_equal(np.asarray(state[key]).view(np.uint8), expected), key
@@ -428,12 +456,11 @@ def run(name: str, verb: str, count: int, endpoint: str, servers: Sequence[int])
     return figures
 
 
-def empty(endpoint: str) -> None:
-    """Deletes all that is stored."""
+def empty(store: Any, prefix: str = "") -> None:
+    """Deletes all that is stored below a prefix."""
     import obstore
 
-    store = bare_store(endpoint)
-    for page in obstore.list(store, chunk_size=1000):
+    for page in obstore.list(store, prefix or None, chunk_size=1000):
         obstore.delete(store, [meta["path"] for meta in page])
 
 
@@ -517,6 +544,7 @@ def main() -> None:
     parser.add_argument("--large-gb", type=float, default=6)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--first", action="store_true")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--delay-ms", default="20")
     parser.add_argument("--connection-mb", default="60")
@@ -539,10 +567,10 @@ def main() -> None:
 
         def compare(name: str, gigabytes: float) -> None:
             count = max(1, round(gigabytes * 1e9 / ARRAY_BYTES))
-            for verb in ("save", "restore"):
+            for verb in ("save first" if chosen.first else "save", "restore"):
                 figures = run(name, verb, count, shaped, (store_pid, proxy_pid))
-                results.setdefault((name, verb, count), []).append(figures)
-            empty(direct)
+                results.setdefault((name, verb.split()[0], count), []).append(figures)
+            empty(bare_store(direct))
 
         for _ in range(chosen.turns):
             for name in chosen.only:
