@@ -38,7 +38,8 @@ from .item_files import PIECE_BYTES
 from .plan import PACKS, Plan
 from .running_checksum import RunningChecksum
 
-COPY_THREADS = 4
+# More than there are cores would only wait for each other at the interpreter.
+COPY_THREADS = min(4, os.cpu_count() or 4)
 SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
 _PINNED = "pinned_host"
 _PAGEABLE = "unpinned_host"
