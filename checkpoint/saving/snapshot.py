@@ -365,7 +365,7 @@ class _ChunkCopy(NamedTuple):
         original = original.reshape(-1).view(np.uint8)
         summed = RunningChecksum()
         for start in range(0, self.nbytes, PIECE_BYTES):
-            piece = copy[start : start + PIECE_BYTES]
+            piece: Any = copy[start : start + PIECE_BYTES]
             _copy(piece, original[start : start + PIECE_BYTES])
             summed.add(memoryview(piece))
         return summed.result()

@@ -160,8 +160,9 @@ def test_copies_use_the_memory_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) 
 
     first, found = copy()
     address = found.ctypes.data
-    sent = np.frombuffer(memoryview(found.view(np.uint8))[8:16], np.int64)
-    del found
+    looked: Any = found.view(np.uint8)
+    sent = np.frombuffer(memoryview(looked)[8:16], np.int64)
+    del found, looked
     first.release()
     del first
     flat.leaves[0][:] = -1
