@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from ..errors import Corrupt, HostileCheckpoint
 
@@ -37,6 +38,25 @@ class ChunkChecksum(NamedTuple):
 def count_prefixes(nbytes: int) -> int:
     """Returns how many prefixes of a chunk have a checksum of their own."""
     return (nbytes - 1) // PREFIX_BYTES if nbytes >= LARGE_BYTES else 0
+
+
+class RunningChecksum:
+    """Sums a chunk of at least LARGE_BYTES, and its prefixes. For one thread."""
+
+    def __init__(self) -> None:
+        self._crcs = [0]
+        self._nbytes = 0
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the bytes that come next: a multiple of PREFIX_BYTES, unless they are the last."""
+        self._nbytes += piece.nbytes
+        for begin in range(0, piece.nbytes, PREFIX_BYTES):
+            self._crcs.append(crc32c(piece[begin : begin + PREFIX_BYTES], self._crcs[-1]))
+
+    def result(self) -> ChunkChecksum:
+        """Returns the checksum of all that was added."""
+        prefixes = tuple(self._crcs[1 : 1 + count_prefixes(self._nbytes)])
+        return ChunkChecksum(self._crcs[-1], prefixes)
 
 
 class HeaderFrame(NamedTuple):

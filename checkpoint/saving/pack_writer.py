@@ -22,6 +22,7 @@ from ..format.pack_header import (
     LARGE_BYTES,
     ChunkChecksum,
     HeaderFrame,
+    RunningChecksum,
 )
 from ..format.record import chunk_runs
 from ..format.values import encode_value
@@ -45,7 +46,6 @@ from .incremental import (
 )
 from .item_files import PIECE_BYTES, ItemTarget
 from .plan import Plan, local_chunks
-from .running_checksum import RunningChecksum
 from .snapshot import Snapshot
 
 BATCH_BUFFERS = 1000

@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import SaveCancelled
-from ..format.pack_header import LARGE_BYTES, ChunkChecksum
+from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
 from ..memory.levels import UNLIMITED_BYTES
@@ -36,7 +36,6 @@ from ..storage.threads import Latch, run_side_by_side, start_thread
 from .incremental import Unmoved, never_changes
 from .item_files import PIECE_BYTES
 from .plan import PACKS, Plan
-from .running_checksum import RunningChecksum
 
 # More than there are cores would only wait for each other at the interpreter.
 COPY_THREADS = min(4, os.cpu_count() or 4)

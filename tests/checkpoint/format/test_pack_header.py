@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from crc32c import crc32c
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import Corrupt, HostileCheckpoint
@@ -15,6 +16,7 @@ from holdfast.checkpoint.format.pack_header import (
     PREFIX_BYTES,
     ChunkChecksum,
     HeaderFrame,
+    RunningChecksum,
     count_prefixes,
     parse_header,
 )
@@ -24,6 +26,7 @@ CHUNK = st.tuples(
     NAMES, st.sampled_from(["F32", "U8"]), st.integers(0, 9), st.integers(0, 0xFFFFFFFF)
 )
 CHUNKS = st.lists(CHUNK, unique_by=lambda chunk: chunk[0], max_size=6)
+SUMMED = bytes(range(251)) * (3 * LARGE_BYTES // 251)
 Drawn = list[tuple[str, str, int, int]]
 
 
@@ -130,3 +133,18 @@ def test_a_header_without_prefixes_is_read() -> None:
     cut = data.replace(data[start:end], b'","crc32c_prefixes":"AAAAAA==')
     with pytest.raises(HostileCheckpoint, match="checksums of 1 prefixes, its chunks have 15"):
         parse_header(cut, len(cut) + 4 * LARGE_BYTES, "p")
+
+
+@given(st.integers(LARGE_BYTES, len(SUMMED)), st.integers(1, 6))
+@settings(max_examples=20, deadline=None)
+def test_a_checksum_is_the_same_whatever_the_pieces(nbytes: int, prefixes: int) -> None:
+    """It is that of all the bytes, and of each prefix that ends within them."""
+    data = memoryview(SUMMED)[:nbytes]
+    summed = RunningChecksum()
+    for start in range(0, nbytes, prefixes * PREFIX_BYTES):
+        summed.add(data[start : start + prefixes * PREFIX_BYTES])
+    found = summed.result()
+    assert found.crc == crc32c(data)
+    assert len(found.prefixes) == count_prefixes(nbytes)
+    for number, crc in enumerate(found.prefixes, 1):
+        assert crc == crc32c(data[: number * PREFIX_BYTES])
