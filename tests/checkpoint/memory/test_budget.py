@@ -19,6 +19,12 @@ from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 from holdfast.checkpoint.memory.pool import POOL
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier tests have left of this process's own memory is not of the machines here."""
+    monkeypatch.setattr(POOL, "reused_bytes", lambda: 0)
+
+
 def level(free_bytes: int, folder: str = "") -> MemoryLevel:
     return MemoryLevel(folder or "this machine", 10 * free_bytes, free_bytes, free_bytes, folder)
 

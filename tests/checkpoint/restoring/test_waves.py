@@ -16,6 +16,7 @@ from holdfast.checkpoint.format.record import ItemRecord, LeafRecord, read_recor
 from holdfast.checkpoint.memory import budget
 from holdfast.checkpoint.memory.budget import USE, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
+from holdfast.checkpoint.memory.pool import POOL
 from holdfast.checkpoint.restoring import waves
 from holdfast.checkpoint.restoring.match import LeafRequest
 from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
@@ -31,6 +32,12 @@ from holdfast.checkpoint.storage.local import LocalStorage
 
 MIB = 1 << 20
 LEVEL = MemoryLevel("this machine", 1 << 40, 1 << 40, 1 << 40)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier tests have left of this process's own memory is not of the machines here."""
+    monkeypatch.setattr(POOL, "reused_bytes", lambda: 0)
 
 
 def leaf(path: str, shape: tuple[int, ...], chunk: tuple[int, ...]) -> LeafRecord:
