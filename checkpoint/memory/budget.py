@@ -184,7 +184,7 @@ class MemoryBudget:
 
     def has_room_for_each(self, nbytes: int) -> bool:
         """Says whether this process sees that each of the job may take so many bytes now."""
-        return self.sharers.is_whole_job and nbytes <= divide(self.look(), self.sharers).nbytes
+        return self.sharers.is_whole_job and nbytes <= divide(self._levels(), self.sharers).nbytes
 
     def free_bytes(self) -> int:
         """Returns how many bytes this process may take now, beside what it holds.

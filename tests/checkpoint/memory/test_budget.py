@@ -92,6 +92,9 @@ def test_memory_in_use_again_is_not_free(monkeypatch: pytest.MonkeyPatch) -> Non
     assert look.free_bytes() == UNASKED_BYTES * 7 // 8
     (seen,) = look.seen_levels(UNASKED_BYTES + 1)
     assert seen.most_bytes == 2 * UNASKED_BYTES
+    both = MemoryBudget(Sharers(2, is_whole_job=True), look=look.look)
+    assert both.has_room_for_each(UNASKED_BYTES * 7 // 8)
+    assert not both.has_room_for_each(UNASKED_BYTES * 7 // 8 + 1)
     assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free_bytes() == 0
 
 
