@@ -120,3 +120,14 @@ def test_fifty_names_for_many_rounds(tmp_path: Path) -> None:
     grown = run_concurrent("ours", ROUNDS, tmp_path, 850)
     print(f"the service grew by {grown} bytes")
     assert grown < 4 << 20
+
+
+def test_numbers_of_no_process_are_refused() -> None:
+    """A process that the job does not have is a ValueError that says which it has; a timeout of 0
+    does not wait for anybody.
+    """
+    run_processes(
+        program("barriers_numbers_no_process_refused"),
+        2,
+        arguments=[free_port()],
+    )
