@@ -198,6 +198,7 @@ def test_an_answer_may_take_what_answers_take(trust: PeerTrust) -> None:
     take, and some at least.
     """
     assert trust.answer_limit_s(MIB) == LEAST_ANSWER_S + MIB / LEAST_BYTES_PER_S
+    assert trust.answer_limit_s(16 * MIB) <= UNKNOWN_S
     for _ in range(4):
         trust.note_bytes(1, MIB, 0.01)
     assert trust.answer_limit_s(MIB) == LEAST_ANSWER_S
