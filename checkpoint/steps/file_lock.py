@@ -51,6 +51,7 @@ class FileLock:
     """A file lock that a forked child does not keep alive."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
+        self._path = path
         self._file = -1  # for __del__, where the open fails
         # O_NONBLOCK: to open a pipe that has the lock's name would wait for a writer to it.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -60,11 +61,12 @@ class FileLock:
         _open_locks.add(self)
 
     def try_hold(self) -> bool:
+        """Holds the lock if nobody does; a file that no longer has its name is no lock."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        return True
+        return self.is_at(self._path)
 
     def is_at(self, path: Path) -> bool:
         """Says whether the locked file is still the one of that name."""
@@ -107,7 +109,7 @@ def hold_lock_in(folder: Path) -> FileLock:
         with contextlib.suppress(FileNotFoundError):
             _make(folder)
             lock = FileLock(folder / LOCK_NAME)
-            if lock.try_hold() and lock.is_at(folder / LOCK_NAME):
+            if lock.try_hold():
                 return lock
             lock.close()
         time.sleep(_POLL_S)  # a sweep that has the lock needs a moment for its removal

@@ -188,7 +188,7 @@ def _remove_half_made(folder: Path) -> None:
     # A writer that lives holds the lock. If it is just about to, it loses the folder, sees that
     # its lock is no longer at that path, and begins again: see hold_lock_in.
     with contextlib.closing(lock):
-        if lock.try_hold() and lock.is_at(folder / LOCK_NAME):
+        if lock.try_hold():
             _remove(folder)
 
 

@@ -458,7 +458,7 @@ def _remove_dead(final: Path) -> None:
             lock = FileLock(made / LOCK_NAME, create=False)
             # The lock is held until all is gone: a writer that is about to hold it begins anew.
             with contextlib.closing(lock):
-                if lock.try_hold() and lock.is_at(made / LOCK_NAME):
+                if lock.try_hold():
                     shutil.rmtree(made, ignore_errors=True)
 
 
