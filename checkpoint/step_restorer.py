@@ -24,7 +24,7 @@ from .step_catalog import StepCatalog
 from .steps.holds import add_hold
 
 _log = logging.getLogger(__name__)
-# steps that one restore with `fallback` sees deleted while it reads them, before it gives up
+# steps that one restore sees deleted or overwritten while it reads them, before it gives up
 MOST_GONE = 64
 # what says of a step in the store that it is not whole, or gone, and does not pass
 _DAMAGE = (Corrupt, HostileCheckpoint, StepGone, StepNotFound)
@@ -56,8 +56,9 @@ class StepRestorer:
         """Restores a step, or the newest; with `fallback`, from the newest (or `chosen`) down the
         first that restores on every process.
 
-        A local step that was not asked for by its number gives way to the next also without. Only
-        damage and deletion are passed over. A `like` or an item that does not fit, and what passes
+        Where no number was asked for, a local step gives way to the next also without, and a step
+        that was deleted or overwritten to what is the newest then. Only damage and deletion are
+        passed over. A `like` or an item that does not fit, and what passes
         (no descriptor, no memory, a store that does not answer), is an error on every process: an
         older step would come back in silence. The steps are listed again before each try, since a
         writer may delete old ones and add new ones meanwhile.
@@ -75,6 +76,8 @@ class StepRestorer:
             gives_way = fallback and isinstance(error, _DAMAGE)
             # Hosts may be lost: what cannot be read of a local step is in the store, or older.
             gives_way |= key is not None and (fallback or chosen is None)
+            # The newest is what it is now, where a writer replaced it meanwhile.
+            gives_way |= chosen is None and isinstance(error, StepGone)
             if verdict.is_mistake or not gives_way:
                 raise error
             what = "step" if key is None else "local step"
