@@ -11,9 +11,10 @@ forgotten that save. With `--first` the first save is the one that is timed. Wha
 compared with what was saved, off the clock.
 
 "obstore" is the floor: bare puts of 64 MiB and bare gets of 16 MiB, 16 at a time, whose bytes are
-copied into the arrays. "tensorstore" writes and reads zarr3 arrays, a chunk an array, as Orbax lays
-them out, but not compressed; Orbax itself cannot write to s3://. "boto3" is its transfer manager,
-with 16 threads. Nobody signs or hashes a payload, and holdfast alone checks the bytes.
+copied into the arrays. "orbax" are tensorstore's zarr3 arrays, a chunk an array, as Orbax lays them
+out: sharded, and compressed by zstd; Orbax itself cannot write to s3://. "tensorstore" are the same
+without shards and compression. "boto3" is its transfer manager, with 16 threads. Nobody signs or
+hashes a payload, and holdfast alone checks the bytes.
 
 "beside" is the peak of memory beside the arrays, in both saves. A save by holdfast copies the
 arrays, so that the caller may go on: one copy of them is left out of "beside", and what its threads
@@ -47,12 +48,26 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-ARRAY_BYTES = 64 << 20
+SIDE = 4096  # of each array, which is square
+ARRAY_BYTES = SIDE * SIDE * 4
 RANGE_BYTES = 16 << 20
 AT_ONCE = 16
 WARMING, TIMED = 0, 1  # the saves' numbers
 BUCKET = "bucket"
 REGION = "us-east-1"
+RAW_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+# as Orbax has them for zarr3
+ORBAX_CODECS = [
+    {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": [SIDE, SIDE],
+            "codecs": [RAW_BYTES, {"name": "zstd", "configuration": {"level": 3}}],
+            "index_codecs": [RAW_BYTES, {"name": "crc32c"}],
+            "index_location": "end",
+        },
+    }
+]
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "AWS_ACCESS_KEY_ID": "test",
@@ -162,6 +177,7 @@ class TensorStore(Contender):
     """zarr3 arrays, all opened, written and read at once, as Orbax does."""
 
     name = "tensorstore"
+    codecs: Sequence[Any] = (RAW_BYTES,)
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -178,12 +194,13 @@ class TensorStore(Contender):
         }
 
     def _open(self, number: int, name: str, **options: Any) -> Any:
-        kvstore = self._kvstore | {"path": f"tensorstore/{number}/{name}/"}
+        kvstore = self._kvstore | {"path": f"{self.name}/{number}/{name}/"}
         spec = {"driver": "zarr3", "kvstore": kvstore}
         return self._tensorstore.open(spec, open=True, context=self._context, **options)
 
     def save(self, state: Any, number: int) -> None:
         chunks = self._tensorstore.ChunkLayout(chunk_shape=next(iter(state.values())).shape)
+        codec = self._tensorstore.CodecSpec({"driver": "zarr3", "codecs": list(self.codecs)})
         opened = [
             self._open(
                 number,
@@ -192,7 +209,7 @@ class TensorStore(Contender):
                 dtype=leaf.dtype.name,
                 shape=leaf.shape,
                 chunk_layout=chunks,
-                codec=self._tensorstore.CodecSpec({"driver": "zarr3", "codecs": [RAW_BYTES]}),
+                codec=codec,
             )
             for name, leaf in state.items()
         ]
@@ -215,7 +232,11 @@ class TensorStore(Contender):
         return on_device(memory)
 
 
-RAW_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+class OrbaxArrays(TensorStore):
+    """The same, sharded and compressed."""
+
+    name = "orbax"
+    codecs = ORBAX_CODECS
 
 
 class Boto3(Contender):
@@ -301,6 +322,7 @@ CONTENDERS: dict[str, Callable[[str], Any]] = {
     "holdfast": Holdfast,
     "obstore": Obstore,
     "tensorstore": TensorStore,
+    "orbax": OrbaxArrays,
     "boto3": Boto3,
 }
 
@@ -339,7 +361,7 @@ def shapes(count: int) -> dict[str, Any]:
     import jax
 
     return {
-        f"layer{number:03d}": jax.ShapeDtypeStruct((4096, 4096), np.float32)
+        f"layer{number:03d}": jax.ShapeDtypeStruct((SIDE, SIDE), np.float32)
         for number in range(count)
     }
 
@@ -347,7 +369,7 @@ def shapes(count: int) -> dict[str, Any]:
 def bytes_of(number: int) -> Any:
     """Returns the numbers of one array; the same in every process."""
     random = np.random.default_rng(number)
-    return random.integers(0, 1 << 32, (4096, 4096), np.uint32).view(np.float32)
+    return random.integers(0, 1 << 32, (SIDE, SIDE), np.uint32).view(np.float32)
 
 
 # --- One save or restore, in a process of its own
@@ -521,12 +543,14 @@ def bars(medians: dict[tuple[str, str, int], Medians], checksum_s: float) -> str
             f"| {verb}: of obstore's speed | {floor.wall_s / ours.wall_s:.2f} | at least 0.9 |",
             f"| {verb}: CPU, of obstore's and the checksum's | {of_floor:.2f} | at most {wanted} |",
         ]
-        other = medians.get(("tensorstore", verb, count))
-        if other is not None:
+        for peer in ("orbax", "tensorstore"):
+            other = medians.get((peer, verb, count))
+            if other is None:
+                continue
             lines += [
-                f"| {verb}: wall time, of tensorstore's | {ours.wall_s / other.wall_s:.2f}"
+                f"| {verb}: wall time, of {peer}'s | {ours.wall_s / other.wall_s:.2f}"
                 " | at most 1 |",
-                f"| {verb}: CPU, of tensorstore's | {ours.cpu_s / other.cpu_s:.2f}"
+                f"| {verb}: CPU, of {peer}'s | {ours.cpu_s / other.cpu_s:.2f}"
                 f" | {'at most 0.33' if verb == 'save' else ''} |",
             ]
     for (name, verb, _), found in medians.items():
