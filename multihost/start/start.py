@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import gc
 import logging
 import os
 import socket
@@ -57,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 # How long an interpreter that exits without shutdown() waits for the others.
 _EXIT_TIMEOUT_S = 10.0
+# that the others were lost before all had come to `shutdown`
+_left_alone = threading.Event()
 
 
 class Membership:
@@ -150,6 +153,7 @@ def initialize(  # noqa: PLR0913
         _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
         return
     preemption.set_waiting(True)
+    _left_alone.clear()
     timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
     try:
         _join(discovered, discovered.spec, timeouts, deadline, collective_s=collective_timeout_s)
@@ -195,6 +199,7 @@ def shutdown(timeout_s: float | None = None) -> None:
             member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
         except CoordinationError as error:
             _log.warning("leaving without the others: %s", error)
+            _left_alone.set()
         member.leave()
     preemption.close()
 
@@ -343,6 +348,16 @@ def _give_up(why: str) -> None:
     preemption.close()
 
 
+@atexit.register
+def _end_soon() -> None:
+    """Spares a process that was left alone the last search for cycles: with jax imported it takes
+    a second of a core, and a launcher that starts the job again waits for this process to end.
+    """
+    if _left_alone.is_set():
+        gc.freeze()
+
+
+# After the function above, so that at an exit it comes first.
 @atexit.register
 def _at_exit() -> None:
     """Leaves in order after a program that ended well, at once after one that died of an error."""

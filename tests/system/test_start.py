@@ -4,6 +4,7 @@ says.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,22 @@ def test_leaving_without_shutdown() -> None:
         arguments=[f"127.0.0.1:{free_port()}"],
     )
     assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
+
+
+@pytest.mark.parametrize("ending", ["calls", pytest.param("forgets", marks=pytest.mark.slow)])
+def test_a_process_that_is_left_alone_ends_soon(ending: str) -> None:
+    """Where another one died before the shutdown, the interpreter's end searches no cycles: a
+    launcher waits for it. Where all are there, it does.
+    """
+    for fate, codes in (("death", [0, -signal.SIGKILL]), ("none", [0, 0])):
+        outputs = run_processes(
+            program("start_left_alone"),
+            2,
+            codes=codes,
+            arguments=[f"127.0.0.1:{free_port()}", fate, ending],
+        )
+        assert ("searched" in outputs[0]) == (fate == "none"), outputs[0]
+        assert ("leaving without the others" in outputs[0]) == (fate == "death"), outputs[0]
 
 
 def test_an_exception_ends_the_others_waits() -> None:
