@@ -215,6 +215,8 @@ class LocalEngine(BaseEngine):
         self._num_processes = num_processes
         self._warmed = False
         self._launched_s = time.monotonic()
+        if self._standbys is not None:
+            self._standbys.hold()
         self._open_watch(self._coordinator.address, attempt)
         self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 

@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -254,6 +255,7 @@ class Standbys:
         self._preload = [*PRELOAD, *preload]
         self._waiting: dict[int, Standby] = {}
         self._taken: list[Standby] = []
+        self._held: list[Standby] = []
         self._wanted: dict[int, Mapping[str, str]] = {}
         self._at_once = 0  # may import
         self._useless = False
@@ -281,8 +283,22 @@ class Standbys:
         self._at_once = max(1, (os.cpu_count() or 1) // 2) if in_turn else len(environments)
         self.warm_next()
 
+    def hold(self) -> None:
+        """Stops those that import, which others need the cores for, until `warm_next`. One that is
+        taken goes on.
+        """
+        self._held = [each for each in self._waiting.values() if each.imports]
+        for each in self._held:
+            each.signal(signal.SIGSTOP)
+
     def warm_next(self) -> bool:
-        """Starts those that may import now; returns whether more are to come."""
+        """Has those that were held go on, and starts those that may import now.
+
+        Returns whether more are to come.
+        """
+        for each in self._held:
+            each.signal(signal.SIGCONT)
+        self._held.clear()
         importing = sum(each.imports for each in self._waiting.values())
         for process in list(self._wanted)[: max(0, self._at_once - importing)]:
             env = self._wanted.pop(process)
@@ -309,6 +325,9 @@ class Standbys:
             return None
         standby = self._waiting.pop(chosen)
         self._taken.append(standby)
+        if standby in self._held:
+            self._held.remove(standby)
+            standby.signal(signal.SIGCONT)
         worker = standby.take(env, on_line, on_exit)
         if worker is None:
             standby.close()
@@ -324,6 +343,7 @@ class Standbys:
     def close(self) -> None:
         """Ends all that wait."""
         self._wanted.clear()
+        self._held.clear()
         self._taken += self._waiting.values()
         self._waiting.clear()
         self._close(self._taken)

@@ -372,6 +372,44 @@ def test_they_import_in_turn_and_one_may_become_another(
     assert not standbys.warm_next()
 
 
+@pytest.mark.parametrize("ending", ["taken", "goes on", "closed"])
+def test_those_that_import_are_held(ending: str, env: dict[str, str], tmp_path: Path) -> None:
+    """One that imports stops while an attempt begins. It goes on afterwards, and where it is taken;
+    one that is ready is taken as ever.
+    """
+    (tmp_path / "program.py").write_text("print('ran')")
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "open('pid', 'w').write(str(os.getpid()))\n"
+        "os.rename('pid', 'importing')\n"
+        "while not os.path.exists('go'): time.sleep(0.01)"
+    )
+    said: list[str] = []
+    standbys = Standbys(
+        [sys.executable, "program.py"], cwd=tmp_path, preload=["slow"], say=said.append
+    )
+
+    def state() -> str:
+        pid = (tmp_path / "importing").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    standbys.warm({0: env})
+    wait_for(lambda: (tmp_path / "importing").exists())
+    standbys.hold()
+    wait_for(lambda: state() == "T")
+    (tmp_path / "go").touch()
+    if ending == "goes on":
+        assert not standbys.warm_next()
+        wait_for(lambda: not standbys._waiting[0].imports)
+        standbys.hold()
+    if ending != "closed":
+        ran = Ran()
+        assert standbys.take(0, env, ran.events.put, ran.events.put) is not None
+        assert ran.finish() == ["ran", 0]
+    standbys.close()
+    assert said == []
+
+
 def test_one_that_fails_after_it_was_taken_starts_cold(env: dict[str, str], tmp_path: Path) -> None:
     """The module that it could not import is not the program's fault."""
     (tmp_path / "program.py").write_text("print('begun')")
