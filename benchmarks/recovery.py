@@ -190,15 +190,14 @@ def train(
     mark(arguments.pipe, "joined", attempt)
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    data = digits.load_digits()
-    images = (data.data / 16).astype("float32")
-    labels = data.target.astype("int32")
+    images, labels = digits.dataset()
+    width = max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())
 
     def fresh_state() -> Any:
-        width = max(1, int(arguments.state_gb * 1e9 / 4) // jax.device_count())
         return digits.fresh_state(), jnp.ones((jax.device_count(), width))
 
-    shapes = jax.eval_shape(fresh_state)
+    ballast_shape = jax.ShapeDtypeStruct((jax.device_count(), width), jnp.float32)
+    shapes = digits.state_shapes(), ballast_shape
     shardings = jax.tree.map(lambda leaf: digits.sharding_of(mesh, leaf), shapes)
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
     dies_at = kill_step(attempt, arguments)

@@ -10,6 +10,7 @@ saved step. What is holdfast's is marked with a number; all else is plain jax.
 """
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -76,6 +77,20 @@ def train_step(state, images, labels):
     return {"params": params, "mean": mean, "square": square, "count": count}, loss
 
 
+# What needs no devices is made once, and is there still when another process's death has ended an
+# attempt.
+@functools.cache
+def dataset():
+    """Returns the images and what digits they are."""
+    digits = load_digits()
+    return (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
+
+
+@functools.cache
+def state_shapes():
+    return jax.eval_shape(fresh_state)
+
+
 def sharding_of(mesh, leaf):
     """Splits an array's first axis over the mesh where it divides evenly, else replicates it."""
     divisible = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
@@ -113,13 +128,11 @@ def train(args):
     )
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    digits = load_digits()
-    images = (digits.data / 16).astype(np.float32)
-    labels = digits.target.astype(np.int32)
+    images, labels = dataset()
     training = slice(0, 1437)
     test = slice(1437, None)
 
-    shapes = jax.eval_shape(fresh_state)
+    shapes = state_shapes()
     shardings = jax.tree.map(lambda leaf: sharding_of(mesh, leaf), shapes)
     step_fn = jax.jit(
         train_step,
