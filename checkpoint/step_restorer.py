@@ -58,10 +58,10 @@ class StepRestorer:
 
         Where no number was asked for, a local step gives way to the next also without, and a step
         that was deleted or overwritten to what is the newest then. Only damage and deletion are
-        passed over. A `like` or an item that does not fit, and what passes
-        (no descriptor, no memory, a store that does not answer), is an error on every process: an
-        older step would come back in silence. The steps are listed again before each try, since a
-        writer may delete old ones and add new ones meanwhile.
+        passed over. A `like` or an item that does not fit, and what passes (no descriptor, no
+        memory, a store that does not answer), is an error on every process: an older step would
+        come back in silence. The steps are listed again before each try, since a writer may delete
+        old ones and add new ones meanwhile.
         """
         failures: dict[int, str] = {}
         gone = 0

@@ -287,9 +287,10 @@ class Standbys:
         """Stops those that import, which others need the cores for, until `warm_next`. One that is
         taken goes on.
         """
-        self._held = [each for each in self._waiting.values() if each.imports]
-        for each in self._held:
-            each.signal(signal.SIGSTOP)
+        for each in self._waiting.values():
+            if each.imports and each not in self._held:
+                each.signal(signal.SIGSTOP)
+                self._held.append(each)
 
     def warm_next(self) -> bool:
         """Has those that were held go on, and starts those that may import now.

@@ -372,10 +372,11 @@ def test_they_import_in_turn_and_one_may_become_another(
     assert not standbys.warm_next()
 
 
-@pytest.mark.parametrize("ending", ["taken", "goes on", "closed"])
+@pytest.mark.parametrize("ending", ["taken", "goes on", "ready when held", "closed"])
 def test_those_that_import_are_held(ending: str, env: dict[str, str], tmp_path: Path) -> None:
-    """One that imports stops while an attempt begins. It goes on afterwards, and where it is taken;
-    one that is ready is taken as ever.
+    """One that imports stops while an attempt begins. It goes on afterwards, and where it is taken,
+    be it that it had become ready just then, and another attempt begins. One that is ready is taken
+    as ever.
     """
     (tmp_path / "program.py").write_text("print('ran')")
     (tmp_path / "slow.py").write_text(
@@ -398,6 +399,12 @@ def test_those_that_import_are_held(ending: str, env: dict[str, str], tmp_path: 
     standbys.hold()
     wait_for(lambda: state() == "T")
     (tmp_path / "go").touch()
+    if ending == "ready when held":
+        pid = int((tmp_path / "importing").read_text())
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: not standbys._waiting[0].imports)
+        os.kill(pid, signal.SIGSTOP)
+        standbys.hold()
     if ending == "goes on":
         assert not standbys.warm_next()
         wait_for(lambda: not standbys._waiting[0].imports)
