@@ -185,7 +185,9 @@ def shutdown(timeout_s: float | None = None) -> None:
     It waits for at most `timeout_s` (default: `initialize()`'s). While it waits, a signal that
     means preemption is still a notice, on which the others agree; afterwards signals are as before
     `initialize()`. A process that is alone, or has never joined, only stops watching for notices.
-    Never raises because of another process: what went wrong is logged. A second call does nothing.
+    Never raises because of another process: what went wrong is logged. Then somebody waits for this
+    process to be gone, and the interpreter ends without its last search for cycles of objects. A
+    second call does nothing.
     """
     member = current_job().take(Membership)
     if member is not None:
