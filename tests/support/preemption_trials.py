@@ -225,9 +225,11 @@ def faults_of(job: Job, plan: Plan) -> list[str]:
     died = [index for index in plan.victims if job.codes[index] == -signal.SIGTERM]
     if died and not gathered:
         return []  # before all had joined: the launcher counts it as preempted
-    over = [
-        index for index in died if "left\n" in texts[index]
-    ]  # the job was: its signals are the program's own again
+    # Once all have come to shutdown() the job is over: its signals are the program's own again.
+    all_came = any("left\n" in text for text in texts) and not any(
+        "leaving without the others" in text for text in texts
+    )
+    over = [index for index in died if all_came and "leaving\n" in texts[index]]
     faults = [
         f"process {index} ended with {code}"
         for index, code in sorted(job.codes.items())
