@@ -350,7 +350,6 @@ def _give_up(why: str) -> None:
     preemption.close()
 
 
-@atexit.register
 def _end_soon() -> None:
     """Spares a process that was left alone the last search for cycles: with jax imported it takes
     a second of a core, and a launcher that starts the job again waits for this process to end.
@@ -359,11 +358,11 @@ def _end_soon() -> None:
         gc.freeze()
 
 
-# After the function above, so that at an exit it comes first.
 @atexit.register
 def _at_exit() -> None:
     """Leaves in order after a program that ended well, at once after one that died of an error."""
     with ExitStack() as stack:
+        stack.callback(_end_soon)
         # A thread that comes back from jaxlib into an ending interpreter aborts the process, so
         # those that wait there are ended; last, since the others may still agree on a notice.
         stack.callback(close_sync_points)
