@@ -514,15 +514,17 @@ def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int) -> 
 
 def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
     """Starts the copies, or as many of the first ones as the host's pool has room for."""
+    # An array that is in such memory already would come back as it is, and go with its donation.
+    put = partial(jax.device_put, may_alias=False)
     try:
-        return list(jax.device_put(arrays, places))
+        return list(put(arrays, places))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
     copies: list[jax.Array] = []
     for array, place in zip(arrays, places, strict=True):
         try:
-            copies.append(jax.device_put(array, place))
+            copies.append(put(array, place))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from holdfast.checkpoint import SaveCancelled
 from holdfast.checkpoint.format.pack_header import ChunkChecksum
@@ -343,11 +344,11 @@ def test_shards_without_room_wait_on_the_device(
     real = jax.device_put
     room = [3]
 
-    def device_put(value: Any, place: Any) -> Any:
+    def device_put(value: Any, place: Any, **how: Any) -> Any:
         if isinstance(value, list) or not room[0]:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the host allocator has no room")
         room[0] -= 1
-        return real(value, place)
+        return real(value, place, **how)
 
     flat = FlatTree.of(tree)
     plan = Planner().plan(flat)
@@ -360,13 +361,31 @@ def test_shards_without_room_wait_on_the_device(
     assert snapshot.wait(0) and room == [0]
 
 
+def test_what_is_in_the_memory_of_the_copies_already_is_copied_too() -> None:
+    """State that lives in `pinned_host` may be donated at once, as any other: jax.device_put gives
+    back the very array that is there already.
+    """
+    (device,) = jax.devices()[:1]
+    kind = host_memory_kind(device)
+    assert kind is not None
+    offloaded = jax.device_put(jnp.arange(1 << 16), SingleDeviceSharding(device, memory_kind=kind))
+    flat = FlatTree.of({"mu": offloaded})
+    plan = Planner().plan(flat)
+    snapshot = take_snapshot(plan, flat, on_host=False)
+    assert snapshot.wait(0)
+    offloaded.delete()
+    (pack,) = plan.own
+    (shard,) = snapshot.take_pack(pack)
+    assert (shard.get() == np.arange(1 << 16)).all()
+
+
 def test_other_errors_of_the_copy_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a pool without room is passed over."""
     tree = {"w": jnp.zeros(8)}
     flat = FlatTree.of(tree)
     plan = Planner().plan(flat)
 
-    def device_put(value: Any, place: Any) -> Any:
+    def device_put(value: Any, place: Any, **how: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
 
     monkeypatch.setattr(jax, "device_put", device_put)
