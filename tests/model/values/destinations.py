@@ -1,0 +1,254 @@
+"""Where drawn values go, and how they come back from there."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Json,
+    convert,
+    load,
+    save,
+    structure,
+)
+from holdfast.checkpoint.format.tree import plain_name
+
+from .comparing import Different, check_json, check_leaf, check_state, check_tree, host_leaf
+from .contexts import CONTEXTS
+from .nodes import may_not_be_refused, metrics, states, trees
+from .refusals import check_refusal, check_typed
+from .ways import WAYS, paths_of
+
+
+class Iterator:
+    """An iterator of somebody else, whose state is anything."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+class Draw(NamedTuple):
+    """A value, where it goes, how it comes back, and what that chooses by."""
+
+    where: str
+    value: Any
+    way: str = ""
+    context: str = "none"
+    dice: int = 0
+
+    @classmethod
+    def strategy(cls, to: Collection[str] = ()) -> st.SearchStrategy[Self]:
+        """Draws any, or what goes to some of the destinations."""
+        dice = st.integers(0, 2**16)
+        contexts = st.one_of(st.just("none"), st.sampled_from(sorted(CONTEXTS)))
+        ways = st.sampled_from(sorted(WAYS))
+        no_way = st.just("")
+        kinds = [
+            *[(name, trees(), ways) for name in _TREES] * 2,
+            *((name, states(), no_way) for name in _STATES),
+            ("metrics", metrics(), no_way),
+        ]
+        return st.one_of(
+            st.builds(cls, where=st.just(name), value=values, way=way, context=contexts, dice=dice)
+            for name, values, way in kinds
+            if not to or name in to
+        )
+
+
+def check(draw: Draw, folder: Path) -> None:
+    """Raises Different where what comes back is not what went in, or a refusal is none."""
+    with CONTEXTS[draw.context]():
+        if draw.where in _TREES:
+            _check_tree(draw, folder)
+        elif draw.where == "metrics":
+            _check_metrics(draw, folder)
+        else:
+            _STATES[draw.where](draw, folder)
+
+
+def _refused(folder: Path, put: Callable[[], Any]) -> bool:
+    try:
+        put()
+    except Exception as error:
+        check_refusal(error, folder)
+        return True
+    return False
+
+
+class _Destination(NamedTuple):
+    """A place for trees. `put` returns how to load from it; `keeps_all` says whether what a tree
+    may hold may not be refused, and `flat` whether only arrays come back, by their names.
+    """
+
+    put: Callable[[Path, Any], Callable[..., Any]]
+    keeps_all: bool = False
+    flat: bool = False
+
+
+def _to_holdfast(folder: Path, tree: Any) -> Callable[..., Any]:
+    save(folder / "one", tree)
+    return lambda like, **how: load(folder / "one", like, **how)
+
+
+def _to_manager(folder: Path, tree: Any) -> Callable[..., Any]:
+    with CheckpointManager(folder / "root") as manager:
+        manager.save(3, tree)
+
+    def back(like: Any, **how: Any) -> Any:
+        with CheckpointManager(folder / "root") as reader:
+            return reader.restore(like=like, **how)
+
+    return back
+
+
+def _to_orbax(folder: Path, tree: Any) -> Callable[..., Any]:
+    save(folder / "orbax", tree, layout="orbax")
+    return lambda like, **how: load(folder / "orbax", like, item="default", **how)
+
+
+def _converted(layout: str) -> Callable[[Path, Any], Callable[..., Any]]:
+    def put(folder: Path, tree: Any) -> Callable[..., Any]:
+        save(folder / "one", tree)
+        try:
+            there = convert(folder / "one", folder / layout, layout)
+        except Exception as error:
+            check_refusal(error, folder / layout)
+            return lambda like, **how: load(folder / "one", like, **how)
+        if layout == "holdfast":
+            return lambda like, **how: load(there, like, **how)
+        back = convert(there, folder / "back")
+        return lambda like, **how: load(back, like, **how)
+
+    return put
+
+
+_TREES = {
+    "holdfast": _Destination(_to_holdfast, keeps_all=True),
+    "manager": _Destination(_to_manager, keeps_all=True),
+    "orbax": _Destination(_to_orbax),
+    "converted": _Destination(_converted("holdfast"), keeps_all=True),
+    "through orbax": _Destination(_converted("orbax"), keeps_all=True),
+    "safetensors": _Destination(_to_holdfast, keeps_all=True, flat=True),
+}
+
+
+def _check_tree(draw: Draw, folder: Path) -> None:
+    destination = _TREES[draw.where]
+    back: Callable[..., Any] | None = None
+
+    def put() -> None:
+        nonlocal back
+        back = destination.put(folder, draw.value)
+
+    if _refused(folder, put):
+        if destination.keeps_all and draw.value is not None and may_not_be_refused(draw.value):
+            raise Different(f"{draw.value!r} was refused")
+        return
+    assert back is not None
+    if destination.flat:
+        _check_safetensors(draw.value, folder)
+        return
+    WAYS[draw.way](back, draw.value, random.Random(draw.dice))
+
+
+def _check_safetensors(tree: Any, folder: Path) -> None:
+    arrays = {}
+    for path, leaf in zip(paths_of(tree), jax.tree_util.tree_leaves(tree), strict=True):
+        if not isinstance(leaf, str | bytes):
+            arrays[plain_name(path)] = np.asarray(host_leaf(leaf))
+    try:
+        there = convert(folder / "one", folder / "flat", "safetensors")
+    except Exception as error:
+        check_refusal(error, folder / "flat")
+        return
+    found = load(there)
+    if set(found) != set(arrays):
+        raise Different(f"the arrays {sorted(arrays)} came back as {sorted(found)}")
+    for name, array in arrays.items():
+        check_leaf(array, found[name], name)
+    check_tree(found, load(there, found))
+    check_tree(found, load(convert(there, folder / "back")))
+
+
+def _check_metrics(draw: Draw, folder: Path) -> None:
+    root = folder / "root"
+
+    def put() -> None:
+        with CheckpointManager(root) as manager:
+            manager.save(1, {"w": np.ones(1)}, metrics=draw.value)
+
+    if _refused(folder, put):
+        return
+    with CheckpointManager(root) as manager:
+        found = manager.metrics(1)
+    wanted = draw.value or {}
+    if set(found) != set(wanted) or not all(type(name) is str for name in found):
+        raise Different(f"the metrics {wanted!r} came back as {found!r}")
+    for name, value in wanted.items():
+        number = found[name]
+        if isinstance(value, str) or repr(float(value)) != repr(float(number)):
+            raise Different(f"the metric {name!r}, {value!r}, came back as {number!r}")
+    described = structure(root, 1)
+    for name, number in described.metrics.items():
+        if not math.isclose(number, found[name]) and repr(number) != repr(found[name]):
+            raise Different(f"the metric {name!r} is {number!r} in the structure")
+
+
+def _check_iterator(draw: Draw, folder: Path) -> None:
+    path = folder / "one"
+    if _refused(folder, lambda: save(path, items={"data": Iterator(draw.value)})):
+        return
+    check_state(draw.value, load(path, Iterator(), item="data").state)
+
+
+def _check_json_item(draw: Draw, folder: Path) -> None:
+    path = folder / "one"
+    if _refused(folder, lambda: save(path, items={"extra": Json(draw.value)})):
+        return
+    check_json(draw.value, load(path, item="extra"))
+
+
+def _check_metadata(draw: Draw, folder: Path) -> None:
+    path = folder / "one"
+    if _refused(folder, lambda: save(path, {"w": np.ones(1)}, metadata=draw.value)):
+        return
+    check_json(draw.value, structure(path).metadata)
+    for layout in ("orbax", "safetensors"):
+        try:
+            there = convert(path, folder / layout, layout)
+        except Exception as error:
+            check_typed(error)
+            continue
+        if layout == "orbax":
+            check_json(draw.value, structure(there).metadata)
+
+
+def _check_orbax_metadata(draw: Draw, folder: Path) -> None:
+    path = folder / "orbax"
+    put = {"w": np.ones(1)}
+    if _refused(folder, lambda: save(path, put, layout="orbax", metadata=draw.value)):
+        return
+    check_json(draw.value, structure(path).metadata)
+
+
+_STATES: dict[str, Callable[[Draw, Path], None]] = {
+    "iterator": _check_iterator,
+    "JSON": _check_json_item,
+    "metadata": _check_metadata,
+    "metadata of orbax": _check_orbax_metadata,
+}

@@ -1,0 +1,147 @@
+"""Nodes: what a tree is made of, of the standard library and of other libraries."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox
+import flax.core
+import flax.struct
+import jax
+import optax
+from hypothesis import strategies as st
+
+from .leaves import TEXTS, Level, is_storable, leaves
+
+
+class Point(NamedTuple):
+    """A namedtuple."""
+
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """A dataclass that jax knows, with a field that is no leaf."""
+
+    w: Any
+    b: Any
+    kind: Any = dataclasses.field(default="dense", metadata={"static": True})
+
+
+class Box:
+    """A class that is registered with keys."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+
+class Bag(dict[str, Any]):
+    """A dict that is registered without keys: its children go by position."""
+
+
+class Params(equinox.Module):
+    """A module of equinox."""
+
+    weight: Any
+    name: str = equinox.field(static=True, default="p")
+
+
+class State(flax.struct.PyTreeNode):
+    """A dataclass of flax."""
+
+    step: Any
+    params: Any
+
+
+jax.tree_util.register_pytree_with_keys(
+    Box,
+    lambda box: (((jax.tree_util.GetAttrKey("inside"), box.inside),), None),
+    lambda _, children: Box(*children),
+)
+jax.tree_util.register_pytree_node(
+    Bag,
+    lambda bag: (tuple(bag.values()), tuple(bag)),
+    lambda keys, children: Bag(zip(keys, children, strict=True)),
+)
+
+KEYS = st.one_of(TEXTS, st.sampled_from(["k", "q", "params", "0", "1"]))
+ODD_KEYS = st.sampled_from([1.5, None, True, (1, 2), b"k", Level.LOW, frozenset()])
+STATICS = st.sampled_from(["dense", 3, None, (1, "a"), Level.LOW])
+
+
+def _nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    by_text = st.dictionaries(KEYS, inner, max_size=3)
+    pairs = st.lists(st.tuples(KEYS, inner), max_size=3, unique_by=lambda pair: pair[0])
+    return st.one_of(
+        [
+            by_text,
+            st.dictionaries(st.integers(-2, 12), inner, max_size=3),
+            st.dictionaries(st.one_of(KEYS, st.integers(0, 3), ODD_KEYS), inner, max_size=2),
+            pairs.map(collections.OrderedDict),
+            by_text.map(lambda members: collections.defaultdict(int, members)),
+            by_text.map(flax.core.FrozenDict),
+            by_text.map(Bag),
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.builds(Point, inner, inner),
+            st.builds(Layer, inner, inner, STATICS),
+            st.builds(Box, inner),
+            st.builds(Params, inner),
+            st.builds(State, inner, inner),
+            st.builds(optax.ScaleByAdamState, inner, inner, inner),
+            st.builds(optax.MaskedNode),
+            st.none(),
+        ]
+    )
+
+
+def trees() -> st.SearchStrategy[Any]:
+    """Draws any tree."""
+    return st.recursive(leaves(), _nodes, max_leaves=6)
+
+
+def may_not_be_refused(tree: Any) -> bool:
+    """Says whether holdfast has to take a tree: of usual leaves, under usual keys."""
+    if isinstance(tree, dict | flax.core.FrozenDict):
+        keys = list(tree)
+        if len({*map(type, keys)} - {str}) > 0 and {*map(type, keys)} != {int}:
+            return False
+        return all(is_storable(key) for key in keys) and all(map(may_not_be_refused, tree.values()))
+    if type(tree) in (list, tuple):
+        return all(map(may_not_be_refused, tree))
+    return tree is None or is_storable(tree)
+
+
+def _plain_nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.one_of(KEYS, KEYS, st.integers(0, 3), ODD_KEYS)
+    return st.one_of(
+        [
+            st.dictionaries(KEYS, inner, max_size=3),
+            st.dictionaries(keys, inner, max_size=3),
+            st.dictionaries(KEYS, inner, max_size=2).map(collections.OrderedDict),
+            st.dictionaries(KEYS, inner, max_size=2).map(collections.Counter),
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.builds(Point, inner, inner),
+            st.none(),
+        ]
+    )
+
+
+def states() -> st.SearchStrategy[Any]:
+    """Draws what an iterator, a JSON item or metadata may be of: no tree of jax."""
+    return st.recursive(leaves(), _plain_nodes, max_leaves=6)
+
+
+def metrics() -> st.SearchStrategy[Any]:
+    """Draws metrics, and what is none."""
+    return st.one_of(
+        st.dictionaries(KEYS, leaves(), max_size=3),
+        st.dictionaries(st.one_of(KEYS, st.integers(), ODD_KEYS), leaves(), max_size=2),
+        leaves(),
+    )
