@@ -21,6 +21,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
 from holdfast.multihost import ClusterGroup
+from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
 
 WIDE = os.environ | {"COLUMNS": "200"}
@@ -130,8 +131,11 @@ def test_status_shows_where_local_steps_are(tmp_path: Path) -> None:
             [rank for rank, folder in enumerate(hosts) if list(folder.rglob(part))]
             for part in parts
         ]
-        with job(tmp_path / "root", hosts) as later:
-            address = later.managers[0]._root.group._group_client.client.address  # type: ignore[attr-defined]
+        with (
+            served_groups(3) as members,
+            job(tmp_path / "root", hosts, members=members),
+        ):
+            address = members[0]._group_client.client.address  # type: ignore[attr-defined]
             steps: list[dict[str, Any]] = []
             while not steps:  # a report goes out at once, and is not waited for
                 output = subprocess.run(

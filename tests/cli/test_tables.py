@@ -34,6 +34,7 @@ from holdfast.cli.status_tables import status_tables
 from holdfast.cli.tables import Table
 from holdfast.coordination import StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
+from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
 from tests.support.tables import read_table
 
@@ -220,8 +221,8 @@ def test_status(tmp_path: Path) -> None:
     barrier = "a/barrier/of/the/program"
     with job(tmp_path / "root", hosts) as first:
         first.save(5)
-    with job(tmp_path / "root", hosts) as living:
-        clients = [_client(manager) for manager in living.managers]
+    with served_groups(3) as members, job(tmp_path / "root", hosts, members=members):
+        clients: list[Any] = [group._group_client.client for group in members]
         waits = [
             threading.Thread(target=client.wait_at_barrier, args=(barrier, 60_000))
             for client in clients
@@ -246,10 +247,6 @@ def test_status(tmp_path: Path) -> None:
     assert _status_at_each_width(answer, BARRIERS, [barrier])[0]["missing"] == "1,2"
     (step,) = _status_at_each_width(answer, LOCAL_STEPS, ["5"])
     assert step["hosts that may be lost"] == "1" and step["whose part is where"].startswith("0:0(")
-
-
-def _client(manager: CheckpointManager) -> Any:
-    return manager._root.group._group_client.client  # type: ignore[attr-defined]
 
 
 def _has_all(answer: Any) -> bool:

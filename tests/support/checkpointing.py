@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from holdfast.coordination import CoordinationClient, CoordinationService, Timeouts
+from holdfast.coordination import CoordinationClient, Timeouts
 from holdfast.multihost import ClusterGroup
+from holdfast.multihost.group.group_client import forget_group_client
 from tests.support.cluster import Processes, free_port
+from tests.support.in_process import serving
+from tests.support.memory_client import MemoryClient, MemoryCoordinator
 
 T = TypeVar("T")
 
@@ -51,16 +54,37 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 @contextlib.contextmanager
 def groups(count: int) -> Iterator[list[ClusterGroup]]:
-    """Yields the group of each process of a job whose processes are threads of this one: a real
-    coordinator, a client for each.
-    """
-    with CoordinationService.spawn(count) as service:
+    """Yields the group of each process of a job whose processes are threads of this one."""
+    coordinator = MemoryCoordinator(count)
+    clients = [MemoryClient(coordinator, index) for index in range(count)]
+    try:
+        yield _groups_of(clients)
+    finally:
+        coordinator.close()
+        _forget(clients)
+
+
+@contextlib.contextmanager
+def served_groups(count: int) -> Iterator[list[ClusterGroup]]:
+    """Yields the same over clients of a real service."""
+    with serving(count) as service:
         clients = [
             CoordinationClient(service.address, index, timeouts=Timeouts(shutdown_s=20))
             for index in range(count)
         ]
         at_once([client.connect for client in clients])
         try:
-            yield [ClusterGroup(client, index, count) for index, client in enumerate(clients)]
+            yield _groups_of(clients)
         finally:
             at_once([client.shutdown for client in clients])
+            _forget(clients)
+
+
+def _groups_of(clients: Sequence[Any]) -> list[ClusterGroup]:
+    return [ClusterGroup(client, index, len(clients)) for index, client in enumerate(clients)]
+
+
+def _forget(clients: Sequence[Any]) -> None:
+    """Drops what this process keeps for a client, by its identity."""
+    for client in clients:
+        forget_group_client(client)

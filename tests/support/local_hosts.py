@@ -1,5 +1,5 @@
-"""Jobs with a local tier in one test process: each rank is a thread with a coordinator's client and
-"host" and folder of its own.
+"""Jobs with a local tier in one test process: each rank is a thread with a client, a "host" and a
+folder of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
 from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.stager import SaveOrder
+from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
 
 SIZE = 5000
@@ -92,10 +93,11 @@ def job(
     *,
     every: int = 1000,
     hosts: Sequence[str] = (),
+    members: Sequence[ClusterGroup] | None = None,
     **local: Any,
 ) -> Iterator[Job]:
     """Yields a job with a rank for each folder (None: without a local tier), each on a host of its
-    own unless `hosts` says otherwise.
+    own unless `hosts` says otherwise. Its groups are `members` (None: new ones, in memory).
 
     Steps are saved when they are told to be: see `Job.begin`.
     """
@@ -114,10 +116,11 @@ def job(
         )
         tier = None if folder is None else Local(folder, **settings)
         return CheckpointManager(
-            root, save_policy=EveryNSteps(every), group=members[rank], options=options, local=tier
+            root, save_policy=EveryNSteps(every), group=each[rank], options=options, local=tier
         )
 
-    with groups(len(folders)) as members:
+    given = contextlib.nullcontext(members) if members else groups(len(folders))
+    with given as each:
         managers = at_once([functools.partial(opened, rank) for rank in range(len(folders))])
         try:
             yield Job(managers, every)
