@@ -60,6 +60,10 @@ class Limits:
     """Of those, the newest, in one report."""
     root_copies: int = 8
     """Hosts of one report that have the same part of a local step."""
+    root_metrics: int = 16
+    """Of one of those steps."""
+    metric_bytes: int = 256
+    """A metric's name."""
     error_bytes: int = 2_048
     """jaxlib cuts messages at 3,072 bytes; a reported error appears inside a sentence of ours."""
     calls_per_second: int = 20_000

@@ -67,6 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=dropped)
 
 
+@pytest.fixture(autouse=True)
+def _no_defect_of_a_coordinator(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test whose coordinator has met a defect: it answers its caller, and goes on."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for file in [] if folder is None else folder.rglob("coordinator.log*"):
+        text = file.read_text(errors="replace")
+        assert "Traceback" not in text, f"{file}:\n{text}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
     faulthandler.dump_traceback_later(settings.timeout + UNHEEDED_S, exit=True, file=sys.__stderr__)

@@ -263,9 +263,11 @@ class Barriers:
         return None
 
     def _bits(self, task_ids: frozenset[int]) -> int:
-        if task_ids is self._task_table.everyone:
+        """Returns a set as bits; -1, which is no set's, where it names who is none of the job's."""
+        everyone = self._task_table.everyone
+        if task_ids is everyone:
             return self._everyone
-        return bits_of(task_ids)
+        return bits_of(task_ids) if task_ids <= everyone else -1
 
     def _open_or_answer(self, arrival: Arrival, now: float) -> Barrier | None:
         """Opens an instance, or answers without one: with a replay or an error."""

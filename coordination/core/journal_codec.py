@@ -12,7 +12,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from ..task_bits import bits_of, tasks_of
@@ -269,7 +269,11 @@ def _load_outcome(kept: list[Any] | None) -> Outcome | None:
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:
-    return None if status is None else asdict(status) | {"absent": _bits(status.absent)}
+    if status is None:
+        return None
+    # What a process last reported is with its task, and need not be with each error about it.
+    missing = tuple(replace(each, progress=None) for each in status.missing)
+    return asdict(replace(status, missing=missing)) | {"absent": _bits(status.absent)}
 
 
 def _load_status(kept: dict[str, Any] | None) -> Status | None:

@@ -51,4 +51,4 @@ class StepRate:
         silent_s = now - last_at
         spacing_s = (last_at - first_at) / (len(self._points) - 1)
         end = last_at if silent_s <= spacing_s else now
-        return (last - first) / (end - first_at)
+        return (last - first) / max(end - first_at, _SPACING_S)

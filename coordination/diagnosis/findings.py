@@ -285,10 +285,12 @@ def _missed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _in_trouble(evidence: Evidence) -> Iterator[Finding]:
-    """What processes have reported of themselves, and not taken back."""
+    """What processes have reported of themselves, and not taken back, and the coordinator's own."""
     for task in evidence.status.tasks:
         if task.progress.trouble:
             yield _finding("trouble", f"{who([task])}: {task.progress.trouble}", [task])
+    for sentence in evidence.status.defects:
+        yield Finding("trouble", sentence)
 
 
 def _slow(evidence: Evidence) -> Iterator[Finding]:

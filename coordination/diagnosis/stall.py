@@ -28,14 +28,15 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     """Returns why the job is taken for hanging, "" while it gets on.
 
     It hangs when no process that has reported steps makes one any more, or when one does not that
-    is behind the median of all: one that is ahead waits for the others. A process that has left, or
-    reported that it is done, is not waited for. Steps are known as often as processes report, so no
-    timeout below two reports counts.
+    is behind the median of all: one that is ahead waits for the others. A process that leaves, has
+    left, or reported that it is done, is not waited for. Steps are known as often as processes
+    report, so no timeout below two reports counts.
     """
     if all(task.step_age_s < 0 for task in status.tasks):
+        is_late = status.up_s > rule.first_step_s and not _all_have_left(status)
         return (
             f"no process has reported a step within {rule.first_step_s:g} s of its start"
-            if status.up_s > rule.first_step_s
+            if is_late
             else ""
         )
     running = _running(status)
@@ -72,6 +73,12 @@ def describe_stragglers(evidence: Evidence, stragglers: Sequence[session_pb2.Tas
     return _behind(stragglers, middle) + at(place_of(evidence, stragglers))
 
 
+def _all_have_left(status: session_pb2.StatusResponse) -> bool:
+    if status.phase == "gathering":  # one that is not there may come yet
+        return False
+    return all(task.state == coordination_pb2.DISCONNECTED for task in status.tasks)
+
+
 def _running(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
     """Returns the processes that have reported steps and are to make more."""
     return [
@@ -80,6 +87,7 @@ def _running(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]
         if task.step_age_s >= 0
         and task.state == coordination_pb2.CONNECTED
         and not task.progress.values.get("done", 0.0)
+        and not task.progress.values.get("leaving", 0.0)
     ]
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
 
 from holdfast.proto import session_pb2
 
 from ..core.barriers import Barrier
 from ..core.machine import Machine
+from ..core.status import TaskProgress
 from ..core.task_table import Task
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
@@ -30,6 +31,7 @@ def status_of(
     since: float = -math.inf,
     service_life: int = 0,
     journal: str = "",
+    defects: Sequence[str] = (),
 ) -> session_pb2.StatusResponse:
     """Returns the state of the whole service at `now`; of its tasks those of which something has
     come, or that have changed, since a time.
@@ -61,6 +63,7 @@ def status_of(
         service_life=service_life,
         partial=since > -math.inf,
         journal=journal,
+        defects=defects,
     )
     if shutting_down := machine.shutdown_barrier.waiting():
         missing = sorted(machine.task_table.everyone - set(shutting_down))
@@ -95,13 +98,14 @@ def events_of(machine: Machine, after: int, wall_offset_s: float) -> list[sessio
     ]
 
 
-def left_stacks(machine: Machine, task_id: int) -> str:
-    """Returns the stacks that the watchdog of a process has left in a key, "" where it has not."""
+def left_stacks(machine: Machine, task_id: int) -> bytes:
+    """Returns the stacks that the watchdog of a process has left in a key, b"" where it has not."""
     try:
         record = json.loads(machine.keys.values.get(f"{_STACKS_PREFIX}{task_id}", b""))
-        return f"Left by its watchdog: {record['why']}\n{record['stacks']}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+        text = f"Left by its watchdog: {record['why']}\n{record['stacks']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return b""
+    return text.encode(errors="replace")
 
 
 def _phase(machine: Machine) -> str:
@@ -122,11 +126,22 @@ def _task(task: Task, now: float, has_session: bool, waiting_calls: int) -> sess
         error=task.error.message if task.error else "",
         has_session=has_session,
         has_agent=task.agent != 0,
-        progress=session_pb2.ReportRequest(**asdict(task.progress)),
+        progress=progress_message(task.progress),
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
         steps_per_second=task.steps.per_second(now),
         usual_steps_per_second=task.steps.usual,
         waiting_calls=waiting_calls,
+    )
+
+
+def progress_message(progress: TaskProgress) -> session_pb2.ReportRequest:
+    """Returns what a process last reported of itself."""
+    return session_pb2.ReportRequest(
+        step=progress.step,
+        saved_step=progress.saved_step,
+        values=progress.values,
+        trouble=progress.trouble,
+        root=progress.root,
     )
 
 

@@ -8,6 +8,7 @@ before any completion of the batch is sent.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import secrets
@@ -34,6 +35,7 @@ from ..names import (
     STATUS,
 )
 from .admission import TaskOwners
+from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
 from .profiles import RPCS, Call, Caller, Claim, Rpc, message_of, status_details
@@ -113,7 +115,8 @@ class Service:
         self._life = secrets.randbits(62) + 1
         self._journal = journal
         self._owners = TaskOwners(machine) if secured else None
-        self.sessions = SessionStreams(machine, self.status, self._owners)
+        self._defects = Defects(machine.events, clock)
+        self.sessions = SessionStreams(machine, self.status, self._defects, self._owners)
         self.calls = 0
         self._goodput_s: dict[str, float] = {}
         self._launcher = session_pb2.Launcher()
@@ -140,6 +143,14 @@ class Service:
     def unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
         """Takes a unary call; returns it where it may wait."""
         self.calls += 1
+        try:
+            return self._unary(path, body, writer)
+        except Exception as error:
+            status = self._defects.note(path.rpartition("/")[2], error)
+            writer.fail(status.code, message_of(status), status_details(status))
+            return None
+
+    def _unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
         rpc = _RPCS.get(path)
         if rpc is None:
             self._special(path, body, writer)
@@ -194,13 +205,13 @@ class Service:
 
     def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
         """Serves what is of holdfast alone, and no Session."""
-        if path not in _SPECIAL:
+        if path not in SPECIAL:
             sentence = (
                 f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}"
             )
             writer.fail(Code.UNIMPLEMENTED, sentence, b"")
             return
-        kind, serve = _SPECIAL[path]
+        kind, serve = SPECIAL[path]
         try:
             request = kind.FromString(body)
         except DecodeError:
@@ -288,6 +299,7 @@ class Service:
             since=since,
             service_life=self._life,
             journal="" if self._journal is None else self._journal.state,
+            defects=self._defects.sentences,
         )
         status.goodput_s.update(self._goodput_s)
         if self._launcher.state:
@@ -318,7 +330,11 @@ class Service:
     def stream_frame(self, stream: SessionStream, body: bytes) -> None:
         """Takes one frame of a Session."""
         self.calls += 1
-        self.sessions.frame(stream, body, self._clock())
+        try:
+            self.sessions.frame(stream, body, self._clock())
+        except Exception as error:
+            status = self._defects.note("a frame of a Session", error)
+            self.sessions.end(stream, status.code, status.message)
 
     def stream_closed(self, stream: SessionStream) -> None:
         """Forgets a Session's stream that has ended; its task lives on for a while, and may open
@@ -340,8 +356,11 @@ class Service:
             self.machine.forget_changes()
         self.sessions.tick(now)
         if now >= self._publish_at:
-            self._published = self.status()
             self._publish_at = now + 1.0
+            try:
+                self._published = self.status()
+            except Exception as error:
+                self._defects.note("the status for Prometheus", error)
 
     def flush(self) -> None:
         """Writes the journal, then sends all completions of the machine."""
@@ -350,9 +369,17 @@ class Service:
             self._journal.write(machine)
         while machine.completions:
             for completion in machine.completions.take():
-                call: UnaryCall | SessionCall | StacksCall = completion.call
-                call.answer(machine, completion)
+                self._answer(completion)
         self.sessions.note_changes(self._clock())
+
+    def _answer(self, completion: Completion) -> None:
+        call: UnaryCall | SessionCall | StacksCall = completion.call
+        try:
+            call.answer(self.machine, completion)
+        except Exception as error:
+            status = self._defects.note("an answer", error)
+            with contextlib.suppress(Exception):  # one call without an answer, and no coordinator
+                call.answer(self.machine, Completion(call, None, status))
 
     def over(self, linger_s: float, startup_timeout_s: float) -> str | None:
         """Returns why the service should end, None while it should not. A time of 0 is never."""
@@ -388,7 +415,7 @@ def _refuse_request(path: str, writer: ResponseWriter) -> None:
     writer.fail(Code.INVALID_ARGUMENT, sentence, b"")
 
 
-_SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] = {
+SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] = {
     STATUS: (session_pb2.StatusRequest, Service._answer_status),
     STACKS: (session_pb2.StacksRequest, Service._ask_stacks),
     REPORT_EXIT: (session_pb2.ReportExitRequest, Service._report_exit),

@@ -6,7 +6,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -20,7 +20,8 @@ from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
 from .admission import TaskOwners
-from .job_status import left_stacks
+from .defects import Defects
+from .job_status import left_stacks, progress_message
 from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
 
 log = logging.getLogger("holdfast.coordination")
@@ -245,19 +246,28 @@ def _missing_payload(status: Status) -> bytes:
 def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
     """Returns the fields of a root, within their bounds."""
     limits = config.limits
-    steps = []
-    for step in root.steps[-limits.root_steps :]:
-        fields = {field.name: value for field, value in step.ListFields()}
-        fields["copies"] = [
-            {"processes": list(each.processes[: limits.root_copies])}
-            for each in step.copies[: config.num_tasks]
-        ]
-        steps.append(fields)
     return {
         "path": clip(root.path, limits.root_path_bytes),
         "num_steps": root.num_steps,
-        "steps": steps,
+        "steps": [_root_step(step, config) for step in root.steps[-limits.root_steps :]],
     }
+
+
+def _root_step(step: session_pb2.CheckpointStep, config: Config) -> dict[str, Any]:
+    """Returns the fields of a step as dicts and lists: a container of protobuf can neither be
+    copied nor written as JSON.
+    """
+    limits = config.limits
+    fields = {field.name: value for field, value in step.ListFields()}
+    fields["copies"] = [
+        {"processes": list(each.processes[: limits.root_copies])}
+        for each in step.copies[: config.num_tasks]
+    ]
+    names = sorted(step.metrics)[: limits.root_metrics]
+    fields["metrics"] = {clip(name, limits.metric_bytes): step.metrics[name] for name in names}
+    best = step.best[: limits.root_metrics]
+    fields["best"] = [clip(name, limits.metric_bytes) for name in best]
+    return fields
 
 
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
@@ -269,8 +279,8 @@ def _missing_task(missing: Missing) -> session_pb2.MissingTask:
     )
     if missing.progress is not None:
         # without what may be large, and no sentence shows
-        fields = asdict(replace(missing.progress, root=None, values={}))
-        message.progress.CopyFrom(session_pb2.ReportRequest(**fields))
+        shown = replace(missing.progress, root=None, values={})
+        message.progress.CopyFrom(progress_message(shown))
     return message
 
 
@@ -291,10 +301,10 @@ class StacksCall:
         status = completion.status
         if status is None:
             live = session_pb2.StacksResponse.FromString(completion.value)
-            known.insert(0, live.stacks.decode())
-        stacks = "\n".join(filter(None, known))
+            known.insert(0, live.stacks)
+        stacks = b"\n".join(filter(None, known))
         if stacks or status is None:
-            response = session_pb2.StacksResponse(stacks=stacks.encode())
+            response = session_pb2.StacksResponse(stacks=stacks)
             self._writer.succeed(response.SerializeToString())
         else:
             self._writer.fail(status.code, message_of(status), b"")
@@ -315,10 +325,12 @@ class SessionStreams:
         self,
         machine: Machine,
         job_status: Callable[[], session_pb2.StatusResponse],
+        defects: Defects,
         owners: TaskOwners | None = None,
     ) -> None:
         self._machine = machine
         self._job_status = job_status
+        self._defects = defects
         self._owners = owners
         self._table = WholeTable(machine.task_table)
         self._sessions: dict[int, Session] = {}
@@ -339,7 +351,7 @@ class SessionStreams:
         try:
             frame = session_pb2.ClientFrame.FromString(body)
         except DecodeError:
-            self._end(stream, Code.INVALID_ARGUMENT, "the frame is not a ClientFrame")
+            self.end(stream, Code.INVALID_ARGUMENT, "the frame is not a ClientFrame")
             return
         kind = frame.WhichOneof("frame")
         # No call comes before Open: who calls is known by the Session, not by what a request says.
@@ -348,7 +360,7 @@ class SessionStreams:
             if kind == "open":
                 self._open(stream, frame.open, now)
             else:
-                self._end(stream, Code.FAILED_PRECONDITION, "a Session's first frame is Open")
+                self.end(stream, Code.FAILED_PRECONDITION, "a Session's first frame is Open")
             return
         self._machine.seen(session.task_id, now)
         if kind == "request":
@@ -358,7 +370,7 @@ class SessionStreams:
         elif kind == "answer":
             self._take_answer(session, frame.answer)
         elif kind == "open":
-            self._end(stream, Code.FAILED_PRECONDITION, "this Session is open already")
+            self.end(stream, Code.FAILED_PRECONDITION, "this Session is open already")
 
     def _open(self, stream: SessionStream, opening: session_pb2.Open, now: float) -> None:
         status = self._check_job(opening) or self._check_owner(stream, opening)
@@ -375,7 +387,7 @@ class SessionStreams:
         older = self._sessions.pop(opening.process_id, None)
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
-            self._end(older.stream, Code.ABORTED, sentence)
+            self.end(older.stream, Code.ABORTED, sentence)
         session = Session(stream, opening.process_id, opening.incarnation, self._table)
         stream.bind(session)
         self._sessions[session.task_id] = session
@@ -451,6 +463,8 @@ class SessionStreams:
         except DecodeError:
             sentence = f"{request.method}: the body is not a message of this method"
             self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+        except Exception as error:
+            self._machine.completions.fail(call, self._defects.note(request.method[:100], error))
 
     def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
@@ -542,7 +556,7 @@ class SessionStreams:
             if session is not None:
                 task_table = self._machine.task_table
                 status = task_table.fenced(task_table.tasks[task_id])
-                self._end(session.stream, status.code, status.message)
+                self.end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:
         # At most ten deltas a second: where a thousand processes join, each delta holds many.
@@ -582,7 +596,7 @@ class SessionStreams:
         most = self._machine.config.limits.backlog_bytes
         if unread_bytes > most:
             sentence = f"the client has left {unread_bytes} bytes unread; expected {most} at most"
-            self._end(session.stream, Code.RESOURCE_EXHAUSTED, sentence)
+            self.end(session.stream, Code.RESOURCE_EXHAUSTED, sentence)
             return
         version = self._machine.task_table.version
         if session.version == version:
@@ -622,14 +636,15 @@ class SessionStreams:
             del self._sessions[session.task_id]
             self._machine.detach(session.task_id)
 
-    def _end(self, stream: SessionStream, code: Code, message: str) -> None:
+    def end(self, stream: SessionStream, code: Code, message: str) -> None:
+        """Ends a stream, with why."""
         self.closed(stream)
         stream.finish(code, message)
 
     def close_all(self, status: Status) -> None:
         """Ends all Sessions."""
         for session in list(self._sessions.values()):
-            self._end(session.stream, status.code, status.message)
+            self.end(session.stream, status.code, status.message)
 
 
 def _delta_since(task_table: TaskTable, version: int) -> bytes:

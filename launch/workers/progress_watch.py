@@ -23,6 +23,7 @@ from holdfast.coordination.diagnosis.stall import (
     find_stragglers,
 )
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
+from holdfast.coordination.names import DEFECT
 from holdfast.coordination.process.diagnose import gather
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
@@ -134,6 +135,7 @@ class ProgressWatch:
         self._heard: set[int] = set()
         self._notices: set[str] = set()
         self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
+        self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
         self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
@@ -229,19 +231,35 @@ class ProgressWatch:
     def refresh(self) -> None:
         """Polls now, and gives on what is new before it returns; takes at most 3 s."""
         # The lock keeps events in order: a process's end must not overtake its progress.
-        with self._lock, contextlib.suppress(CoordinationError):
-            self._send_history()
-            account = self._account()
-            self._client.report_launcher(account.launcher, vars(account.goodput))
-            last = self.events[-1].number if self.events else 0
-            status = self._followed.look(events_after=last)
-            self._take(status, self._followed.changed)
-            progress = self._progress()
-            if progress != self._last:
-                self._last = progress
-                self._on_event(progress)
-            if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
-                self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
+        with self._lock:
+            try:
+                self._poll()
+            except CoordinationError as error:
+                _, mark, rest = str(error).partition(DEFECT)
+                if mark:
+                    self._say_defect(mark + rest)
+
+    def _say_defect(self, text: str) -> None:
+        """Says, once, what is wrong with the coordinator: a launcher that cannot read the status
+        finds no hang, and counts no step.
+        """
+        if text not in self._defects:
+            self._defects.add(text)
+            self._say(text)
+
+    def _poll(self) -> None:
+        self._send_history()
+        account = self._account()
+        self._client.report_launcher(account.launcher, vars(account.goodput))
+        last = self.events[-1].number if self.events else 0
+        status = self._followed.look(events_after=last)
+        self._take(status, self._followed.changed)
+        progress = self._progress()
+        if progress != self._last:
+            self._last = progress
+            self._on_event(progress)
+        if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
+            self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
 
     def _send_history(self) -> None:
         while self._history:
@@ -257,6 +275,8 @@ class ProgressWatch:
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
         self.events.extend(status.events)
         self.status = status
+        for sentence in status.defects:
+            self._say_defect(sentence)
         self.curve.add(sample(status, time.time()))
         for process in changed:
             self._take_process(status.tasks[process])
@@ -324,10 +344,13 @@ class ProgressWatch:
     def still_needed(self, ended_well: bool) -> bool:
         """Returns whether processes needed the coordinator that has ended.
 
-        One that ends well by itself is not needed for a start.
+        One that ends well knows that no process is there any more, whatever was heard of them last.
+        Those that leave have exit codes of their own.
         """
-        connected = any(reported.connected for reported in self._reported.copy().values())
-        return connected or (not ended_well and not self.joined)
+        if ended_well:
+            return False
+        stays = any(each.connected and not each.leaving for each in self._reported.copy().values())
+        return stays or not self.joined
 
     def close(self) -> None:
         """Stops polling."""

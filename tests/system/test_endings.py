@@ -67,6 +67,25 @@ def test_a_job_of_one_is_heard_of(tmp_path: Path) -> None:
     assert (result.outcome, result.exit_code, result.saved_step) == ("failed", 3, 1), output.text
 
 
+FINISHED = program("endings_finished")
+
+
+def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
+    """A program that saves with metrics, leaves its job in order, and lives for longer than its
+    coordinator, is done, at once. While it ran, everybody could ask how it is.
+    """
+    output = CollectedOutput()
+    command = [sys.executable, str(FINISHED), str(tmp_path / "steps")]
+    settings = RunSettings(
+        restart=RestartPolicy(max_failures=1, stall_timeout_s=600), log_dir=tmp_path / "logs"
+    )
+    result = run_local(command, 1, settings, output=output)
+    assert (result.outcome, result.exit_code, result.attempts) == ("done", 0, 1), output.text
+    assert (result.step, result.saved_step) == (3, 3), output.text
+    said = [text for process, text in output.lines if process == 0]
+    assert said[-2:] == ["step 2 is the best of 3, by 0.5", "its coordinator is gone"], said
+
+
 DO_NOT_RESTART = program("endings_do_not_restart")
 
 

@@ -26,7 +26,7 @@ def job(steps: list[int | None], ages_s: list[float], **fields: Any) -> session_
     step.
     """
     status = session_pb2.StatusResponse(
-        num_processes=len(steps), phase="running", up_s=100, **fields
+        **{"num_processes": len(steps), "phase": "running", "up_s": 100} | fields
     )
     for number, (step, age_s) in enumerate(zip(steps, ages_s, strict=True)):
         task = status.tasks.add(
@@ -69,10 +69,24 @@ def test_who_is_behind_and_stands_still_hangs() -> None:
 
 def test_who_is_done_is_not_waited_for() -> None:
     """A process that has reported its end may write its results for as long as it likes."""
-    status = job([7, 100], [45, 45])
+    status = job([7, 100, 7], [45, 45, 45])
     status.tasks[0].state = coordination_pb2.DISCONNECTED
     status.tasks[1].progress.values["done"] = 1.0
+    status.tasks[2].progress.values["leaving"] = 1.0
     assert find_stall(status, RULE) == ""
+
+
+def test_a_job_that_has_left_hangs_no_more() -> None:
+    """Processes that never reported a step, and have left in order, may live on for as long as they
+    like; one that has not come may come yet.
+    """
+    status = job([None, None], [0, 0], up_s=601)
+    assert find_stall(status, RULE).startswith("no process has reported a step within 600 s")
+    for task in status.tasks:
+        task.state = coordination_pb2.DISCONNECTED
+    assert find_stall(status, RULE) == ""
+    status.phase = "gathering"
+    assert find_stall(status, RULE) != ""
 
 
 def test_no_timeout_below_two_reports_counts() -> None:

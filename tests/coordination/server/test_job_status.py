@@ -99,17 +99,19 @@ def test_keys_are_counted_by_their_first_part() -> None:
     assert len(status.prefixes) == 50 and status.keys == 63
 
 
-@pytest.mark.parametrize("value", [None, b"", b"{}", b"[]", b"\xff", b'{"why": "stuck"}'])
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{}", b"[]", b"\xff", b'{"why": "stuck"}', b"[" * 100_000]
+)
 def test_a_report_that_is_none_is_no_error(value: bytes | None) -> None:
     """What anybody may have written under the watchdog's key is not trusted."""
     driver = Driver(1)
     if value is not None:
         driver.set("holdfast/stacks/0", value)
-    assert left_stacks(driver.machine, 0) == ""
+    assert left_stacks(driver.machine, 0) == b""
 
 
 def test_a_watchdogs_report_outlives_its_process() -> None:
-    """Why, and the stacks."""
+    """Why, and the stacks; what UTF-8 cannot hold is shown as a question mark."""
     driver = Driver(1)
-    driver.set("holdfast/stacks/0", b'{"why": "stuck for 60 s", "stacks": "Thread 1"}')
-    assert left_stacks(driver.machine, 0) == "Left by its watchdog: stuck for 60 s\nThread 1"
+    driver.set("holdfast/stacks/0", b'{"why": "stuck for 60 s", "stacks": "Thread 1 \\ud800"}')
+    assert left_stacks(driver.machine, 0) == b"Left by its watchdog: stuck for 60 s\nThread 1 ?"

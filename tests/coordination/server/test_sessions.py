@@ -11,6 +11,7 @@ import pytest
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config, Limits
 from holdfast.coordination.names import MISSING_TYPE
+from holdfast.coordination.server.defects import Defects
 from holdfast.coordination.server.sessions import DELTA_INTERVAL_S, SessionStreams, StacksCall
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.in_process import InMemoryStream, InMemoryWriter
@@ -21,7 +22,11 @@ class Sessions:
 
     def __init__(self, num_tasks: int = 2, opened: int = 2, **settings: Any) -> None:
         self.machine = Machine(Config(num_tasks, 77, job="j", attempt=1, **settings), 0.0)
-        self.sessions = SessionStreams(self.machine, lambda: session_pb2.StatusResponse(job="j"))
+        self.sessions = SessionStreams(
+            self.machine,
+            lambda: session_pb2.StatusResponse(job="j"),
+            Defects(self.machine.events, lambda: self.now),
+        )
         self.now = 1.0
         self.streams = [InMemoryStream() for _ in range(opened)]
         for process_id, stream in enumerate(self.streams):

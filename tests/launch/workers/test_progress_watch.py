@@ -27,6 +27,8 @@ from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch
 from holdfast.multihost.group.group import SaveStage
+from holdfast.proto import session_pb2
+from tests.support.in_process import serving
 from tests.support.processes import wait_until
 
 NOTICE = "holdfast/sync/preemption/0/notices/1"
@@ -203,6 +205,42 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
     watched.coordinator.close()
     watched.watch.refresh()
     assert watched.events.empty() and watched.watch.processes == before
+
+
+def test_a_coordinator_that_ended_in_order_was_not_needed(watched: Watched) -> None:
+    """Its exit code 0 says that nobody is there any more, also where the last poll saw a process
+    that was there; of one that was killed those are needed that do not leave by themselves.
+    """
+    assert not watched.watch.still_needed(ended_well=True)
+    assert watched.watch.still_needed(ended_well=False)
+    for process in range(2):
+        watched.clients[process].report(leaving=1)
+    wait_until(lambda: all(task.progress.values for task in watched.watch.status.tasks))
+    assert not watched.watch.still_needed(ended_well=False)
+
+
+def test_a_defect_of_the_coordinator_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the status cannot be told, and when a later status tells of it."""
+
+    def fail(since: float = 0.0) -> session_pb2.StatusResponse:
+        raise KeyError("step")
+
+    said: list[str] = []
+    with serving(1) as served, monkeypatch.context() as broken:
+        broken.setattr(served.service, "status", fail)
+        watch = ProgressWatch(
+            served.address, 1, lambda event: None, policy=RestartPolicy(), say=said.append
+        )
+        watch.refresh()
+        broken.undo()
+        watch.refresh()
+        watch.close()
+        (defect,) = watch.status.defects
+        assert defect == (
+            "the coordinator met a defect of its own in GetStatus: KeyError: 'step'; its log has"
+            " the traceback: please report it"
+        )
+        assert said == [defect]
 
 
 def test_that_nobody_joins_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
