@@ -20,6 +20,7 @@ from .agreement.exchange import ask_primary
 from .agreement.host_sharing import find_sharers, launched_sharers
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
 from .errors import naming_path, naming_step
+from .format.jax_settings import callers_settings
 from .format.json_state import is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.rename import Names
@@ -242,8 +243,8 @@ def _restore_items(
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
-    """Begins `load(path, like, ...)` on a thread of its own; returns at once the future of what it
-    returns or raises. Thread-safe.
+    """Begins `load(path, like, ...)` on a thread of its own, under the caller's mesh, default
+    device and x64 mode; returns at once the future of what it returns or raises. Thread-safe.
 
     An interpreter that exits does not wait for it. Raises ValueError for a `group`, whose processes
     load one after the other.
@@ -256,9 +257,12 @@ def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
+    settings = callers_settings()
+
     def run() -> None:
         try:
-            future.set_result(load(path, like, **options))
+            with settings():
+                future.set_result(load(path, like, **options))
         except BaseException as error:
             future.set_exception(error)
 

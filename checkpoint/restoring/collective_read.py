@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from holdfast.multihost.group.group import clear_with_attempt
 
 from ..format.grid import Grid, Ints
+from ..format.jax_settings import outside_of_meshes
 from ..format.record import LeafRecord
 from ..format.sharding import axes_of, chosen_memory_kind, spec_of_axes
 from ..memory.pool import ALIGN_BYTES
@@ -61,9 +62,10 @@ def read_once(
     read_values = read(_RouteReader(reader, routed, routes), [route.request for route in routes])
     before_collective()
     values: dict[int, Any] = {}
-    for bundle, bundle_rows in zip(bundles, rows, strict=True):
-        values.update(bundle.numbered(_spread(bundle_rows, bundle.of(requests))))
-    values.update(rest.numbered(_move_all(read_values, routes, routed)))
+    with outside_of_meshes():
+        for bundle, bundle_rows in zip(bundles, rows, strict=True):
+            values.update(bundle.numbered(_spread(bundle_rows, bundle.of(requests))))
+        values.update(rest.numbered(_move_all(read_values, routes, routed)))
     return [values[index] for index in range(len(requests))]
 
 

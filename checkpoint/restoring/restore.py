@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
+from ..format.jax_settings import own_settings
 from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
 from ..format.own_files import Files, give_files
@@ -214,10 +215,11 @@ def _read_all(
     def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
         return _read(reader, item, requests, options)
 
-    if options.read != "once" or options.peers is not None:
-        return read(reader, requests)
-    before_collective = options.before_collective
-    return read_once(reader, requests, read, allocate, before_collective=before_collective)
+    with own_settings():
+        if options.read != "once" or options.peers is not None:
+            return read(reader, requests)
+        before_collective = options.before_collective
+        return read_once(reader, requests, read, allocate, before_collective=before_collective)
 
 
 def _read(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..format.jax_settings import cast_array
 from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
@@ -17,8 +19,8 @@ def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
     """Returns the tree with its floating-point arrays as `dtype`, or as `dtype(path)` says.
 
     For None an array stays as it is; all else stays too. Arrays of jax are cast on their devices,
-    where the copies take room until the snapshot is taken. Raises ValueError for a dtype that is
-    none of floating point.
+    where the copies take room until the snapshot is taken, whatever mesh is set and whatever jax is
+    to find mistakes by. Raises ValueError for a dtype that is none of floating point.
     """
     if dtype is None:
         return tree
@@ -43,4 +45,11 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
             f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as"
             " jnp.bfloat16, or None"
         )
-    return leaf if leaf.dtype == dtype else leaf.astype(dtype)
+    if leaf.dtype == dtype or _is_refused(leaf):
+        return leaf
+    return cast_array(leaf, dtype)
+
+
+def _is_refused(leaf: Any) -> bool:
+    """Says whether an array is one of those that the planner refuses, by its path."""
+    return isinstance(leaf, jax.core.Tracer) or (isinstance(leaf, jax.Array) and leaf.is_deleted())

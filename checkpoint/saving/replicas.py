@@ -39,6 +39,7 @@ from ..agreement.replica_sums import (
 )
 from ..agreement.save_protocol import SaveReport
 from ..errors import ReplicasDiffer, error_text
+from ..format.jax_settings import outside_of_meshes, own_settings
 from ..format.tree import is_key
 from ..storage.threads import run_side_by_side
 from .plan import Plan, ShardPlacement
@@ -301,8 +302,14 @@ def _program_on(
     devices: Devices, arrays: Sequence[jax.Array]
 ) -> Callable[[], np.ndarray[Any, Any]]:
     """Returns what waits for the sums that it has dispatched."""
-    summed = _program(devices)([_here(array, devices) for array in arrays])
-    return lambda: np.asarray(summed)
+    with outside_of_meshes():
+        summed = _program(devices)([_here(array, devices) for array in arrays])
+
+    def sums() -> np.ndarray[Any, Any]:
+        with own_settings():
+            return np.asarray(summed)
+
+    return sums
 
 
 def _data(leaf: Any) -> jax.Array:

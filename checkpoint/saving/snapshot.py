@@ -27,6 +27,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import SaveCancelled
+from ..format.jax_settings import own_settings
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
@@ -59,7 +60,8 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
-                self._host = np.asarray(self._array)
+                with own_settings():
+                    self._host = np.asarray(self._array)
                 self._array = None
                 if self._moved is not None:
                     self._moved()

@@ -11,6 +11,7 @@ from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveKey
 from ..errors import SaveFailed, error_text
+from ..format.jax_settings import own_settings
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, copy_json, encode_json
@@ -165,10 +166,11 @@ class SaveStager:
                     files[name] = self._stage_files(name, value)
                 elif is_tree(value):
                     tree = encode_leaf_types(FlatTree.of(value))
-                    cast = cast_tree(tree, order.dtype)
-                    trees[name] = self._stage_tree(request, name, cast, leaving)
-                    # After the copies: where devices share the host's cores they would wait.
-                    sums = self._sum_replicas(trees[name][0], tree)
+                    with own_settings():
+                        cast = cast_tree(tree, order.dtype)
+                        trees[name] = self._stage_tree(request, name, cast, leaving)
+                        # After the copies: where devices share the host's cores they would wait.
+                        sums = self._sum_replicas(trees[name][0], tree)
                     if sums is not None:
                         replicas[name] = sums
                 else:

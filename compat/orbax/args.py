@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.format.jax_settings import cast_array
+
 from .refusals import not_covered
 
 
@@ -207,4 +209,4 @@ def cast(value: Any, save_args: SaveArgs | None) -> Any:
     dtype = getattr(save_args, "dtype", None)
     if dtype is None or not hasattr(value, "dtype") or value.dtype == np.dtype(dtype):
         return value
-    return value.astype(dtype)
+    return cast_array(value, np.dtype(dtype))

@@ -40,6 +40,7 @@ from ...errors import (
     UnsupportedLeaf,
     error_text,
 )
+from ...format.jax_settings import own_settings
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...steps.claims import CLAIM_LIMIT_BYTES, Writer, parse_writer
@@ -499,7 +500,7 @@ def save_orbax(
         folder, group=group, timeout_s=timeout_s, must_have_joined=must_have_joined
     )
     try:
-        with writer.agreed():
+        with writer.agreed(), own_settings():
             for item, tree in items.items():
                 for name, value in writer.add_tree(item, tree).items():
                     for index, array in _own_regions(

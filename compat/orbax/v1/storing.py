@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from holdfast.checkpoint.format.jax_settings import cast_array
+
 from .options import Context
 
 
@@ -23,7 +25,7 @@ def cast_to_store(tree: Any, context: Context) -> Any:
     def cast(keypath: Any, leaf: Any) -> Any:
         own = None if of_leaf is None else _dtype_of(of_leaf(keypath, leaf))
         dtype = _dtype_of(saving.storage_options) if own is None else own
-        return leaf if dtype is None or not _is_array(leaf) else leaf.astype(dtype)
+        return leaf if dtype is None or not _is_array(leaf) else cast_array(leaf, np.dtype(dtype))
 
     return jax.tree_util.tree_map_with_path(cast, tree)
 
