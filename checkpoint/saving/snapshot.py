@@ -27,7 +27,6 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import SaveCancelled
-from ..format.jax_settings import own_settings
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
@@ -60,7 +59,8 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
-                with own_settings():
+                # The one setting that a copy heeds: all of them cost more than a small copy.
+                with jax.transfer_guard_device_to_host("allow"):
                     self._host = np.asarray(self._array)
                 self._array = None
                 if self._moved is not None:
