@@ -93,7 +93,7 @@ class DurableLane:
         earlier: HoldfastError | None = None
         try:
             with self._saver.preparing(request, group):
-                self._saver.join()
+                self._saver.join_before(order, request.waits)
                 earlier = self._saver.take_error()
                 step = check_step(order.step)
                 self._catalog.refuse_existing(step, overwrite=request.overwrite)
@@ -107,24 +107,33 @@ class DurableLane:
                 self.started(order.step)
             raise
         self.started(step)
-        group.report(
-            step=step,
-            save_blocked_s=self._state.statistics.save_blocked_s,
-            checkpoint_peak_bytes=USE.peak_bytes,
-        )
         handle = self._saver.begin(request)
         handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - request.began))
         # The machine of a process that leaves is taken: it reports its part before all else.
         if group.index in leaving and not request.own_bytes:
             self._saver.join()
-        blocked_s = time.perf_counter() - called_s
-        self._state.statistics.add(save_blocked_s=blocked_s)
-        self._scheduler.note_blocked(blocked_s)
+        waited_s = request.waits.seconds
+        blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
+        self._count(step, blocked_s, waited_s)
         # Only now: every process begins the same saves, whenever it hears of a failure.
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")
             raise earlier
         return handle
+
+    def _count(self, step: int, blocked_s: float, waited_s: float) -> None:
+        """Counts the time of a call of `save`, in which it waited for the program's own arrays, and
+        reports it.
+        """
+        statistics = self._state.statistics
+        statistics.add(save_blocked_s=blocked_s, save_waited_s=waited_s)
+        self._scheduler.note_blocked(blocked_s)
+        self._root.group.report(
+            step=step,
+            save_blocked_s=statistics.save_blocked_s,
+            save_waited_s=statistics.save_waited_s,
+            checkpoint_peak_bytes=USE.peak_bytes,
+        )
 
     def _next_request(self, order: SaveOrder) -> SaveRequest:
         # Before all that can fail: the next save has the same number on all processes.

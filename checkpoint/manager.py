@@ -395,10 +395,11 @@ class CheckpointManager:
 
     def statistics(self) -> dict[str, Any]:
         """Returns what this manager has done, in JSON types: `saves`, `save_s`, `save_bytes`,
-        `save_blocked_s`, `restores`, ... Of s3:// and az:// also `store_reads`, and how many of
-        these stood still and were asked a second time, `store_hedged_reads`. The most memory of the
-        host that all saves and restores of this process have held at a time is
-        `checkpoint_peak_bytes`.
+        `save_blocked_s`, `restores`, ... A call of `save` in which arrays are still being computed
+        counts that time as `save_waited_s`, and not as blocked. Of s3:// and az:// also
+        `store_reads`, and how many of these stood still and were asked a second time,
+        `store_hedged_reads`. The most memory of the host that all saves and restores of this
+        process have held at a time is `checkpoint_peak_bytes`.
         """
         storage = self._catalog.root.storage
         counted = storage.statistics() if isinstance(storage, CountsRequests) else {}

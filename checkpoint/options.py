@@ -114,6 +114,7 @@ class Statistics:
     replicas_differed: int = 0
     save_s: float = 0.0
     save_blocked_s: float = 0.0
+    save_waited_s: float = 0.0
     save_bytes: int = 0
     save_written_bytes: int = 0
     save_linked_bytes: int = 0

@@ -147,6 +147,7 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
         "memory_bytes": values.get("memory_bytes"),
         "checkpoint_peak_bytes": values.get("checkpoint_peak_bytes"),
         "blocked_s": values.get("save_blocked_s"),
+        "waited_s": values.get("save_waited_s"),
         "note": task.error or progress.trouble,
     }
 

@@ -199,12 +199,12 @@ class LocalTier:
         Raises the error of the one before, if the tier is strict, once this save has begun.
         """
         called_s = time.monotonic()
-        self._saver.join()
-        earlier = self._take_error()
         self._counter += 1
         # The durable lane counts from 1: no two saves of a writer have one id.
         save_id = f"{self._place.writer_id}{1 << 31 | self._counter:08x}"
         request = SaveRequest(self._counter, check_step(order.step), save_id)
+        self._saver.join_before(order, request.waits)
+        earlier = self._take_error()
         self.started(order.step)
         try:
             with self._saver.preparing(request, self._group):
@@ -217,7 +217,8 @@ class LocalTier:
         if self._scheduler is not None:
             note_saved = self._scheduler.note_saved
             handle.on_commit(lambda _: note_saved(time.monotonic() - request.began))
-            self._scheduler.note_blocked(time.monotonic() - called_s)
+            blocked_s = time.monotonic() - called_s - request.waits.seconds
+            self._scheduler.note_blocked(max(0.0, blocked_s))
         if earlier is not None:
             earlier.add_note(f"the save of step {order.step} was begun nevertheless")
             raise earlier

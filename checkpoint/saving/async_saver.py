@@ -25,7 +25,8 @@ from ..options import Options
 from ..storage.base import Storage
 from ..storage.threads import Latch, start_thread
 from .commit import RESULT_WAIT_S
-from .stager import SaveRequest
+from .snapshot import ArrayWaits
+from .stager import SaveOrder, SaveRequest
 
 _log = logging.getLogger(__name__)
 LOOK_S = 0.5  # how often a wait for snapshots looks whether their save has ended
@@ -225,6 +226,7 @@ class SaveHandle:
         Raises SaveFailed if a store hangs.
         """
         assert self._request is not None
+        began_s = time.perf_counter()
         end = time.monotonic() + self._bound_s
         for _, snapshot in self._request.trees.values():
             while not snapshot.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
@@ -232,6 +234,7 @@ class SaveHandle:
                     break
                 if time.monotonic() >= end:
                     raise self._hangs()
+        self._request.waits.add_late(began_s)
 
     def _let_go_of_arrays(self) -> None:
         """Calls the save off if it still needs the caller's arrays; blocks while it copies some."""
@@ -332,6 +335,15 @@ class AsyncSaver:
         """Waits for the save in flight; its own time bounds the wait unless `timeout_s` does."""
         if self._last is not None:
             self._last._join(timeout_s)
+
+    def join_before(self, order: SaveOrder, waits: ArrayWaits) -> None:
+        """Waits as `join` does, before the next save. While that one's arrays are not there, it
+        would have waited for them.
+        """
+        last = self._last
+        if last is not None and not last.done():
+            waits.wait_meanwhile(order.arrays(), last._ended.wait)
+        self.join()
 
     def take_error(self, *, missed: bool = False) -> HoldfastError | None:
         """Returns the error of the last save, once; None while it is in flight.

@@ -43,6 +43,7 @@ from ..format.jax_settings import outside_of_meshes, own_settings
 from ..format.tree import is_key
 from ..storage.threads import run_side_by_side
 from .plan import Plan, ShardPlacement
+from .snapshot import ArrayWaits
 
 _log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Any, ...]
@@ -210,7 +211,10 @@ class _Compared(NamedTuple):
 
 
 def sum_replicas(
-    plan: Plan, leaves: Sequence[Any], may_differ: Callable[[str], bool] | None
+    plan: Plan,
+    leaves: Sequence[Any],
+    may_differ: Callable[[str], bool] | None,
+    waits: ArrayWaits,
 ) -> ReplicaSums | None:
     """Starts summing the replicas of a tree, and returns; None where nothing is compared.
 
@@ -224,7 +228,7 @@ def sum_replicas(
     if not compared.own.leaves:
         return None
     try:
-        made = _dispatch(compared.by_devices, leaves)
+        made = _dispatch(compared.by_devices, leaves, waits)
     except Exception as error:
         _log.warning("replicas are not compared at this save: %s", error_text(error))
         return None
@@ -263,12 +267,18 @@ def _is_elsewhere(array: jax.Array) -> bool:
     return kind is not None and kind != device.default_memory().kind
 
 
-def _dispatch(by_devices: Mapping[Devices, tuple[int, ...]], leaves: Sequence[Any]) -> list[_Made]:
+def _dispatch(
+    by_devices: Mapping[Devices, tuple[int, ...]], leaves: Sequence[Any], waits: ArrayWaits
+) -> list[_Made]:
     made = []
     for devices, indices in by_devices.items():
         arrays = [_data(leaves[index]) for index in indices]
-        summing = _summing_views if _is_host(devices) else _program_on
-        made.append(_Made(indices, devices, summing(devices, arrays)))
+        if _is_host(devices):
+            sums = _summing_views(devices, arrays, waits)
+        else:
+            with waits.dispatching(arrays):
+                sums = _program_on(devices, arrays)
+        made.append(_Made(indices, devices, sums))
     return made
 
 
@@ -277,10 +287,13 @@ def _is_host(devices: Devices) -> bool:
 
 
 def _summing_views(
-    devices: Devices, arrays: Sequence[jax.Array]
+    devices: Devices, arrays: Sequence[jax.Array], waits: ArrayWaits
 ) -> Callable[[], np.ndarray[Any, Any]]:
     """Returns what sums arrays where they lie. What is donated meanwhile is not written to."""
-    views = [np.asarray(part) for array in arrays for part in _parts(array, devices)]
+    views = []
+    for part in (part for array in arrays for part in _parts(array, devices)):
+        waits.wait(part)
+        views.append(np.asarray(part))
 
     def sums() -> np.ndarray[Any, Any]:
         made = run_side_by_side(sum_of_words, views, SUM_THREADS)

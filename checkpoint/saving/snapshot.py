@@ -18,7 +18,8 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from .plan import PACKS, Plan
 
 # More than there are cores would only wait for each other at the interpreter.
 COPY_THREADS = min(4, os.cpu_count() or 4)
+LOOK_S = 0.005  # between two looks whether arrays are there, while something else is waited for
 SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
 _PINNED = "pinned_host"
 _PAGEABLE = "unpinned_host"
@@ -46,11 +48,77 @@ _POOL_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 _POOL_GB = 64
 
 
+class ArrayWaits:
+    """Counts how long one save waits for arrays that the program's computations have yet to make.
+
+    That is time of the steps: without the save the program would wait for it elsewhere. For the
+    caller's thread, but for `wait_late`.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._late_s = 0.0  # when the last array was there that another thread waited for
+
+    def wait(self, array: Any) -> None:
+        """Blocks until an array is there, which is needed now; what is no array is there."""
+        # One at a time, as they are needed: what is there is copied while others are computed.
+        if not _is_there(array):
+            began_s = time.perf_counter()
+            array.block_until_ready()
+            self.seconds += time.perf_counter() - began_s
+
+    def wait_meanwhile(self, arrays: Sequence[jax.Array], wait: Callable[[float], bool]) -> None:
+        """Calls `wait(seconds)` until it says that the wait is over, or all arrays are there."""
+        pending = list(arrays)
+        began_s = seen_s = time.perf_counter()
+        while pending:
+            if _is_there(pending[-1]):
+                pending.pop()
+                continue
+            # What is not known counts as the save's own.
+            seen_s = time.perf_counter()
+            if wait(LOOK_S):
+                break
+        self.seconds += seen_s - began_s
+
+    @contextlib.contextmanager
+    def dispatching(self, arrays: Iterable[Any]) -> Iterator[None]:
+        """Surrounds what is computed from arrays: a device that has much to do takes no more."""
+        began_s = None if all(map(_is_there, arrays)) else time.perf_counter()
+        yield
+        if began_s is not None:
+            self.seconds += time.perf_counter() - began_s
+
+    def wait_late(self, array: Any) -> None:
+        """Blocks until an array is there, on another thread than the one that saves, and waits."""
+        if not _is_there(array):
+            array.block_until_ready()
+            self._late_s = time.perf_counter()
+
+    def add_late(self, began_s: float) -> None:
+        """Counts a wait that began at a time, and is over, for what other threads waited for."""
+        self.seconds += max(0.0, self._late_s - began_s)
+
+
+def _is_there(array: Any) -> bool:
+    if not isinstance(array, jax.Array):
+        return True
+    known: Any = array  # the stubs of jax lack this verb
+    # One that was donated is found where it is read.
+    return known.is_deleted() or bool(known.is_ready())
+
+
 class Shard:
     """A shard on its way to the host, for all packs that have chunks of it."""
 
-    def __init__(self, array: jax.Array, moved: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        array: jax.Array,
+        moved: Callable[[], None] | None = None,
+        waits: ArrayWaits | None = None,
+    ) -> None:
         self._array: jax.Array | None = array
+        self._waits = waits
         self._host: np.ndarray[Any, Any] | None = None
         self._moved = moved
         self._lock = threading.Lock()
@@ -59,6 +127,8 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
+                if self._waits is not None:
+                    self._waits.wait_late(self._array)
                 # The one setting that a copy heeds: all of them cost more than a small copy.
                 with jax.transfer_guard_device_to_host("allow"):
                     self._host = np.asarray(self._array)
@@ -71,8 +141,11 @@ class Shard:
 class Snapshot:
     """This process's share of a tree, held until it is written."""
 
-    def __init__(self, plan: Plan, unmoved: Unmoved | None = None) -> None:
+    def __init__(
+        self, plan: Plan, unmoved: Unmoved | None = None, waits: ArrayWaits | None = None
+    ) -> None:
         self.plan = plan
+        self._waits = waits or ArrayWaits()
         self.unmoved = unmoved or Unmoved({}, set(), {})
         # An incremental save may link a chunk, which then needs no new checksum.
         self._sums_copies = unmoved is None
@@ -179,7 +252,7 @@ class Snapshot:
                 shard = shards.get(key)
                 if shard is None:
                     leaf = leaves[chunk.leaf]
-                    shard = shards[key] = _find(self.plan, leaf, chunk.leaf, chunk.slot, on_host)
+                    shard = shards[key] = self._find(leaf, chunk.leaf, chunk.slot, on_host)
                 if isinstance(shard, _HostShard):
                     copies[pack].append(_ChunkCopy(shard, chunk.inside, place, chunk.nbytes))
                     taken.append(shard.copy)
@@ -235,7 +308,7 @@ class Snapshot:
         plan = self.plan
         if plan.process != 0:
             self.local = [
-                np.array(_host_view(leaves[index]), order="C") for index in plan.local_leaves
+                np.array(self._host_view(leaves[index]), order="C") for index in plan.local_leaves
             ]
         self.values = [
             leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
@@ -245,7 +318,25 @@ class Snapshot:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
         self._in_use += 1
         self._moved = self._moved or Latch()
-        return Shard(array, self._one_done)
+        return Shard(array, self._one_done, self._waits)
+
+    def _find(self, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
+        """Returns a shard: a copy of it, one that is to be copied, or the array on its device."""
+        described = self.plan.leaves[index]
+        if slot < 0:
+            array = self._host_view(leaf)
+            array = array[None] if described.per_process else array
+            return array if never_changes(leaf) else _copied_on_host(array)
+        if described.kind == "key":
+            leaf = jax.random.key_data(leaf)
+        shard = leaf.addressable_data(slot)
+        return _copied_on_host(self._host_view(shard)) if on_host else shard
+
+    def _host_view(self, leaf: Any) -> np.ndarray[Any, Any]:
+        if isinstance(leaf, jax.Array) and is_key(leaf):
+            leaf = jax.random.key_data(leaf)
+        self._waits.wait(leaf)
+        return np.asarray(leaf)
 
     def _one_done(self) -> None:
         with self._lock:
@@ -267,6 +358,7 @@ def take_snapshot(
     memory: MemoryBudget = WHOLE_BUDGET,
     on_host: bool | None = None,
     unmoved: Unmoved | None = None,
+    waits: ArrayWaits | None = None,
     copies_later: bool = False,
 ) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns.
@@ -275,10 +367,11 @@ def take_snapshot(
     `copies_later` that begins with `begin_copies`, and `Snapshot.wait` waits for it.
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. What has
     no room in `memory` stays where it is until it is written. `on_host` says whether the arrays are
-    the host's (None: by their device). Chunks that are `unmoved` are not taken.
+    the host's (None: by their device). Chunks that are `unmoved` are not taken. `waits` counts the
+    time until arrays are there that computations have yet to make.
     """
     leaves = tree.leaves
-    snapshot = Snapshot(plan, unmoved)
+    snapshot = Snapshot(plan, unmoved, waits)
     with paused_gc():
         if on_host is None:
             on_host = _are_on_host(plan, leaves)
@@ -464,28 +557,9 @@ def _copy(copy: np.ndarray[Any, Any], original: np.ndarray[Any, Any]) -> None:
     copy[...] = original
 
 
-def _find(plan: Plan, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
-    """Returns a shard: a copy of it, one that is to be copied, or the array on its device."""
-    described = plan.leaves[index]
-    if slot < 0:
-        array = _host_view(leaf)
-        array = array[None] if described.per_process else array
-        return array if never_changes(leaf) else _copied_on_host(array)
-    if described.kind == "key":
-        leaf = jax.random.key_data(leaf)
-    shard = leaf.addressable_data(slot)
-    return _copied_on_host(np.asarray(shard)) if on_host else shard
-
-
 def _copied_on_host(array: np.ndarray[Any, Any]) -> Any:
     """Returns a copy of a small shard, or a larger one whose chunks are to be copied."""
     return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
-
-
-def _host_view(leaf: Any) -> np.ndarray[Any, Any]:
-    if isinstance(leaf, jax.Array) and is_key(leaf):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
 
 
 def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int) -> dict[int, Shard]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import jax
 
 from holdfast.multihost import Group
 
@@ -31,7 +34,7 @@ from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
 from .replicas import ReplicaSums, sum_replicas
-from .snapshot import Snapshot, take_snapshot
+from .snapshot import ArrayWaits, Snapshot, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,13 @@ class SaveOrder:
             raise ValueError("save: give either a state or items")
         return {"state": self.state} if self.items is None else self.items
 
+    def arrays(self) -> list[jax.Array]:
+        """Returns the arrays of jax that are to be saved; none where a tree cannot be flattened."""
+        with contextlib.suppress(Exception):  # `stage` says what is wrong
+            leaves = jax.tree_util.tree_leaves((self.state, self.items, self.metrics))
+            return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        return []
+
 
 @dataclass(frozen=True)
 class SaveRequest:
@@ -87,6 +97,7 @@ class SaveRequest:
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
     cancellation: Cancellation = field(default_factory=Cancellation)
     may_miss: bool = True  # where the options allow it
+    waits: ArrayWaits = field(default_factory=ArrayWaits)
 
     @property
     def key(self) -> SaveKey:
@@ -167,10 +178,11 @@ class SaveStager:
                 elif is_tree(value):
                     tree = encode_leaf_types(FlatTree.of(value))
                     with own_settings():
-                        cast = cast_tree(tree, order.dtype)
+                        with request.waits.dispatching(() if order.dtype is None else tree.leaves):
+                            cast = cast_tree(tree, order.dtype)
                         trees[name] = self._stage_tree(request, name, cast, leaving)
                         # After the copies: where devices share the host's cores they would wait.
-                        sums = self._sum_replicas(trees[name][0], tree)
+                        sums = self._sum_replicas(trees[name][0], tree, request.waits)
                     if sums is not None:
                         replicas[name] = sums
                 else:
@@ -180,6 +192,8 @@ class SaveStager:
                 len(values) + sum(map(len, files.values())),
                 staged.metadata,
             )
+            for value in (order.metrics or {}).values():
+                request.waits.wait(value)
             metrics = {name: _number(name, value) for name, value in (order.metrics or {}).items()}
             return replace(staged, metrics=metrics)
         except BaseException:
@@ -200,14 +214,15 @@ class SaveStager:
             tree,
             memory=self._memory,
             unmoved=unmoved,
+            waits=request.waits,
             # A network would be idle meanwhile. A disk's own writes would make the copies slower.
             copies_later=self._storage.posix is None,
         )
 
-    def _sum_replicas(self, plan: Plan, tree: FlatTree) -> ReplicaSums | None:
+    def _sum_replicas(self, plan: Plan, tree: FlatTree, waits: ArrayWaits) -> ReplicaSums | None:
         if self._options.on_replicas_differ == "ignore":
             return None
-        return sum_replicas(plan, tree.leaves, self._options.may_differ)
+        return sum_replicas(plan, tree.leaves, self._options.may_differ, waits)
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
         writes = value.per_process or value.shared or self._group.index == 0

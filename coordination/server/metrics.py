@@ -66,6 +66,11 @@ _BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
         _reported("save_blocked_s"),
     ),
     (
+        "save_waited_seconds",
+        "How long saves have waited for arrays that steps had yet to compute, in all",
+        _reported("save_waited_s"),
+    ),
+    (
         "saves_missed",
         "Saves in a row that failed while the program went on",
         _reported("saves_missed"),

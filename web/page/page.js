@@ -324,6 +324,7 @@ function drawProcess() {
     step: tell(process.step, (step) => `${step}, ${few(process.steps_per_second)} steps/s`),
     saved: tell(process.saved_step, (step) => `step ${step}`),
     "blocked by saves": tell(process.blocked_s, (seconds) => span(seconds)),
+    "saves waited for steps": tell(process.waited_s, (seconds) => span(seconds)),
     waiting: tell(process.waiting, (share) => `${Math.round(share * 100)} % of its time, for the others`),
     memory: tell(process.memory_bytes, (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`),
   };

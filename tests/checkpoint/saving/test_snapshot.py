@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from holdfast.checkpoint.saving.pack_writer import ChunkSums, pack_parts, plan_p
 from holdfast.checkpoint.saving.planner import Planner
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.saving.snapshot import (
+    ArrayWaits,
     Snapshot,
     begin_copies,
     default_host_limit_bytes,
@@ -426,3 +428,100 @@ def test_where_devices_stage_their_arrays() -> None:
         == default_host_limit_bytes([], {})
         == UNLIMITED_BYTES
     )
+
+
+_SIZE = 900
+
+
+@jax.jit
+def _compute(x: jax.Array) -> jax.Array:
+    """Computes for a good part of a second."""
+    for _ in range(8):
+        x = x @ x * (1 / _SIZE)
+    return x
+
+
+@pytest.fixture(scope="module")
+def start() -> jax.Array:
+    x = jnp.ones((_SIZE, _SIZE))
+    jax.block_until_ready(_compute(x))
+    return x
+
+
+def test_what_is_there_takes_no_time(start: jax.Array) -> None:
+    """Arrays that are computed, numbers, and arrays that were donated, which the snapshot finds."""
+    waits = ArrayWaits()
+    gone = jnp.zeros(3)
+    gone.delete()
+    for value in (start, 0.5, gone):
+        waits.wait(value)
+    waits.wait_late(start)
+    waits.add_late(time.perf_counter())
+    waits.wait_meanwhile([start, gone], lambda seconds: pytest.fail("nothing is waited for"))
+    with waits.dispatching([start, 0.5]):
+        _compute(start).block_until_ready()
+    assert waits.seconds == 0.0
+
+
+def test_a_computation_is_waited_for(start: jax.Array) -> None:
+    """By whoever reads its array, by what is computed from it, and beside a wait that is over
+    sooner or later.
+    """
+    began_s = time.perf_counter()
+    waits = ArrayWaits()
+    waits.wait(_compute(start))
+    usual_s = waits.seconds
+    assert 0 < usual_s <= time.perf_counter() - began_s
+    later = ArrayWaits()
+    with later.dispatching([_compute(start)]):
+        _compute(start).block_until_ready()
+    assert later.seconds > 0
+    meanwhile = ArrayWaits()
+    never = threading.Event()
+    array = _compute(start)
+    began_s = time.perf_counter()
+    meanwhile.wait_meanwhile([array], never.wait)
+    assert array.is_ready() and 0 < meanwhile.seconds <= time.perf_counter() - began_s
+    over = threading.Event()
+    over.set()
+    array = _compute(start)
+    sooner = ArrayWaits()
+    sooner.wait_meanwhile([array], over.wait)
+    assert sooner.seconds < usual_s
+
+
+def test_what_another_thread_waited_for_counts(start: jax.Array) -> None:
+    """Up to when the array was there, from when the caller began to wait."""
+    waits = ArrayWaits()
+    array = _compute(start)
+    began_s = time.perf_counter()
+    thread = threading.Thread(target=waits.wait_late, args=(array,))
+    thread.start()
+    thread.join()
+    waits.add_late(began_s)
+    assert 0 < waits.seconds <= time.perf_counter() - began_s
+    waits.add_late(time.perf_counter())
+    assert waits.seconds <= time.perf_counter() - began_s
+
+
+def test_what_stays_on_its_device_is_waited_for_there(tmp_path: Path, start: jax.Array) -> None:
+    """The writer waits for the array, and the caller for the writer: of that the computation's time
+    counts.
+    """
+    waits = ArrayWaits()
+    flat = FlatTree.of({"w": _compute(start)})
+    snapshot = take_snapshot(
+        Planner().plan(flat),
+        flat,
+        memory=MemoryBudget(bound_bytes=0),
+        on_host=False,
+        waits=waits,
+    )
+    began_s = time.perf_counter()
+    writer = threading.Thread(target=commit, args=(snapshot, LocalStorage(tmp_path)))
+    writer.start()
+    assert snapshot.wait(60)
+    waited_s = time.perf_counter() - began_s
+    waits.add_late(began_s)
+    writer.join()
+    assert 0.5 * waited_s < waits.seconds <= waited_s

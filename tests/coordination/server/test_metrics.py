@@ -51,6 +51,7 @@ VALUES = {
     "memory_bytes": 1024,
     "checkpoint_peak_bytes": 512,
     "save_blocked_s": 1.5,
+    "save_waited_s": 0.5,
     "saves_missed": 2,
 }
 FULL = session_pb2.ReportRequest(step=7, saved_step=5, values=VALUES, trouble="disk full")
@@ -102,6 +103,7 @@ def test_every_figure_is_the_statuss() -> None:
         'holdfast_memory_bytes{process="0"} 1024.0',
         'holdfast_checkpoint_peak_bytes{process="0"} 512.0',
         'holdfast_save_blocked_seconds{process="0"} 1.5',
+        'holdfast_save_waited_seconds{process="0"} 0.5',
         'holdfast_saves_missed{process="0"} 2.0',
         "holdfast_step_age_seconds 2.5",
         "holdfast_processes_in_trouble 1.0",
