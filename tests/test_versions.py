@@ -158,7 +158,7 @@ def test_the_fast_tests_pass_at_both_ends(end: str, part: str) -> None:
         *tests,
     ]
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
     ran = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=850

@@ -4,6 +4,7 @@ is safe.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -151,7 +152,10 @@ def test_queued_deletions_hold_few_files_open(storage: LocalStorage) -> None:
 
 def open_below(storage: LocalStorage) -> list[str]:
     """Returns the files of the root that this process has open."""
-    held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    held = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, by whoever had it
+            held.append(os.readlink(f"/proc/self/fd/{name}"))
     return [path for path in held if path.startswith(storage.root)]
 
 
