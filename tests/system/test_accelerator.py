@@ -2,7 +2,8 @@
 device memory, collectives.
 
 `make accelerator` runs these where jax finds a GPU or a TPU, and prints their figures; elsewhere
-they skip. Each runs in a process of its own, which alone sees the device.
+they skip. ACCELERATOR_KIT=cpu runs on the CPU what is not of an accelerator alone, with a tenth of
+the sizes. Each runs in a process of its own, which alone sees the device.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import pytest
 
 from tests.support.paths import ROOT, program
 
+ON_CPU = os.environ.get("ACCELERATOR_KIT") == "cpu"
+
+
+def _environment() -> dict[str, str]:
+    """Returns this process's environment, in which jax takes the accelerator; or the CPU."""
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    return inherited | ({"JAX_PLATFORMS": "cpu"} if ON_CPU else {})
+
 
 @functools.cache
 def platform() -> str:
     """Returns what jax finds on this machine, asked in another process."""
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=_environment(), capture_output=True, text=True, timeout=120, check=False
     )
     return (
         done.stdout.strip().splitlines()[-1]
@@ -35,17 +43,16 @@ def platform() -> str:
 
 @pytest.fixture(autouse=True)
 def accelerator() -> None:
-    if platform() not in ("gpu", "tpu"):
+    if not ON_CPU and platform() not in ("gpu", "tpu"):
         pytest.skip(f"jax finds no accelerator here: {platform()}")
 
 
 def run(script: Path, root: Path, **environment: str) -> str:
     """Runs a script on the accelerator; returns what it printed."""
-    inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, str(script), str(root)]
     done = subprocess.run(
         command,
-        env=inherited | environment,
+        env=_environment() | environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -78,10 +85,26 @@ def test_the_caller_may_donate_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    """Random bits of each dtype, NaNs with their payloads among them, keys, empty arrays."""
+    run(program("accelerator_every_dtype"), tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_state_in_pinned_host_is_saved_restored_and_resumed(tmp_path: Path) -> None:
+    """An optimizer's moments that live in `pinned_host` and are donated as soon as `save` has
+    returned; what goes on from the restored step ends as what was never interrupted.
+    """
+    run(program("accelerator_pinned_host_state"), tmp_path)
+
+
+@pytest.mark.timeout(300)
 def test_a_pool_of_pinned_memory_that_ends(tmp_path: Path) -> None:
     """A gigabyte of pinned memory and two of state: the rest waits on the device, whether the bound
     is known or has to be run into.
     """
+    if ON_CPU:
+        pytest.skip("a CPU has no pool of pinned memory")
     for bound in ("", "8"):
         run(
             program("accelerator_pool_ends"),
