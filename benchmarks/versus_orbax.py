@@ -301,7 +301,7 @@ def work(name: str, folder: Path, repeats: int, *job: int) -> None:
             os.sync()
             for key in ("restore", "cold") if WORKLOADS[name][2] else ("restore",):
                 if key == "cold":
-                    _drop_pages(folder)
+                    drop_pages(folder)
                 together(f"{kind} saved {step} {key}")
                 began = time.perf_counter()
                 found = system.restore(step, like)
@@ -310,7 +310,7 @@ def work(name: str, folder: Path, repeats: int, *job: int) -> None:
                 if kind != "floor" and step == 0:
                     _check(state, found)
                 del found
-                _let_go()
+                let_go()
             together(f"{kind} restored {step}")
             began = time.perf_counter()
             system.delete(step)
@@ -336,7 +336,7 @@ def _check(state: Any, found: Any) -> None:
             assert np.asarray(a.data).tobytes() == np.asarray(b.data).tobytes()
 
 
-def _let_go() -> None:
+def let_go() -> None:
     """Gives the memory of dead arrays back to the system.
 
     What one system keeps would be missing for the next.
@@ -345,7 +345,7 @@ def _let_go() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def _drop_pages(folder: Path) -> None:
+def drop_pages(folder: Path) -> None:
     """Has the kernel forget what it holds of all files, which are clean by now."""
     for path in folder.rglob("*"):
         if path.is_file():
