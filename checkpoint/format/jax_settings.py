@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from .sharding import chosen_memory_kind
+from .sharding import chosen_memory_kind, has_text_axes
 
 
 @contextlib.contextmanager
@@ -72,11 +72,14 @@ def cast_array(array: Any, dtype: np.dtype[Any]) -> Any:
     if not isinstance(array, jax.Array):
         return array.astype(dtype)
     with outside_of_meshes():
-        if chosen_memory_kind(array.sharding) is None:
+        shards = [shard.data for shard in array.addressable_shards]
+        if chosen_memory_kind(array.sharding) is not None:
+            # Programs read their devices' default memory alone, which may be too small for these.
+            parts = [
+                jax.device_put(np.asarray(shard).astype(dtype), shard.sharding) for shard in shards
+            ]
+        elif has_text_axes(array.sharding):
             return array.astype(dtype)
-        # Programs read their devices' default memory alone, and that may be too small for these.
-        parts = [
-            jax.device_put(np.asarray(shard.data).astype(dtype), shard.data.sharding)
-            for shard in array.addressable_shards
-        ]
+        else:  # jax compiles nothing for such a mesh
+            parts = [shard.astype(dtype) for shard in shards]
         return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)

@@ -25,7 +25,7 @@ from .grid import Grid, Ints
 from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .own_files import is_folder_name, is_own_name
-from .sharding import parse_sharding
+from .sharding import join_sharding
 from .step_folders import other_step
 from .tree import check_description, paused_gc
 from .values import decode_value
@@ -351,7 +351,7 @@ def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[Le
     # A short record could claim chunks without end: files bound them, by the room in their headers.
     room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
     chunk_files = expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS))
-    parser = _LeafParser(chunk_files, data["shardings"])
+    parser = _LeafParser(chunk_files, _parse_shardings(data))
     values = iter(data["values"])
     leaves = tuple(
         _parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf)
@@ -365,6 +365,12 @@ def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[Le
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     return leaves
+
+
+def _parse_shardings(data: dict[str, Any]) -> list[Any]:
+    shardings = data["shardings"]
+    later = data.get("sharding_details", [{}] * len(shardings))
+    return [join_sharding(known, more) for known, more in zip(shardings, later, strict=True)]
 
 
 def _parse_own_names(names: list[Any], files: Sequence[FileReport]) -> tuple[str, ...]:
@@ -426,7 +432,7 @@ class _LeafParser:
 
     def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
         self._chunk_files = chunk_files
-        self._shardings = [parse_sharding(description) for description in shardings]
+        self._shardings = shardings
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:

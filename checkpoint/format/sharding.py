@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+import numpy as np
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from ..errors import UnsupportedLeaf
 
 MEMORY_KIND = "memory_kind"  # the member of a description whose array is in no default memory
+AXIS_TYPES = "axis_types"  # of the mesh, where not all are Auto
+REDUCED = "reduced"  # the mesh axes over which an array is the sum of what is to come
+_AUTO = AxisType.Auto.name
+_NAMED = {"axes", "sizes", "devices", "spec"}
+_LATER = (AXIS_TYPES, REDUCED)  # what the first readers do not know: no description may have it
 
 
 def show_sharding(description: Any) -> str:
@@ -26,20 +42,100 @@ def show_sharding(description: Any) -> str:
     if any(description["spec"]):
         spec = "(" + ", ".join("+".join(axes) or "-" for axes in description["spec"]) + ")"
     axes = zip(description["axes"], description["sizes"], strict=True)
-    return f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in axes)
+    shown = f"{spec} on " + " ".join(f"{axis}={size}" for axis, size in axes)
+    if AXIS_TYPES in description:
+        shown += f" ({', '.join(description[AXIS_TYPES])})"
+    if REDUCED in description:
+        shown += f", reduced over {'+'.join(description[REDUCED])}"
+    return shown
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
     """Returns the mesh axes of one entry of a PartitionSpec."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
+    return tuple(entry) if isinstance(entry, tuple | list) else (entry,)
 
 
 def spec_of_axes(sharding: NamedSharding, rank: int) -> tuple[Any, ...]:
     """Returns the entries of a spec for the axes that an array has."""
+    spec: Any = sharding.spec
+    if spec.reduced or spec.unreduced:  # jax has such a spec not iterated over
+        spec = spec.update(reduced=frozenset(), unreduced=frozenset())
     # jax takes a spec with more Nones than that, as P(None) of a scalar.
-    return tuple(sharding.spec)[:rank]
+    return tuple(spec)[:rank]
+
+
+def refuse_partial_sums(path: str, sharding: Sharding) -> None:
+    """Raises UnsupportedLeaf for an array whose shards are not added up yet: its numbers are on no
+    device.
+    """
+    if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
+        over = "+".join(sorted(map(str, sharding.spec.unreduced)))
+        raise UnsupportedLeaf(
+            f"the leaf {path!r} is unreduced over {over}: each device has a part of its sum; add it"
+            " up before it is saved: jax.sharding.reshard(array, jax.P(...))",
+            leaf=path,
+            found=str(sharding),
+        )
+
+
+def _text_axes(mesh: Any) -> dict[Any, str]:
+    """Returns the names of a mesh's axes as text, and alike on every process.
+
+    Any object may name an axis; that of `jax.pmap` shows its address.
+    """
+    return {
+        name: name if isinstance(name, str) else f"#{number}"
+        for number, name in enumerate(mesh.axis_names)
+    }
+
+
+def has_text_axes(sharding: Sharding) -> bool:
+    """Says whether the axes of a sharding's mesh are named by texts, if it has one."""
+    names = sharding.mesh.axis_names if isinstance(sharding, NamedSharding) else ()
+    return all(isinstance(name, str) for name in names)
+
+
+def concrete_sharding(sharding: Sharding) -> Sharding | None:
+    """Returns a sharding on devices: that of an abstract mesh lies on the mesh that is set.
+
+    None where it is of no mesh at all. Raises ValueError where the abstract mesh is another one, or
+    none is set.
+    """
+    if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, Mesh):
+        return sharding
+    wanted = sharding.mesh
+    if wanted.empty:
+        return None
+    current = jax.sharding.get_mesh()
+    if current.shape_tuple != wanted.shape_tuple:
+        expected = _show_mesh(wanted)
+        found = "none is set" if current.empty else f"{_show_mesh(current)} is set"
+        raise ValueError(
+            f"its sharding is of an abstract mesh, {expected}, and {found}; call this under"
+            " jax.set_mesh(mesh), or give shardings on a Mesh"
+        )
+    return NamedSharding(current, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def _show_mesh(mesh: Any) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in mesh.shape_tuple)
+
+
+def plain_sharding(sharding: NamedSharding, rank: int) -> NamedSharding:
+    """Returns where an array of `rank` axes lies, without what steers computations: axis types,
+    and what is reduced.
+    """
+    text = _text_axes(sharding.mesh)
+    axes = [[text[name] for name in axes_of(entry)] for entry in spec_of_axes(sharding, rank)]
+    mesh = Mesh(sharding.mesh.devices, list(text.values()))
+    return NamedSharding(mesh, _spec(axes), memory_kind=sharding.memory_kind)
+
+
+def _spec(axes: Sequence[Sequence[str]], reduced: Sequence[str] = ()) -> Any:
+    make: Any = PartitionSpec
+    return make(*(tuple(entry) or None for entry in axes), reduced=frozenset(reduced))
 
 
 def chosen_memory_kind(sharding: Sharding) -> str | None:
@@ -66,12 +162,21 @@ def describe_sharding(sharding: Sharding, rank: int) -> Any:
 def _describe(sharding: Sharding, rank: int) -> dict[str, Any]:
     if isinstance(sharding, NamedSharding):
         mesh = sharding.mesh
-        return {
-            "axes": list(mesh.axis_names),
+        text = _text_axes(mesh)
+        spec = spec_of_axes(sharding, rank)
+        description: dict[str, Any] = {
+            "axes": list(text.values()),
             "sizes": list(mesh.devices.shape),
             "devices": [int(device.id) for device in mesh.devices.reshape(-1).tolist()],
-            "spec": [list(axes_of(entry)) for entry in spec_of_axes(sharding, rank)],
+            "spec": [[text[name] for name in axes_of(entry)] for entry in spec],
         }
+        axis_types = [axis_type.name for axis_type in mesh.axis_types]
+        if any(name != _AUTO for name in axis_types):
+            description[AXIS_TYPES] = axis_types
+        reduced = [text[name] for name in mesh.axis_names if name in sharding.spec.reduced]
+        if reduced:
+            description[REDUCED] = reduced
+        return description
     if isinstance(sharding, SingleDeviceSharding):
         device: Any = next(iter(sharding.device_set))
         return {"device": device.id}
@@ -89,7 +194,7 @@ def _is_plain(description: dict[str, Any]) -> bool:
 
 def _is_named(description: dict[str, Any]) -> bool:
     """Says whether this describes a mesh, and a spec of its axes."""
-    if description.keys() != {"axes", "sizes", "devices", "spec"}:
+    if description.keys() - set(_LATER) != _NAMED:
         return False
     axes = description["axes"]
     sizes = description["sizes"]
@@ -98,9 +203,13 @@ def _is_named(description: dict[str, Any]) -> bool:
         return False
     if not _are(list, spec) or not all(_are(str, entry) for entry in spec):
         return False
-    used = [axis for entry in spec for axis in entry]
+    axis_types = description.get(AXIS_TYPES, [_AUTO] * len(axes))
+    reduced = description.get(REDUCED, [])
+    if not _are(str, axis_types) or not _are(str, reduced):
+        return False
+    used = [axis for entry in spec for axis in entry] + reduced
     return (
-        len(set(axes)) == len(axes) == len(sizes)
+        len(set(axes)) == len(axes) == len(sizes) == len(axis_types)
         and math.prod(sizes) == len(description["devices"])
         and len(set(used)) == len(used)
         and set(used) <= set(axes)
@@ -121,3 +230,38 @@ def parse_sharding(description: Any) -> Any:
         if has_kind and (_is_plain(rest) or _is_named(rest)):
             return description
     raise ValueError("a sharding is not one that holdfast writes")
+
+
+def split_sharding(description: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns what every reader takes for a sharding, and what the first readers do not know."""
+    if not isinstance(description, dict):
+        return description, {}
+    later = {name: description[name] for name in _LATER if name in description}
+    return {name: value for name, value in description.items() if name not in later}, later
+
+
+def join_sharding(description: Any, later: Mapping[str, Any]) -> Any:
+    """Puts together what `split_sharding` returns; passes over what a later version has added.
+
+    Raises ValueError as `parse_sharding`.
+    """
+    known = {name: later[name] for name in _LATER if name in later}
+    return parse_sharding(description | known if known else description)
+
+
+def make_sharding(description: Any) -> Sharding:
+    """Returns the sharding of a description on the devices of this job.
+
+    Raises KeyError, TypeError or ValueError where they do not fit.
+    """
+    devices = {device.id: device for device in jax.devices()}
+    kind = description.get(MEMORY_KIND)
+    if "device" in description:
+        return SingleDeviceSharding(devices[description["device"]], memory_kind=kind)
+    flat = np.array([devices[number] for number in description["devices"]], object)
+    axis_types = tuple(AxisType[name] for name in description.get(AXIS_TYPES, ()))
+    mesh = Mesh(
+        flat.reshape(description["sizes"]), description["axes"], axis_types=axis_types or None
+    )
+    spec = _spec(description["spec"], description.get(REDUCED, ()))
+    return NamedSharding(mesh, spec, memory_kind=kind)

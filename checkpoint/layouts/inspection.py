@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from ..errors import CheckpointError, Corrupt, TreeMismatch
 from ..format.record import ItemRecord, LeafRecord
+from ..format.sharding import spec_of_axes
 from ..format.tree import paused_gc, rebuild
 from ..notebook import html_table, shown_bytes
 from ..restoring.match import HostShapeDtypeStruct, saved_sharding
@@ -164,7 +166,10 @@ def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
         key_dtype = _key_dtype(leaf.impl)
     except ValueError:  # an implementation that this process does not have: its data are there
         return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
-    return jax.ShapeDtypeStruct(leaf.shape[:-1], key_dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    keys = leaf.shape[:-1]
+    if isinstance(sharding, NamedSharding):  # that of their data has one axis more
+        sharding = sharding.update(spec=spec_of_axes(sharding, len(keys)))
+    return jax.ShapeDtypeStruct(keys, key_dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def _sharding_here(leaf: LeafRecord) -> Any:

@@ -28,7 +28,7 @@ from holdfast.multihost.group.group import clear_with_attempt
 from ..format.grid import Grid, Ints
 from ..format.jax_settings import outside_of_meshes
 from ..format.record import LeafRecord
-from ..format.sharding import axes_of, chosen_memory_kind, spec_of_axes
+from ..format.sharding import axes_of, chosen_memory_kind, plain_sharding, spec_of_axes
 from ..memory.pool import ALIGN_BYTES
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
@@ -51,6 +51,9 @@ def read_once(
     reading, comes before `before_collective`, which is called once: a process that fails in between
     would leave the others waiting in a collective.
     """
+    asked = requests
+    # Collectives run on meshes whose axes the compiler may divide, and go by names that are texts.
+    requests = [_on_plain_mesh(request) for request in asked]
     bundles = list(_bundles(requests))
     rows = [_read_bundle(reader, bundle.of(requests), allocate) for bundle in bundles]
     bundled = {index for bundle in bundles for index in bundle.indices}
@@ -66,7 +69,31 @@ def read_once(
         for bundle, bundle_rows in zip(bundles, rows, strict=True):
             values.update(bundle.numbered(_spread(bundle_rows, bundle.of(requests))))
         values.update(rest.numbered(_move_all(read_values, routes, routed)))
-    return [values[index] for index in range(len(requests))]
+    pairs = zip(asked, requests, strict=True)
+    return [
+        values[index] if own.sharding is plain.sharding else _resharded(values[index], own.sharding)
+        for index, (own, plain) in enumerate(pairs)
+    ]
+
+
+def _on_plain_mesh(request: LeafRequest) -> LeafRequest:
+    sharding = request.sharding
+    if (
+        request.leaf.kind != "array"
+        or not isinstance(sharding, NamedSharding)
+        or sharding.is_fully_addressable
+    ):
+        return request
+    plain = plain_sharding(sharding, len(request.leaf.shape))
+    return request if plain == sharding else request._replace(sharding=plain)
+
+
+def _resharded(array: jax.Array, sharding: Any) -> jax.Array:
+    """Returns an array under a sharding that has the same shards on the same devices."""
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(
+        array.shape, sharding, shards, dtype=array.dtype
+    )
 
 
 class _Selected:

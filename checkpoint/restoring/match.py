@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
 from ..errors import TreeMismatch
 from ..format.dtypes import name_of
 from ..format.record import ItemRecord, LeafRecord
-from ..format.sharding import MEMORY_KIND, show_sharding
+from ..format.sharding import concrete_sharding, make_sharding, show_sharding
 from ..format.tree import VALUE_TYPES, is_key, type_name
 
 LISTED = 5  # leaves that a message names
@@ -153,18 +153,11 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     description = leaf.sharding
     if description is None:
         return None
-    devices = {device.id: device for device in jax.devices()}
-    kind = description.get(MEMORY_KIND)
     try:
-        if "device" in description:
-            return SingleDeviceSharding(devices[description["device"]], memory_kind=kind)
-        flat = np.array([devices[number] for number in description["devices"]], object)
-        chosen = flat.reshape(description["sizes"])
-        spec: Any = PartitionSpec(*(tuple(axes) or None for axes in description["spec"]))  # type: ignore[no-untyped-call]
-        return NamedSharding(Mesh(chosen, description["axes"]), spec, memory_kind=kind)
+        return make_sharding(description)
     except (KeyError, TypeError, ValueError) as error:
         shown = show_sharding(description)
-        found = f"{len(devices)} devices"
+        found = f"{jax.device_count()} devices"
         message = (
             f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a"
             " `like` with shardings"
@@ -209,10 +202,11 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     dtype = getattr(like, "dtype", None)
     if shape is None or dtype is None:
         refuse(leaf, f"a {type(like).__name__}")
-    if leaf.per_process and not getattr(_sharding_of(like), "is_fully_addressable", True):
+    sharding = _wanted_sharding(leaf, like)
+    if leaf.per_process and not getattr(sharding, "is_fully_addressable", True):
         refuse(leaf, "one array of several processes, though each keeps its own")
     if not isinstance(dtype, np.dtype) and is_key(like):
-        return _match_key(leaf, like)
+        return _match_key(leaf, like, sharding)
     dtype = np.dtype(dtype)
     name = name_of(dtype)
     if leaf.grid is None:
@@ -231,7 +225,7 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     if isinstance(like, np.generic):
         return LeafRequest(leaf, "scalar", changed)
     _check_width(leaf, dtype)
-    return LeafRequest(leaf, "jax", changed, _sharding_of(like))
+    return LeafRequest(leaf, "jax", changed, sharding)
 
 
 def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -294,20 +288,34 @@ def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
     return LeafRequest(leaf, "value")
 
 
-def _match_key(leaf: LeafRecord, like: Any) -> LeafRequest:
+def _match_key(leaf: LeafRecord, like: Any, sharding: Sharding | None) -> LeafRequest:
     impl = str(jax.random.key_impl(like)) if isinstance(like, jax.Array) else like.dtype._impl.name
     if leaf.kind != "key" or leaf.impl != impl or leaf.shape[:-1] != tuple(like.shape):
         refuse(leaf, f"key<{impl}>{list(like.shape)}")
-    data = jax.random.key_data(like) if isinstance(like, jax.Array) else like
-    return LeafRequest(leaf, "jax", sharding=_sharding_of(data))
+    if isinstance(like, jax.Array):
+        sharding = _sharding_of(jax.random.key_data(like))
+    return LeafRequest(leaf, "jax", sharding=sharding)
+
+
+def _wanted_sharding(leaf: LeafRecord, like: Any) -> Sharding | None:
+    try:
+        return _sharding_of(like)
+    except (TypeError, ValueError) as error:
+        message = f"the leaf {leaf.path!r} of `like` has no devices to lie on: {error}"
+        raise TreeMismatch(
+            message, leaf=leaf.path, expected="devices", found="an abstract sharding"
+        ) from error
 
 
 def _sharding_of(like: Any) -> Sharding | None:
-    """Returns where a leaf is to lie; None, where jax puts what is not committed."""
+    """Returns where a leaf is to lie; None, where jax puts what is not committed.
+
+    Raises TypeError or ValueError where that is on a mesh that is not set.
+    """
     sharding = getattr(like, "sharding", None)
     if not isinstance(sharding, Sharding) or not getattr(like, "committed", True):
         return None
-    return sharding
+    return concrete_sharding(sharding)
 
 
 def spans_processes(like: Any) -> bool:
@@ -317,8 +325,15 @@ def spans_processes(like: Any) -> bool:
     """
     if like is SAVED:
         return bool(jax.process_count() > 1)
-    shardings = map(_sharding_of, jax.tree_util.tree_leaves(like))
-    return any(sharding is not None and not sharding.is_fully_addressable for sharding in shardings)
+    return any(map(_spans_processes, jax.tree_util.tree_leaves(like)))
+
+
+def _spans_processes(leaf: Any) -> bool:
+    try:
+        sharding = _sharding_of(leaf)
+    except (TypeError, ValueError):  # it is refused when it is matched, by its path
+        return False
+    return sharding is not None and not sharding.is_fully_addressable
 
 
 def show_leaf(leaf: LeafRecord) -> str:

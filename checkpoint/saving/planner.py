@@ -19,7 +19,7 @@ from ..errors import UnsupportedLeaf
 from ..format.dtypes import can_store, name_of
 from ..format.json_state import Json
 from ..format.own_files import Files
-from ..format.sharding import axes_of, describe_sharding, spec_of_axes
+from ..format.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 from .record_builder import check_plan
@@ -146,6 +146,7 @@ class Planner:
                 leaf=path,
                 found="deleted array",
             )
+        refuse_partial_sums(path, leaf.sharding)
         kind = "array"
         impl = ""
         if is_key(leaf):
@@ -267,7 +268,7 @@ def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
 
 def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
-    mesh = sharding.mesh
+    mesh: Any = sharding.mesh
     names = list(mesh.axis_names)
     spec = spec_of_axes(sharding, rank)
     entries = spec + (None,) * (rank - len(spec))

@@ -23,6 +23,7 @@ from ..format.grid import Ints
 from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES, RECORD_LIMIT_BYTES
 from ..format.record import FORMAT, check_record, chunk_runs, expand_runs
+from ..format.sharding import split_sharding
 from ..format.values import count_value_bytes, encode_value
 from ..storage.tombstone import sealed
 from .pack_writer import plan_pack
@@ -359,11 +360,14 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
         if leaf.per_process:
             entry["per_process"] = True
         leaves.append(entry)
+    split = [split_sharding(json.loads(text)) for text in shardings]
     tables = {
         "kind": "tree",
         "tree": plan.tree,
         "leaves": leaves,
         "cells": runs,
-        "shardings": [json.loads(text) for text in shardings],
+        "shardings": [known for known, _ in split],
     }
+    if any(later for _, later in split):
+        tables["sharding_details"] = [later for _, later in split]
     return _dump(tables)[:-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,15 @@ def run_together(
     )
     assert [f.code for f in finished] == [0] * count, report
     return [f.output for f in finished]
+
+
+def claims_of(script: Path, scratch: Path, devices: int = 8) -> dict[str, str]:
+    """Runs a program with devices of its own; returns the errors that it has printed, by claim."""
+    with Processes(script, 1, arguments=[scratch], devices=devices) as processes:
+        (finished,) = processes.wait(100)
+    assert finished.code == 0, finished.output
+    claims: dict[str, str] = json.loads(finished.output.splitlines()[-1])
+    return claims
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import UnsupportedLeaf
 from ...format.grid import Grid
 from ...format.record import LeafRecord
-from ...format.sharding import describe_sharding
+from ...format.sharding import describe_sharding, refuse_partial_sums
 from . import metadata as orbax
 
 CHUNK_BYTES = 64 << 20
@@ -72,6 +72,7 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         shape = tuple(value.shape)
         grid = Grid(shape, shape, shape)
         return LeafRecord(path, "numpy", np.dtype(value.dtype).name, shape, grid=grid), value
+    refuse_partial_sums(path, value.sharding)
     kind = "array"
     impl = ""
     if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -185,6 +186,9 @@ def array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
 
 
 def shardings_of(leaves: Sequence[LeafRecord]) -> dict[str, str]:
-    usual = {"sharding_type": "SingleDeviceSharding", "device_str": str(jax.local_devices()[0])}
-    texts = {leaf.path: json.dumps(orbax.sharding_json(leaf.sharding) or usual) for leaf in leaves}
+    names = {device.id: str(device) for device in jax.devices()}
+    usual = jax.local_devices()[0].id
+    texts = {
+        leaf.path: json.dumps(orbax.sharding_json(leaf.sharding, names, usual)) for leaf in leaves
+    }
     return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}

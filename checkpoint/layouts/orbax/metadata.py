@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import Corrupt, HostileCheckpoint
-from ...format.sharding import axes_of, parse_sharding
+from ...format.sharding import AXIS_TYPES, MEMORY_KIND, REDUCED, axes_of, parse_sharding
 
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 # How the names of handlers of trees end: those of v0, and v1's.
 TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler", "PyTreeHandler")
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
+_AXIS_TYPE = "AxisType."  # before the name of an axis type
 STRINGS = "_strings.json"
 MANIFEST = "manifest.ocdbt"
 ARRAY_METADATAS = "array_metadatas"
@@ -186,7 +187,9 @@ def read_sharding(about: Any) -> Any:
     """Returns a saved sharding as our own record says it, None for one that it cannot."""
     try:
         if about["sharding_type"] == "SingleDeviceSharding":
-            return {"device": int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])}
+            device = int(str(about["device_str"]).rpartition(":")[2].rpartition("_")[2])
+            own = {MEMORY_KIND: about[MEMORY_KIND]} if MEMORY_KIND in about else {}
+            return parse_sharding({"device": device} | own)
         if about["sharding_type"] != "NamedSharding":
             return None
         spec = [list(axes_of(axis)) for axis in about["partition_spec"]]
@@ -200,18 +203,30 @@ def read_sharding(about: Any) -> Any:
             "devices": devices,
             "spec": spec,
         }
-        return parse_sharding(description)
+        axis_types = [str(name).removeprefix(_AXIS_TYPE) for name in about.get(AXIS_TYPES) or ()]
+        if any(name != "Auto" for name in axis_types):
+            description[AXIS_TYPES] = axis_types
+        own = {name: about[name] for name in (REDUCED, MEMORY_KIND) if name in about}
+        return parse_sharding(description | own)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def sharding_json(description: Any) -> dict[str, Any] | None:
-    """Returns a sharding of a record as Orbax writes it.
+def sharding_json(
+    description: Any, device_names: Mapping[int, str], usual_device: int
+) -> dict[str, Any]:
+    """Returns a sharding of a record as Orbax writes it, on the usual device where it has no words
+    for it.
 
-    Returns None for a sharding that Orbax cannot write without a device's name.
+    What Orbax does not know, a kind of memory and reduced axes, is there for this reader.
     """
-    if not description or "spec" not in description:
-        return None
+    description = description or {}
+    own = {name: description[name] for name in (REDUCED, MEMORY_KIND) if name in description}
+    if "spec" not in description:
+        device = description.get("device", usual_device)
+        name = device_names.get(device, device_names[usual_device])
+        return {"sharding_type": "SingleDeviceSharding", "device_str": name} | own
+    axis_types = description.get(AXIS_TYPES, ["Auto"] * len(description["axes"]))
     mesh: Any = [{"id": number} for number in description["devices"]]
     for size in reversed(description["sizes"][1:]):
         mesh = [mesh[i : i + size] for i in range(0, len(mesh), size)]
@@ -219,10 +234,10 @@ def sharding_json(description: Any) -> dict[str, Any] | None:
         "sharding_type": "NamedSharding",
         "shape": description["sizes"],
         "axis_names": description["axes"],
-        "axis_types": ["AxisType.Auto"] * len(description["axes"]),
+        "axis_types": [f"{_AXIS_TYPE}{name}" for name in axis_types],
         "partition_spec": [_axis_json(axes) for axes in description["spec"]],
         "device_mesh": {"mesh": mesh},
-    }
+    } | own
 
 
 def _axis_json(axes: list[str]) -> Any:

@@ -24,6 +24,8 @@ from holdfast.checkpoint import (
     Structure,
     TreeMismatch,
 )
+from holdfast.checkpoint.format.jax_settings import own_settings
+from holdfast.checkpoint.format.sharding import concrete_sharding
 from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
@@ -283,9 +285,12 @@ def _fitted(value: Any, leaf: Any) -> Any:
     common = tuple(slice(0, min(sizes)) for sizes in zip(shape, value.shape, strict=True))
     fitted[common] = value[common]
     sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        return jax.numpy.asarray(fitted)
-    return jax.make_array_from_callback(shape, sharding, lambda index: fitted[index])
+    with own_settings():
+        if sharding is not None:
+            sharding = concrete_sharding(sharding)
+        if sharding is None:
+            return jax.numpy.asarray(fitted)
+        return jax.make_array_from_callback(shape, sharding, lambda index: fitted[index])
 
 
 def _tree(given: Any) -> Any:

@@ -4,13 +4,9 @@ and follow those that say where and as what arrays are made.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.checkpointing import claims_of
 from tests.support.paths import program
 
 SETTINGS = (
@@ -33,17 +29,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one process with 8 devices has found, by claim."""
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    script = str(program("settings_of_jax"))
-    command = [sys.executable, script, str(tmp_path_factory.mktemp("claims"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    claims: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return claims
+    return claims_of(program("settings_of_jax"), tmp_path_factory.mktemp("claims"))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -132,6 +132,11 @@ HOSTILE = {
         {"axes": ["x"], "sizes": [1], "devices": [0], "spec": [[], [], ["x"]]},
     ),
     "sharding of text": change("items/state/shardings/0", "x"),
+    "details of no sharding": change("items/state/sharding_details", [{}, {}]),
+    "details of text": change("items/state/sharding_details", ["axis_types"]),
+    "details of what has no mesh": change(
+        "items/state/sharding_details", [{"axis_types": ["Auto"]}]
+    ),
     "too many values": change("items/state/values", [["int", "0x3"], ["int", "0x3"]]),
     "no values": change("items/state/values", []),
     "value of another type": change("items/state/values", [["str", "x"]]),

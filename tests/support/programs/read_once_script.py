@@ -8,7 +8,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from joined import count, index, root
 from sharded_state import mesh
@@ -56,6 +56,13 @@ tree = {
     f"r{i}": make(shape, dtype, P())
     for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
 }
+explicit = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * mesh.devices.ndim)
+first = mesh.axis_names[0]
+for name, spec in {"all": P(), "reduced": P(reduced={first})}.items():
+    for size in (64, 8 << 20):
+        tree[f"{name} {size}"] = jax.make_array_from_callback(
+            (size,), NamedSharding(explicit, spec), np.arange(size, dtype=np.int32).__getitem__
+        )
 tree["many"] = [make((16 + i,), np.float32, P()) for i in range(50)]
 folder = f"{root}/{sys.argv[5]}"
 save(folder, tree)

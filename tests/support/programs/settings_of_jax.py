@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from holdfast.checkpoint import SAVED, CheckpointManager, load, load_async, save
 from holdfast.compat.orbax.args import SaveArgs, cast
 
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[3])
 devices = np.array(jax.devices())
 spec: Any = PartitionSpec
 every = Mesh(devices.reshape(4, 2), ("x", "y"))

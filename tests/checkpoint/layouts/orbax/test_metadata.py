@@ -130,8 +130,8 @@ def test_names_of_steps(name: str, step: int | None) -> None:
 
 
 def test_shardings_there_and_back() -> None:
-    """A NamedSharding of a record is written as Orbax has it and read as it was; what cannot be
-    read is None.
+    """A sharding of a record is written as Orbax has it and read as it was, whole; what it has no
+    words for lies on the usual device. What cannot be read is None.
     """
     description = {
         "axes": ["x", "y", "z"],
@@ -139,16 +139,24 @@ def test_shardings_there_and_back() -> None:
         "devices": [3, 1, 2, 0],
         "spec": [["x", "y"], [], ["z"]],
     }
-    written = sharding_json(description)
-    assert written is not None and read_sharding(json.loads(json.dumps(written))) == description
+    names = {0: "TFRT_CPU_0", 3: "TFRT_CPU_3"}
+    details = {"axis_types": ["Explicit", "Auto", "Auto"], "memory_kind": "pinned_host"}
+    reduced = {"spec": [["x"], []], "reduced": ["y", "z"]}
+    for each in (
+        description,
+        description | details,
+        description | details | reduced,
+        {"device": 3},
+        {"device": 3, "memory_kind": "pinned_host"},
+    ):
+        written = sharding_json(each, names, 0)
+        assert read_sharding(json.loads(json.dumps(written))) == each
+    for unknown in (None, {"other": "odd"}, {"device": 7}):
+        assert read_sharding(sharding_json(unknown, names, 0)) == {"device": 0}
     assert read_sharding({"sharding_type": "SingleDeviceSharding", "device_str": "TFRT_CPU_3"}) == {
         "device": 3
     }
-    assert (
-        read_sharding({"sharding_type": "Other"}) is None
-        and read_sharding({}) is None
-        and sharding_json({"device": 3}) is None
-    )
+    assert read_sharding({"sharding_type": "Other"}) is None and read_sharding({}) is None
     assert (
         empty_value("Dict") == {}
         and empty_value("Tuple") == ()
