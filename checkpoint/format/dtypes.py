@@ -1,12 +1,14 @@
 """Dtypes as they are stored: those of safetensors, and all others as bytes.
 
-The record has the true dtype of each array.
+The record has the true dtype of each array, and whether it is weak: jax lets an array that was made
+of Python numbers take another's dtype.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -91,3 +93,18 @@ def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[
     if not shape:
         return "U8", (dtype.itemsize,)
     return "U8", (*shape[:-1], shape[-1] * dtype.itemsize)
+
+
+def is_weak(array: Any) -> bool:
+    """Says whether an array of jax, or its description, is of a weak type."""
+    return bool(getattr(array, "weak_type", False))
+
+
+def as_weak(array: jax.Array) -> jax.Array:
+    """Returns an array with the same buffers, of a weak type. Nothing is copied or computed."""
+    # No call of jax's makes one: what has a weak type is the result of a computation.
+    make: Any = type(array)
+    shards = [shard.data for shard in array.addressable_shards]
+    weak = array.aval.update(weak_type=True)
+    made: jax.Array = make(weak, array.sharding, shards, committed=array.committed)
+    return made

@@ -7,21 +7,31 @@ name begins with `$`; never a pickle.
 from __future__ import annotations
 
 import base64
+import collections
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedLeaf
+from .dtypes import as_weak
+from .limits import shown
+from .tree import type_name
+
+_MOST_BITS = 10_000  # of an int that every Python writes and reads as a decimal number
+_OF = "$of"  # the member that says of which class a value is, where its first member does not
 
 
 @dataclass(frozen=True)
 class Json:
     """Marks an item of `save(items=...)` as JSON: `Json({"learning_rate": 1e-3})`.
 
-    A restore returns the value itself.
+    A restore returns the value itself, as JSON has it: a tuple as a list, a number of numpy's as
+    Python's. Keys are text.
     In a group it is one value, equal on all processes, and the primary writes it; with
     `per_process` each process writes its own and gets it back, on as many processes as saved;
     `restore(..., process=i)` gives that of another.
@@ -71,39 +81,112 @@ def give_state(value: Any, state: Any) -> Any:
 
 
 def encode(value: Any, path: str) -> Any:
-    """Returns `value` as JSON types. Raises UnsupportedLeaf, whose message begins with `path`."""
-    if type(value) is float and not math.isfinite(value):
-        return {"$float": repr(value)}  # JSON has no such number
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
-        return value
-    if isinstance(value, bytes | bytearray):
-        return {"$bytes": base64.b64encode(value).decode()}
+    """Returns `value` as JSON types, of which `decode` makes an equal value of the same type.
+
+    Raises UnsupportedLeaf, whose message begins with `path`, for a value of any other type.
+    """
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return {"$array": _encode_array(value, path)}
-    if isinstance(value, list | tuple):
-        encoded = [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
-        return encoded if isinstance(value, list) else {"$tuple": encoded}
-    if isinstance(value, dict):
-        return _encode_dict(value, path)
+        return _encode_array(value, path)
+    # By the class itself: one that is derived from it would come back as something else.
+    match value:
+        case None | bool():
+            return value
+        case str() if type(value) is str:
+            return _encode_text(value, path)
+        case int() if type(value) is int:
+            return value if value.bit_length() <= _MOST_BITS else {"$int": hex(value)}
+        case float() if type(value) is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        case bytes() | bytearray() if type(value) in (bytes, bytearray):
+            data = {"$bytes": base64.b64encode(value).decode()}
+            return data if type(value) is bytes else data | {_OF: "bytearray"}
+        case list() | tuple() if type(value) in (list, tuple):
+            encoded = [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
+            return encoded if type(value) is list else {"$tuple": encoded}
+        case dict() if type(value) is dict:
+            return _encode_dict(value, path)
+        case collections.OrderedDict() if type(value) is collections.OrderedDict:
+            return {"$dict": _encode_pairs(value, path), _OF: "OrderedDict"}
     raise _unsupported(path, value)
 
 
-def _encode_array(value: Any, path: str) -> list[Any]:
-    array = np.asarray(value)
-    if array.dtype.hasobject:
+def _encode_text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UnsupportedLeaf(
+            f"{path} is the text {value!r:.100}, which is not valid UTF-8; save its bytes",
+            leaf=path,
+            found="str",
+        ) from None
+    return value
+
+
+def _encode_array(value: Any, path: str) -> dict[str, Any]:
+    """Returns an array, or a scalar, of numpy's or of jax's, with what has its dtype in it."""
+    is_jax = isinstance(value, jax.Array)
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        # Other classes have more than their data: a mask, names of fields.
         raise _unsupported(path, value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedLeaf(
+            f"{path} is an array of jax's that numpy cannot have: {error}; leave it out, or save"
+            " the data of a key (jax.random.key_data)",
+            leaf=path,
+            found=type(value).__name__,
+        ) from error
+    dtype = _encode_dtype(array.dtype)
+    if array.dtype.hasobject or _decode_dtype(json.loads(json.dumps(dtype))) != array.dtype:
+        raise _unsupported(path, value, f" of dtype {array.dtype}")
     data = base64.b64encode(array.tobytes()).decode()
-    return [array.dtype.name, list(array.shape), data, isinstance(value, np.generic)]
+    encoded = [dtype, list(array.shape), data, isinstance(value, np.generic)]
+    if is_jax:
+        return {"$array": encoded, _OF: "weak jax.Array" if value.weak_type else "jax.Array"}
+    return {"$array": encoded}
+
+
+def _encode_dtype(dtype: np.dtype[Any]) -> Any:
+    """Returns a dtype as a text, or one with fields as a list of them, as npy files have it."""
+    if dtype.isnative and (dtype.kind in "biufc" or dtype.name in vars(ml_dtypes)):
+        return dtype.name
+    return np.lib.format.dtype_to_descr(dtype)
+
+
+def _decode_dtype(described: Any) -> np.dtype[Any]:
+    if isinstance(described, str):
+        return jax.numpy.dtype(described)
+    return np.lib.format.descr_to_dtype(_as_fields(described))
+
+
+def _as_fields(described: Any) -> Any:
+    """Returns fields as numpy takes them: JSON has no tuples."""
+    if isinstance(described, str):
+        return described
+    return [
+        (tuple(name) if isinstance(name, list) else name, _as_fields(kind), *map(tuple, shape))
+        for name, kind, *shape in described
+    ]
 
 
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(member, f"{path}.{key}") for key, member in value.items()}
-    pairs = [
-        [encode(key, f"{path} (key)"), encode(member, f"{path}.{key}")]
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return {
+            _encode_text(key, f"{path} (key)"): encode(member, f"{path}.{key}")
+            for key, member in value.items()
+        }
+    return {"$dict": _encode_pairs(value, path)}
+
+
+def _encode_pairs(value: dict[Any, Any], path: str) -> list[Any]:
+    return [
+        [
+            encode(key, f"{path} (key)"),
+            encode(member, f"{path}.{key if type(key) is str else shown(key)}"),
+        ]
         for key, member in value.items()
     ]
-    return {"$dict": pairs}
 
 
 def decode(value: Any) -> Any:
@@ -116,7 +199,8 @@ def decode(value: Any) -> Any:
     if not kind.startswith("$"):
         return {key: decode(member) for key, member in value.items()}
     try:
-        return _DECODERS[kind](value[kind])
+        decoded = _DECODERS[kind](value[kind])
+        return _CONVERTERS[value[_OF]](decoded) if _OF in value else decoded
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"an iterator's state holds {kind!r}, which does not read: {error}"
@@ -124,24 +208,41 @@ def decode(value: Any) -> Any:
 
 
 def _decode_array(fields: Any) -> Any:
-    name, shape, data, scalar = fields
-    array = np.frombuffer(base64.b64decode(data), dtype=jax.numpy.dtype(name)).reshape(shape).copy()
+    described, shape, data, scalar = fields
+    dtype = _decode_dtype(described)
+    array = np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
     return array[()] if scalar else array
+
+
+def _to_jax(array: np.ndarray[Any, Any]) -> jax.Array:
+    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        raise ValueError(f"an array of {array.dtype}, which jax has only with jax_enable_x64")
+    return jax.numpy.asarray(array)
 
 
 _DECODERS: dict[str, Any] = {
     "$bytes": base64.b64decode,
     "$array": _decode_array,
+    "$int": lambda text: int(text, 16),
     "$float": float,
     "$tuple": lambda elements: tuple(decode(element) for element in elements),
     "$dict": lambda pairs: {decode(key): decode(member) for key, member in pairs},
 }
+# By what `_OF` says. Older readers pass over it.
+_CONVERTERS: dict[str, Any] = {
+    "bytearray": bytearray,
+    "OrderedDict": collections.OrderedDict,
+    "jax.Array": _to_jax,
+    "weak jax.Array": lambda array: as_weak(_to_jax(array)),
+}
 
 
-def _unsupported(path: str, value: Any) -> UnsupportedLeaf:
+def _unsupported(path: str, value: Any, more: str = "") -> UnsupportedLeaf:
+    name = type_name(type(value)).removeprefix("builtins:")
     return UnsupportedLeaf(
-        f"{path} is a {type(value).__name__}, which a JSON item cannot hold; expected JSON types,"
-        " bytes, tuples, numpy arrays or numbers",
+        f"{path} is a {name}{more}, which the state of an iterator cannot hold; expected None,"
+        " numbers, texts, bytes, lists, tuples, dicts and arrays of numpy or jax, of no class of"
+        " one's own",
         leaf=path,
-        found=type(value).__name__,
+        found=name,
     )

@@ -46,7 +46,7 @@ class LeafRecord:
     `files` is, for each chunk, the index of the file that holds it. Leaves with equal grids or
     files share them. `per_process`: the value is a tuple of every process's, and the array
     [processes, ...]. `restoring.per_process` makes one process's leaf of it; `refusal` says why
-    where that process has no copy.
+    where that process has no copy. `weak`: the array was of a weak type.
     """
 
     path: str
@@ -60,6 +60,7 @@ class LeafRecord:
     value: Any = None
     per_process: bool = False
     refusal: str = ""
+    weak: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -419,6 +420,13 @@ def _is_per_process(data: Any) -> bool:
     return per_process
 
 
+def _is_weak(data: Any) -> bool:
+    weak = data["weak"]
+    if type(weak) is not bool or (weak and data["kind"] != "array"):
+        raise ValueError(f"a leaf of kind {data['kind']!r} is weak: {weak!r}")
+    return weak
+
+
 class _Layout(NamedTuple):
     """What leaves of one dtype, shape, grid and run of files share."""
 
@@ -461,6 +469,7 @@ class _LeafParser:
             grid=layout.grid,
             files=layout.files,
             per_process=per_process,
+            weak="weak" in data and _is_weak(data),
         )
 
     def _parse_layout(self, data: dict[str, Any]) -> _Layout:

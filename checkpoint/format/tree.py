@@ -112,19 +112,20 @@ def is_key(leaf: Any) -> bool:
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
     """Returns leaves and treedef.
 
-    Raises UnsupportedLeaf for a dict that mixes str and int keys, which jax cannot sort.
+    Raises UnsupportedLeaf for a dict whose keys jax cannot sort, as one that mixes str and int.
     """
     try:
         return jax.tree_util.tree_flatten(tree)
     except ValueError as error:
-        for path, node in _walk_dicts(tree, ""):
-            if len({type(key) for key in node}) > 1:
-                message = (
-                    f"the dict at {path or 'the root'!r} mixes keys of several types, which jax"
-                    " cannot sort; use str or int alone"
-                )
-                raise UnsupportedLeaf(message, leaf=path, found="dict with mixed keys") from error
-        raise
+        found = _find_unsorted(tree, "")
+        if found is None:
+            raise
+        path, kinds = found
+        message = (
+            f"the dict at {path or 'the root'!r} has keys of {' and '.join(kinds)}, which jax"
+            " cannot sort; use str or int alone"
+        )
+        raise UnsupportedLeaf(message, leaf=path, found="dict with unsorted keys") from error
 
 
 @dataclass(frozen=True)
@@ -161,16 +162,17 @@ class FlatTree:
         return self.treedef.unflatten(self.leaves)
 
 
-def _walk_dicts(tree: Any, path: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    if isinstance(tree, Mapping):
-        yield path, tree
-        pairs: Any = tree.items()
-    elif isinstance(tree, (list, tuple)):
-        pairs = enumerate(tree)
-    else:
-        return
-    for key, value in pairs:
-        yield from _walk_dicts(value, join_path(path, key) if path else escape(key))
+def _find_unsorted(tree: Any, path: str) -> tuple[str, list[str]] | None:
+    """Returns where a dict is whose keys have no order, and the types of its keys."""
+    try:
+        children = _children(tree)
+    except ValueError:
+        return path, sorted({type(key).__name__ for key in tree})
+    for key, child in children or ():
+        found = _find_unsorted(child, join_path(path, key))
+        if found is not None:
+            return found
+    return None
 
 
 def escape(key: str | int) -> str:

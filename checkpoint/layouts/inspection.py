@@ -146,7 +146,7 @@ def _describe(
     """Returns the description of an array and its size; equal ones are one object."""
     if leaf.grid is None:
         return leaf.value, 0
-    key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding))
+    key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding), leaf.weak)
     if key not in structs:
         structs[key] = (_make_struct(leaf, shardings), leaf.nbytes)
     return structs[key]
@@ -161,7 +161,9 @@ def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
         shardings[id(leaf.sharding)] = _sharding_here(leaf)
     sharding = shardings[id(leaf.sharding)]
     if leaf.kind != "key":
-        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+        return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+            leaf.shape, dtype, sharding=sharding, weak_type=leaf.weak
+        )
     try:
         key_dtype = _key_dtype(leaf.impl)
     except ValueError:  # an implementation that this process does not have: its data are there

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..format.record import LeafRecord
 from .devices import Region, overlap, slices_in
+from .ranges import converted
 
 STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
 Shape: TypeAlias = tuple[int, ...]
@@ -147,13 +148,15 @@ class Casted(View):
 
     @classmethod
     def of(cls, view: View, dtype: np.dtype[Any]) -> Casted:
+        if view.dtype.kind == "c" and dtype.kind != "c":
+            raise ValueError(f"{dtype.name} cannot hold the imaginary parts of {view.dtype.name}")
         return cls(view.shape, dtype, view.chunk, view)
 
     def reads(self, region: Region) -> Iterator[Read]:
         return self.of_view.reads(region)
 
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        return self.of_view.make(region, arrays).astype(self.dtype, copy=False)
+        return converted(self.of_view.make(region, arrays), self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

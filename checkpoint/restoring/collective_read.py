@@ -32,6 +32,7 @@ from ..format.sharding import axes_of, chosen_memory_kind, plain_sharding, spec_
 from ..memory.pool import ALIGN_BYTES
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest
+from .ranges import converted, converted_leaf
 from .reader import Allocate, ArrayReader, ReadRequest
 
 BUNDLED_BYTES = 1 << 20  # leaves up to here
@@ -113,7 +114,9 @@ def _bundles(requests: Sequence[LeafRequest]) -> Iterator[_Selected]:
     """Yields the requests that travel together: small leaves, replicated over one mesh."""
     bundles: dict[tuple[Any, ...], list[_Selected]] = {}
     held: dict[tuple[Any, ...], int] = {}
-    for index, (leaf, _, _, sharding) in enumerate(requests):
+    for index, request in enumerate(requests):
+        leaf = request.leaf
+        sharding = request.sharding
         if leaf.kind != "array" or not isinstance(sharding, NamedSharding):
             continue
         if sharding.is_fully_addressable or not sharding.is_fully_replicated:
@@ -165,6 +168,10 @@ def _read_bundle(reader: ArrayReader, requests: Sequence[LeafRequest], allocate:
     reader.fill(list(reads.values()), allocate)
     for index, read in reads.items():
         data: Any = read.array
+        dtype = requests[index].dtype
+        if dtype is not None:
+            # Before the collectives: what fails here fails on all processes.
+            converted_leaf(read.leaf.path, data, dtype)
         start = starts[index]
         raw = data.reshape(-1).view(np.uint8)
         memory[int(rows[index])][start : start + data.nbytes] = raw
@@ -226,7 +233,7 @@ def _put_all(requests: Sequence[LeafRequest], data: Sequence[Any]) -> list[jax.A
             placements[key] = DevicePlacement(*key)
         regions = placements[key].regions  # none where the mesh has no device of this process
         value = {
-            region: raw.view(leaf.numpy_dtype).reshape(leaf.shape).astype(dtype, copy=True)
+            region: converted(raw.view(leaf.numpy_dtype).reshape(leaf.shape), dtype)
             for region in regions
         }
         arrays.append(placements[key].put(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import difflib
 from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple, NoReturn
@@ -12,10 +11,12 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ..errors import TreeMismatch
-from ..format.dtypes import name_of
+from ..format.dtypes import is_weak, name_of
+from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.sharding import concrete_sharding, make_sharding, show_sharding
 from ..format.tree import VALUE_TYPES, is_key, type_name
+from .ranges import holds
 
 LISTED = 5  # leaves that a message names
 COMPARED = 1000  # names that may be those of renamed leaves
@@ -38,13 +39,14 @@ class HostShapeDtypeStruct(jax.ShapeDtypeStruct):
 class LeafRequest(NamedTuple):
     """A request for one leaf, as "numpy", "scalar", "jax" or a Python "value".
 
-    "jax" is with a sharding, or None: where jax puts it.
+    "jax" is with a sharding, or None: where jax puts it. `weak`: of a weak type.
     """
 
     leaf: LeafRecord
     form: str
     dtype: np.dtype[Any] | None = None  # where it differs from the saved one
     sharding: Sharding | None = None
+    weak: bool = False
 
 
 def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> None:
@@ -123,7 +125,7 @@ def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
     if not on_devices or leaf.kind in ("numpy", "scalar"):
         return LeafRequest(leaf, "scalar" if leaf.kind == "scalar" else "numpy")
     _check_width(leaf, leaf.numpy_dtype)
-    return LeafRequest(leaf, "jax", sharding=saved_sharding(leaf))
+    return LeafRequest(leaf, "jax", sharding=saved_sharding(leaf), weak=leaf.weak)
 
 
 def _check_is_there(leaf: LeafRecord) -> None:
@@ -225,7 +227,7 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     if isinstance(like, np.generic):
         return LeafRequest(leaf, "scalar", changed)
     _check_width(leaf, dtype)
-    return LeafRequest(leaf, "jax", changed, sharding)
+    return LeafRequest(leaf, "jax", changed, sharding, is_weak(like))
 
 
 def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -234,18 +236,8 @@ def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any])
     is_number = leaf.kind in ("bool", "int", "float", "complex")
     if shape or not is_number or not np.can_cast(type(leaf.value), dtype, "same_kind"):
         refuse(leaf, f"{name}{list(shape)}")
-    if not _holds(dtype, leaf.value):
-        refuse(leaf, f"{name}[], which cannot hold it")
-
-
-def _holds(dtype: np.dtype[Any], value: complex) -> bool:
-    """Says whether a number stays finite in a dtype, if it is; it may lose digits."""
-    try:
-        with np.errstate(over="ignore"):
-            held = np.asarray(value, dtype)
-        return bool(np.isfinite(held)) or not cmath.isfinite(value)
-    except (OverflowError, TypeError):  # the latter from ml_dtypes, for a large int
-        return False
+    if not holds(dtype, leaf.value):
+        refuse(leaf, f"{name}[], which cannot hold {shown(leaf.value)}")
 
 
 def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:

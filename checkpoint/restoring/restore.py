@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
+from ..format.dtypes import as_weak
 from ..format.jax_settings import own_settings
 from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
@@ -29,7 +30,7 @@ from ..memory.pool import POOL
 from ..storage.base import Storage
 from ..storage.path import join
 from .collective_read import read_once
-from .devices import DevicePlacement
+from .devices import DevicePlacement, Region
 from .match import (
     SAVED,
     LeafRequest,
@@ -40,6 +41,7 @@ from .match import (
     request_as_saved,
 )
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
+from .ranges import array_of, converted_leaf
 from .reader import ArrayReader, ItemReader, ReadRequest
 from .renamed import RenamedReader, renamed
 from .shared_reader import shared_reader
@@ -63,16 +65,17 @@ class RestoreOptions:
 
     `partial=True` ignores saved leaves that `like` lacks. A predicate on leaf paths says which
     leaves to read: the others come back as None, or as they are in a `like`. `cast=True` allows
-    another dtype. `types` are classes that may be rebuilt without a `like`; with `plain` all others
-    become dicts and lists. `rename` turns the path of a stored leaf into the one that it has in
-    `like`: a mapping, rules of (pattern, replacement), or a function. `rules` are rules of surgery,
-    applied after it by `restore_checkpoint`. `read` is "each", "once" or "auto" (see
-    `CheckpointManager.restore`); every process calls it alike. With `peers` the processes of these
-    pass on what they read; without them "once" spreads it by device collectives. `memory` says what
-    this process may take of its host's memory. `before_reading` is called with what a tree needs of
-    that memory, `before_collective` when this process has read all that it reads; both may raise.
-    `per_process` says whose copies of leaves that were kept per process come back (None: those of
-    all, along a first axis).
+    another dtype, by value: what it cannot hold is refused, and digits may go. `types` are classes
+    that may be rebuilt without a `like`; with `plain` all others become dicts and lists. `rename`
+    turns the path of a stored leaf into the one that it has in `like`: a mapping, rules of
+    (pattern, replacement), or a function. `rules` are rules of surgery, applied after it by
+    `restore_checkpoint`. `read` is "each", "once" or "auto" (see `CheckpointManager.restore`);
+    every process calls it alike. With `peers` the processes of these pass on what they read;
+    without them "once" spreads it by device collectives. `memory` says what this process may take
+    of its host's memory. `before_reading` is called with what a tree needs of that memory,
+    `before_collective` when this process has read all that it reads; both may raise. `per_process`
+    says whose copies of leaves that were kept per process come back (None: those of all, along a
+    first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -217,9 +220,14 @@ def _read_all(
 
     with own_settings():
         if options.read != "once" or options.peers is not None:
-            return read(reader, requests)
-        before_collective = options.before_collective
-        return read_once(reader, requests, read, allocate, before_collective=before_collective)
+            values = read(reader, requests)
+        else:
+            before = options.before_collective
+            values = read_once(reader, requests, read, allocate, before_collective=before)
+    return [
+        as_weak(value) if request.weak else value
+        for value, request in zip(values, requests, strict=True)
+    ]
 
 
 def _read(
@@ -277,7 +285,7 @@ def _read_wave(reader: ArrayReader, placed: Sequence[Placed]) -> list[Any]:
 def _placement_of(
     request: LeafRequest, placements: dict[Any, DevicePlacement]
 ) -> DevicePlacement | None:
-    if request.sharding is None or request.leaf.grid is None:
+    if request.sharding is None:
         return None
     leaf = request.leaf
     key = (request.sharding, leaf.shape, leaf.dtype if request.dtype is None else request.dtype)
@@ -304,11 +312,11 @@ def _assemble(placed: Sequence[Placed], reads: Sequence[list[ReadRequest]]) -> l
     anywhere: dict[int, np.ndarray[Any, Any]] = {}
     for index, ((request, placement, *_), parts) in enumerate(zip(placed, reads, strict=True)):
         if placement is not None:
-            values[index] = placement.put({read.region: _cast(read, request) for read in parts})
+            values[index] = placement.put(_regions(request, placement, parts))
             continue
         value = _cast(parts[0], request) if parts else request.leaf.value
         if request.form == "jax":
-            anywhere[index] = value if parts else np.asarray(value, request.dtype)
+            anywhere[index] = value if parts else array_of(value, request.dtype)
         else:
             values[index] = _on_host(request, value)
     for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
@@ -333,15 +341,26 @@ def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
     return keys
 
 
+def _regions(
+    request: LeafRequest, placement: DevicePlacement, parts: Sequence[ReadRequest]
+) -> dict[Region, np.ndarray[Any, Any]]:
+    """Returns the arrays of a placement's regions: those that were read, or a Python number."""
+    if request.leaf.grid is not None:
+        return {read.region: _cast(read, request) for read in parts}
+    return dict.fromkeys(placement.regions, array_of(request.leaf.value, request.dtype))
+
+
 def _cast(read: ReadRequest, request: LeafRequest) -> np.ndarray[Any, Any]:
-    assert read.array is not None
-    return read.array if request.dtype is None else read.array.astype(request.dtype)
+    array = read.array
+    assert array is not None
+    dtype = request.dtype
+    return array if dtype is None else converted_leaf(read.leaf.path, array, dtype)
 
 
 def _on_host(request: LeafRequest, value: Any) -> Any:
     if request.form == "value":
         return value.item() if isinstance(value, np.ndarray) else value
-    value = np.asarray(value, request.dtype)
+    value = array_of(value, request.dtype)
     return value[()] if request.form == "scalar" else value
 
 

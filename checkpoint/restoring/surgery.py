@@ -37,6 +37,7 @@ from .array_views import (
 )
 from .devices import Region, slices_in
 from .match import listed
+from .ranges import OutOfRange
 from .reader import Allocate, ArrayReader, ReadRequest
 from .surgery_rules import (
     Add,
@@ -191,7 +192,10 @@ class SurgeryReader:
         for read, view in made:
             read.lie_in(allocate(read.nbytes))
             assert read.array is not None
-            view.put(read.region, arrays, read.array)
+            try:
+                view.put(read.region, arrays, read.array)
+            except OutOfRange as error:
+                raise error.of_leaf(read.leaf.path) from None
 
     def _arrays(self, needed: Sequence[Read]) -> Iterator[np.ndarray[Any, Any]]:
         """Yields regions of stored leaves, read in batches; each is let go of when it is passed."""

@@ -88,7 +88,8 @@ class Leaf:
     `kind` is "array", "key" (typed PRNG keys; dtype and shape are those of their data), "numpy",
     "scalar" (of numpy) or the name of a Python type, whose value lies in the record. `placement`
     None: host-local, rank 0 writes it whole. `per_process`: every rank has its own, of the same
-    shape, and writes it as its row of [ranks, *shape], which is then the shape here.
+    shape, and writes it as its row of [ranks, *shape], which is then the shape here. `weak`: an
+    array of jax's of a weak type.
     """
 
     path: str
@@ -100,6 +101,7 @@ class Leaf:
     sharding: Any = None  # of JSON types
     impl: str = ""
     per_process: bool = False
+    weak: bool = False
 
     @property
     def is_value(self) -> bool:

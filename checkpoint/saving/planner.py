@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import runtime_indices
 
 from ..errors import UnsupportedLeaf
-from ..format.dtypes import can_store, name_of
+from ..format.dtypes import can_store, is_weak, name_of
 from ..format.json_state import Json
 from ..format.own_files import Files
 from ..format.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
@@ -114,6 +114,7 @@ class Planner:
     def _leaf(self, path: str, leaf: Any) -> Leaf:
         per_process = self._per_process is not None and self._per_process(path)
         local = per_process or self._count > 1
+        check_leaf(path, leaf)
         if isinstance(leaf, jax.Array):
             described = self._jax_leaf(path, leaf, local=local)
         else:
@@ -134,29 +135,24 @@ class Planner:
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
-        if isinstance(leaf, jax.core.Tracer):
-            raise UnsupportedLeaf(
-                f"the leaf {path!r} is a tracer: save outside of jit and grad",
-                leaf=path,
-                found="tracer",
-            )
-        if leaf.is_deleted():
-            raise UnsupportedLeaf(
-                f"the leaf {path!r} was deleted or donated: save it before that",
-                leaf=path,
-                found="deleted array",
-            )
-        refuse_partial_sums(path, leaf.sharding)
         kind = "array"
         impl = ""
+        weak = is_weak(leaf)
         if is_key(leaf):
             kind = "key"
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         dtype = np.dtype(leaf.dtype)
-        _check_dtype(path, dtype)
         if local and leaf.is_fully_addressable:
-            return Leaf(path, kind, dtype.name, leaf.shape, itemsize=dtype.itemsize, impl=impl)
+            return Leaf(
+                path,
+                kind,
+                dtype.name,
+                leaf.shape,
+                itemsize=dtype.itemsize,
+                impl=impl,
+                weak=weak,
+            )
         placement, sharding = self._placement(path, leaf)
         return Leaf(
             path,
@@ -167,6 +163,7 @@ class Planner:
             placement=placement,
             sharding=sharding,
             impl=impl,
+            weak=weak,
         )
 
     def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
@@ -193,12 +190,41 @@ class Planner:
 
 
 def _host_leaf(path: str, leaf: Any) -> Leaf:
-    if isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
-        _check_dtype(path, leaf.dtype)
-        kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
-        return Leaf(path, kind, leaf.dtype.name, leaf.shape, itemsize=leaf.dtype.itemsize)
     if type(leaf) in VALUE_TYPES:
         return Leaf(path, type(leaf).__name__)
+    kind = "numpy" if isinstance(leaf, np.ndarray) else "scalar"
+    return Leaf(path, kind, leaf.dtype.name, leaf.shape, itemsize=leaf.dtype.itemsize)
+
+
+def check_leaf(path: str, leaf: Any) -> None:
+    """Raises UnsupportedLeaf, which names the leaf and says what to do, unless it can be saved."""
+    if isinstance(leaf, jax.Array):
+        _check_jax(path, leaf)
+    elif isinstance(leaf, np.generic) or type(leaf) in (np.ndarray, np.memmap):
+        _check_dtype(path, leaf.dtype)
+    elif type(leaf) not in VALUE_TYPES:
+        _refuse_class(path, leaf)
+
+
+def _check_jax(path: str, leaf: jax.Array) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise UnsupportedLeaf(
+            f"the leaf {path!r} is a tracer: save outside of jit and grad",
+            leaf=path,
+            found="tracer",
+        )
+    if leaf.is_deleted():
+        raise UnsupportedLeaf(
+            f"the leaf {path!r} was deleted or donated: save it before that",
+            leaf=path,
+            found="deleted array",
+        )
+    refuse_partial_sums(path, leaf.sharding)
+    if not is_key(leaf):
+        _check_dtype(path, np.dtype(leaf.dtype))
+
+
+def _refuse_class(path: str, leaf: Any) -> NoReturn:
     advice = (
         "save its arrays, or register its class: as a pytree (jax.tree_util.register_dataclass), or"
         " by register_leaf_type"

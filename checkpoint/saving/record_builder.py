@@ -357,6 +357,8 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
             entry["sharding"] = shardings.setdefault(_dump(leaf.sharding), len(shardings))
             if leaf.impl:
                 entry["impl"] = leaf.impl
+            if leaf.weak:
+                entry["weak"] = True
         if leaf.per_process:
             entry["per_process"] = True
         leaves.append(entry)

@@ -17,7 +17,7 @@ from ..errors import SaveFailed, error_text
 from ..format.jax_settings import own_settings
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
-from ..format.limits import check_item_name, copy_json, encode_json
+from ..format.limits import check_item_name, check_metrics, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree
 from ..memory.budget import ALONE, MemoryBudget, Sharers
@@ -192,10 +192,10 @@ class SaveStager:
                 len(values) + sum(map(len, files.values())),
                 staged.metadata,
             )
-            for value in (order.metrics or {}).values():
-                request.waits.wait(value)
-            metrics = {name: _number(name, value) for name, value in (order.metrics or {}).items()}
-            return replace(staged, metrics=metrics)
+            if isinstance(order.metrics, Mapping):
+                for value in order.metrics.values():
+                    request.waits.wait(value)
+            return replace(staged, metrics=check_metrics(order.metrics))
         except BaseException:
             staged.release()
             for name, (plan, snapshot) in trees.items():
@@ -254,13 +254,3 @@ def _stage_json(item: str, value: Any) -> JsonValue:
         return JsonValue(encode_json(value.value, f"the item {item!r}"), value.per_process)
     data = encode_json(state_of(item, value), f"the state of the iterator {item!r}")
     return JsonValue(data, per_process=True)
-
-
-def _number(name: str, value: Any) -> float:
-    """Returns a metric as a float. Raises ValueError that names it."""
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"metrics[{name!r}] is {value!r}: expected a number; what is none goes into metadata="
-        ) from error

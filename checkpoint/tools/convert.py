@@ -244,10 +244,12 @@ def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
 
 
 def _to_orbax(conversion: Conversion, root: StorePath) -> str:
+    from ..layouts.orbax.encode import custom_metadata
     from ..layouts.orbax.write import OrbaxWriter
 
     checkpoint = conversion.checkpoint
     info = checkpoint.info
+    metadata = custom_metadata(info.metadata)
     json_items = [name for name, kind in conversion.others.items() if kind == "json"]
     kept = [name for name in json_items if name in info.owners]
     if kept and conversion.process is None:
@@ -273,7 +275,7 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
             writer.flush()
         for name in json_items:
             writer.add_json(name, checkpoint.json(name, conversion.process or 0))
-        writer.finish(metrics=info.metrics, metadata=info.metadata)
+        writer.finish(metrics=info.metrics, metadata=metadata)
     except BaseException:
         writer.abandon()
         raise
@@ -744,6 +746,7 @@ def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | No
         sharding=leaf.sharding,
         impl=leaf.impl,
         per_process=leaf.per_process,
+        weak=leaf.weak,
     )
 
 

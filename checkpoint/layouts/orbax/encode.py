@@ -15,9 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import UnsupportedLeaf
+from ...format.dtypes import can_store
 from ...format.grid import Grid
+from ...format.limits import copy_json
 from ...format.record import LeafRecord
-from ...format.sharding import describe_sharding, refuse_partial_sums
+from ...format.sharding import describe_sharding
+from ...format.tree import VALUE_TYPES as PYTHON_TYPES
+from ...saving.planner import check_leaf
 from . import metadata as orbax
 
 CHUNK_BYTES = 64 << 20
@@ -66,13 +70,13 @@ def leaf_name(keys: Keys) -> str:
 
 def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     """Describes a live leaf; returns with it the array to be written, for a typed key its data."""
-    if isinstance(value, (bool, int, float, complex, str, bytes)):
+    check_leaf(path, value)
+    if type(value) in PYTHON_TYPES:
         return LeafRecord(path, type(value).__name__, value=value), None
     if not isinstance(value, jax.Array):
         shape = tuple(value.shape)
         grid = Grid(shape, shape, shape)
-        return LeafRecord(path, "numpy", np.dtype(value.dtype).name, shape, grid=grid), value
-    refuse_partial_sums(path, value.sharding)
+        return LeafRecord(path, "numpy", value.dtype.name, shape, grid=grid), value
     kind = "array"
     impl = ""
     if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -106,8 +110,15 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if leaf.kind == "str":
         return replace(leaf, path=name)
     if leaf.grid is None:
-        dtype = np.asarray(leaf.value).dtype.name
-        return replace(leaf, path=name, dtype=dtype, grid=Grid((), (), ()))
+        dtype = np.asarray(leaf.value).dtype
+        if not can_store(dtype):
+            raise UnsupportedLeaf(
+                f"Orbax's layout cannot hold '{name}', an int of {leaf.value.bit_length()} bits:"
+                " expected at most 64; make it text",
+                leaf=name,
+                found=leaf.kind,
+            )
+        return replace(leaf, path=name, dtype=dtype.name, grid=Grid((), (), ()))
     if 0 in leaf.shape:
         message = (
             f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays"
@@ -118,6 +129,22 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if chunk == leaf.shape:
         chunk = _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
     return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
+
+
+def custom_metadata(metadata: Any) -> dict[str, Any]:
+    """Returns a user's metadata as Orbax's layout has it: an object of JSON. Raises UnsupportedLeaf
+    for anything else, and as `encode_json`.
+    """
+    plain = copy_json(metadata, "the metadata")
+    if plain is None:
+        return {}
+    if not isinstance(plain, dict):
+        raise UnsupportedLeaf(
+            f"Orbax's layout cannot hold the metadata, a {type(metadata).__name__}: expected a"
+            " dict; put it into one, as in {'value': ...}",
+            found=type(metadata).__name__,
+        )
+    return plain
 
 
 def chunk_shape(leaf: LeafRecord) -> list[int]:

@@ -63,6 +63,7 @@ from .encode import (
     array_metadatas,
     array_spec,
     chunk_shape,
+    custom_metadata,
     leaf_name,
     live_leaf,
     pointed,
@@ -388,7 +389,7 @@ class OrbaxWriter:
             "performance_metrics": {},
             "init_timestamp_nsecs": self._started_ns,
             "commit_timestamp_nsecs": time.time_ns(),
-            "custom_metadata": metadata if isinstance(metadata, dict) else {},
+            "custom_metadata": custom_metadata(metadata),
         }
         self._put(orbax.CHECKPOINT_METADATA, json.dumps(about).encode())
         self._put(orbax.MARKER, _MARK)
@@ -493,9 +494,11 @@ def save_orbax(
     """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it
     holds. Blocks until all is durable.
 
-    Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes),
+    Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes,
+    metadata that is no dict),
     SaveFailed; with `must_have_joined` CheckpointError as `refuse_writers`, on a file system.
     """
+    metadata = custom_metadata(metadata)
     writer = OrbaxWriter(
         folder, group=group, timeout_s=timeout_s, must_have_joined=must_have_joined
     )

@@ -4,9 +4,14 @@ iterator.
 
 from __future__ import annotations
 
+import collections
+import enum
 import json
 import math
+import random
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,34 +43,149 @@ def test_states_come_back_as_they_were(state: object) -> None:
     assert back == state and repr(back) == repr(state)
 
 
-def test_arrays_in_a_state() -> None:
-    """numpy and jax arrays and numpy numbers come back as numpy, with dtype and shape."""
-    for value in (
-        np.arange(6, dtype=">i2").reshape(2, 3).astype("i2"),
-        np.float32(1.5),
-        np.zeros((0, 2)),
-        jnp.ones(3, jnp.bfloat16),
+def _there_and_back(value: object) -> Any:
+    return decode(json.loads(json.dumps(encode(value, "data"))))
+
+
+ARRAYS = [
+    np.arange(6, dtype="i2").reshape(2, 3),
+    np.float32(1.5),
+    np.zeros((0, 2)),
+    np.arange(3, dtype=">i4"),
+    np.array([1.5, -2.0], ">f8"),
+    np.array([1 + 2j], ">c8"),
+    np.array(["ab", "é"]),
+    np.array(["ab"], ">U2"),
+    np.str_("text"),
+    np.bytes_(b"bytes"),
+    np.array([b"ab", b"c"]),
+    np.array([b"abc"], "V3"),
+    np.void(b"abc"),
+    np.array([1, 2], "M8[ns]"),
+    np.timedelta64(3, "s"),
+    np.array([(1, 2.5)], [("a", "<i4"), ("b", ">f8")]),
+    np.array([(1, 2.5)], [("a", "<i4"), ("b", ">f8")])[0],
+    np.zeros(2, [("a", "<i2", (2,)), ("b", [("c", "S2")])]),
+    np.ones(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    np.array([1.5], np.longdouble),
+    np.array([3, -4], jnp.int4),
+    np.arange(6)[::-2],
+]
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=repr)
+def test_arrays_in_a_state(value: Any) -> None:
+    """Arrays and scalars of numpy come back with their numbers, dtype, byte order and shape."""
+    back = _there_and_back(value)
+    assert type(back) is type(value)
+    assert back.dtype == value.dtype
+    assert np.array_equal(back, value)
+    assert not isinstance(back, np.ndarray) or back.flags.writeable
+
+
+def test_arrays_of_jax_in_a_state() -> None:
+    """They come back as arrays of jax, weak where they were."""
+    for value in (jnp.ones(3, jnp.bfloat16), jnp.asarray(1.5), jnp.int8(3), jnp.zeros((0, 2))):
+        back = _there_and_back(value)
+        assert isinstance(back, jax.Array)
+        assert back.aval == value.aval
+        assert np.array_equal(back, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        -0.0,
+        10**5000,
+        -(2**63),
+        bytearray(b"ab"),
+        collections.OrderedDict(b=1, a=bytearray()),
+        random.Random(1).getstate(),
+        np.random.PCG64(1).state,
+        {True: 1, None: 2, (1, "a"): 3, "$of": 4, np.int8(3): 5},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_of_the_standard_library_in_a_state(value: Any) -> None:
+    """They come back of the same types, to the last bit."""
+    back = _there_and_back(value)
+    assert type(back) is type(value)
+    assert back == value or back != back
+    if not isinstance(value, int):
+        assert repr(back) == repr(value)
+
+
+class _Point(NamedTuple):
+    x: int
+
+
+class _Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+REFUSED = {
+    "set": {2},
+    "Counter": collections.Counter("a"),
+    "defaultdict": collections.defaultdict(int),
+    "_Point": _Point(1),
+    "_Mode": _Mode.FAST,
+    "MaskedArray": np.ma.masked_array([1, 2], [True, False]),
+    "recarray": np.zeros(1, [("a", "i4")]).view(np.recarray),
+    "ndarray of dtype object": np.array([object()]),
+    "ndarray of dtype": np.zeros(1, [("a", jnp.bfloat16)]),
+    "complex": 1j,
+    "memoryview": memoryview(b"a"),
+    "PRNGKeyArray|array of jax": jax.random.key(0),
+    "not valid UTF-8": "\ud800",
+}
+
+
+@pytest.mark.parametrize("found", REFUSED)
+def test_what_cannot_be_saved_is_named(found: str) -> None:
+    """The path and the type of what would come back as something else; never a pickle."""
+    with pytest.raises(UnsupportedLeaf, match=rf"^data\.a\[1\] is .*({found})") as raised:
+        encode({"a": [1, REFUSED[found]]}, "data")
+    assert raised.value.leaf == "data.a[1]"
+
+
+def test_keys_that_cannot_be_saved_are_named() -> None:
+    """As values are."""
+    with pytest.raises(UnsupportedLeaf, match=r"^data\.a \(key\) is a .*_Point"):
+        encode({"a": {_Point(1): 1}}, "data")
+    with pytest.raises(UnsupportedLeaf, match=r"^data \(key\) is the text .* not valid UTF-8"):
+        encode({"\ud800": 1}, "data")
+
+
+def test_states_that_nobody_wrote_are_errors_of_the_checkpoint() -> None:
+    """What does not read is never guessed."""
+    for state in (
+        {"$pickle": "x"},
+        {"$array": ["no-such-type", [1], "", False]},
+        {"$array": ["O", [1], "AAAAAAAAAAA=", False]},
+        {"$array": [[["a", "O"]], [1], "AAAAAAAAAAA=", False]},
+        {"$array": [[["a"]], [1], "", False]},
+        {"$bytes": 3},
+        {"$bytes": "", "$of": "os.system"},
+        {"$array": ["int64", [1], "AAAAAAAAAAA=", False], "$of": "jax.Array"},
     ):
-        back = decode(json.loads(json.dumps(encode(value, "data"))))
-        assert (
-            type(back) in (np.ndarray, np.float32)
-            and back.dtype == value.dtype
-            and np.array_equal(back, value)
-        )
-    assert math.isnan(decode(json.loads(json.dumps(encode(math.nan, "data")))))
-
-
-def test_what_cannot_be_saved_is_named() -> None:
-    """The path and the type of what JSON cannot hold; never a pickle. A state that nobody wrote is
-    an error of the tree.
-    """
-    with pytest.raises(UnsupportedLeaf, match=r"data\.a\[1\] is a set"):
-        encode({"a": [1, {2}]}, "data")
-    with pytest.raises(UnsupportedLeaf, match="data is a ndarray"):
-        encode(np.array([object()]), "data")
-    for state in ({"$pickle": "x"}, {"$array": ["no-such-type", [1], "", False]}, {"$bytes": 3}):
         with pytest.raises(CheckpointError, match="does not read"):
             decode(state)
+
+
+def test_states_of_before_read_as_before() -> None:
+    """What older versions wrote: a dtype by its name, arrays of jax as numpy."""
+    for state, value in (
+        ({"$array": ["int16", [2], "AQACAA==", False]}, np.array([1, 2], np.int16)),
+        ({"$array": ["bfloat16", [], "gD8=", False]}, np.array(1, jnp.bfloat16)),
+        ({"$array": ["datetime64[ns]", [1], "AQAAAAAAAAA=", False]}, np.array([1], "M8[ns]")),
+        ({"$array": ["float32", [], "AADAPw==", True]}, np.float32(1.5)),
+    ):
+        back = decode(state)
+        assert type(back) is type(value)
+        assert back.dtype == value.dtype
+        assert np.array_equal(back, value)
+    assert decode({"$bytes": "YQ=="}) == b"a"
 
 
 def test_what_is_an_iterator() -> None:

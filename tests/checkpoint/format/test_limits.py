@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Json, KeepLast, UnsupportedLeaf, save
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Json,
+    KeepLast,
+    UnsupportedLeaf,
+    load,
+    save,
+    structure,
+)
 from holdfast.checkpoint.format.limits import JSON_DEPTH
 
 STATE = {"x": np.arange(3.0)}
@@ -89,6 +97,71 @@ def test_json_that_no_reader_takes_is_refused(value: Any, sentence: str, tmp_pat
         with pytest.raises((ValueError, TypeError), match="metadata"):
             manager.save(1, STATE, metadata={"a": {1, 2}})
         assert not _files(tmp_path / "root")
+
+
+@pytest.mark.parametrize("key", [1, 1.5, None, True, (1, 2), b"k"], ids=repr)
+def test_a_key_of_json_is_text(key: Any, tmp_path: Path) -> None:
+    """As text it could be another's, and two entries become one: it is refused, never changed."""
+    for value in ({key: "a", str(key): "b"}, {"inner": [{key: 1}]}):
+        with pytest.raises(TypeError, match=r"item 'facts' .*the key .* keys are text"):
+            save(tmp_path / "one", items={"facts": Json(value)})
+        with pytest.raises(TypeError, match=r"the metadata .*the key .* keys are text"):
+            save(tmp_path / "one", STATE, metadata=value)
+    assert not _files(tmp_path / "one")
+
+
+def test_numbers_of_numpy_are_numbers_of_json(tmp_path: Path) -> None:
+    """They come back as Python's, equal; a tuple comes back as a list."""
+    value = {"a": np.int64(2**60 + 1), "b": np.float32(0.1), "c": (np.bool_(True), np.float64(0.1))}
+    save(tmp_path / "one", items={"facts": Json(value), "state": STATE}, metadata=value)
+    expected = {"a": 2**60 + 1, "b": float(np.float32(0.1)), "c": [True, 0.1]}
+    assert load(tmp_path / "one", item="facts") == expected
+    assert structure(tmp_path / "one").metadata == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": [1, {2}]}, r"\['a'\]\[1\]"),
+        ({"a": np.float32("nan")}, r"\['a'\]"),
+        ({"a": {"\ud800": 1}}, r"\['a'\] \(the key"),
+        ([np.zeros(2)], r"\[0\]"),
+        ([np.longdouble(1)], r"\[0\]"),
+        ([1j], r"\[0\]"),
+        ({"a": 10**5000}, r"\['a'\]"),
+    ],
+    ids=["a set", "NaN", "half a character", "an array", "long double", "complex", "digits"],
+)
+def test_what_is_no_json_is_named_by_its_path(value: Any, path: str, tmp_path: Path) -> None:
+    """The error says which part of a large value it is about."""
+    with pytest.raises((TypeError, ValueError), match=rf"^the item 'facts'{path}.*cannot be saved"):
+        save(tmp_path / "one", items={"facts": Json(value)})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sentence"),
+    [
+        ({5: 1.0}, "the name 5: expected text, found a int"),
+        ({None: 1.0}, "the name None: expected text"),
+        ({"\ud800": 1.0}, "not valid UTF-8"),
+        (0.5, "expected numbers by name"),
+        ([("loss", 0.5)], "expected numbers by name"),
+        ({"loss": "0.5"}, r"metrics\['loss'\] is '0.5': expected a number"),
+        ({"loss": 10**400}, r"metrics\['loss'\] is .* too large"),
+        ({"loss": np.ones(1)}, r"metrics\['loss'\] is .*expected a number"),
+        ({"loss": 1j}, r"metrics\['loss'\] is 1j .*expected a number"),
+        ({"loss": None}, r"metrics\['loss'\] is None .*expected a number"),
+    ],
+    ids=repr,
+)
+def test_metrics_are_numbers_by_text(metrics: Any, sentence: str, tmp_path: Path) -> None:
+    """What is none is refused at the call: a name that is no text would stop the keep policy."""
+    with CheckpointManager(tmp_path / "root", keep_policy=KeepLast(1)) as manager:
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            manager.save(1, STATE, metrics=metrics)
+        assert not _files(tmp_path / "root")
+        manager.save(1, STATE, metrics={np.str_("loss"): np.float32(0.5)}).wait()
+        assert manager.metrics(1) == {"loss": 0.5}
 
 
 def test_json_is_nested_only_so_deep(tmp_path: Path) -> None:

@@ -77,7 +77,18 @@ def test_a_sharding_is_taken_over() -> None:
         (leaf(), "text", "a Python str"),
         (leaf(), object(), "a object"),
         (LeafRecord("a.b", "str", value="x"), 3, "a Python int, the checkpoint has a Python str"),
-        (LeafRecord("a.b", "int", value=300), np.int8(0), r"int8\[\], which cannot hold it"),
+        (LeafRecord("a.b", "int", value=300), np.int8(0), r"int8\[\], which cannot hold 300"),
+        (LeafRecord("a.b", "int", value=9), jnp.int4(0), r"int4\[\], which cannot hold 9"),
+        (
+            LeafRecord("a.b", "int", value=2**24 + 1),
+            np.float32(0),
+            r"float32\[\], which cannot hold 16777217",
+        ),
+        (
+            LeafRecord("a.b", "float", value=float("inf")),
+            jnp.float8_e4m3fn(0),
+            r"float8_e4m3fn\[\], which cannot hold inf",
+        ),
     ],
 )
 def test_a_misfit_names_leaf_and_both_sides(saved: LeafRecord, like: Any, expected: str) -> None:

@@ -12,9 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from holdfast.checkpoint import SAVED, StepNotFound, TreeMismatch, load, save
+from holdfast.checkpoint import (
+    SAVED,
+    Cast,
+    StepNotFound,
+    TreeMismatch,
+    convert,
+    load,
+    save,
+    structure,
+)
 from holdfast.checkpoint.format.record import LeafRecord
 from holdfast.checkpoint.format.sharding import show_sharding
 from holdfast.checkpoint.restoring.match import saved_sharding
@@ -135,7 +144,7 @@ def test_a_predicate_chooses_leaves(saved: Path) -> None:
 def test_a_number_that_does_not_fit(tmp_path: Path) -> None:
     """A large Python int is not cut to the dtype of its `like`."""
     save(tmp_path, {"n": 2**40})
-    with pytest.raises(TreeMismatch, match="cannot hold it"):
+    with pytest.raises(TreeMismatch, match="cannot hold"):
         load(tmp_path, {"n": jnp.int32(0)})
     assert load(tmp_path, {"n": np.int64(0)})["n"] == 2**40
 
@@ -145,11 +154,114 @@ def test_a_number_that_would_be_infinite(tmp_path: Path, like: Any) -> None:
     """A finite number is not turned into inf or nan; those that were saved come back."""
     save(tmp_path, {"n": 1e300, "huge": 2**400, "inf": math.inf, "nan": math.nan, "x": 0.5})
     for name in ("n", "huge"):
-        with pytest.raises(TreeMismatch, match=rf"'{name}'.*cannot hold it"):
+        with pytest.raises(TreeMismatch, match=rf"'{name}'.*cannot hold"):
             load(tmp_path, {name: like}, partial=True)
     kept = {"inf": like, "nan": like, "x": like}
     found = load(tmp_path, kept, partial=True)
     assert np.isinf(found["inf"]) and np.isnan(found["nan"]) and found["x"] == 0.5
+
+
+CASTS: list[tuple[Any, Any]] = [
+    (np.array([1, 2**31]), np.zeros(2, np.int32)),
+    (np.array([300]), np.zeros(1, np.uint8)),
+    (np.array([-1], np.int8), np.zeros(1, np.uint16)),
+    (np.array([1.0, math.nan], np.float32), np.zeros(2, np.int32)),
+    (np.array([3e9], np.float32), jax.ShapeDtypeStruct((1,), jnp.int32)),
+    (np.array([1e300]), np.zeros(1, np.float32)),
+    (np.array([70_000], np.int32), np.zeros(1, np.float16)),
+    (jnp.array([math.inf]), jax.ShapeDtypeStruct((1,), jnp.float8_e4m3fn)),
+    (np.array([2], np.int8), np.zeros(1, bool)),
+    (jnp.array([9], jnp.uint4), jax.ShapeDtypeStruct((1,), jnp.int4)),
+]
+
+
+@pytest.mark.parametrize(("value", "like"), CASTS)
+def test_a_cast_is_by_value(value: Any, like: Any, tmp_path: Path) -> None:
+    """A number that the other dtype cannot hold is refused, and the leaf is named: it is never
+    wrapped. Rules that cast do the same.
+    """
+    save(tmp_path / "c", {"a": {"b": value}})
+    dtype = jnp.dtype(like.dtype).name
+    with pytest.raises(
+        TreeMismatch, match=rf"'a\.b' holds .*, which {dtype} cannot hold"
+    ) as raised:
+        load(tmp_path / "c", {"a": {"b": like}}, cast=True)
+    assert raised.value.leaf == "a.b"
+    with pytest.raises(TreeMismatch, match=rf"'a\.b' holds .*, which {dtype} cannot hold"):
+        load(tmp_path / "c", rules={r"a\.b": Cast(dtype)})
+
+
+def test_a_cast_that_holds_the_numbers_goes_on(tmp_path: Path) -> None:
+    """Counters of int64 as int32; digits of floats go."""
+    save(tmp_path / "c", {"n": np.int64(7), "x": np.array([0.1, 1e-60, math.nan, math.inf])})
+    found = load(tmp_path / "c", {"n": jnp.int32(0), "x": np.zeros(4, np.float32)}, cast=True)
+    assert found["n"].dtype == jnp.int32
+    assert int(found["n"]) == 7
+    assert np.array_equal(
+        found["x"], np.array([0.1, 0, math.nan, math.inf], np.float32), equal_nan=True
+    )
+
+
+def test_a_cast_by_rules_keeps_imaginary_parts(tmp_path: Path) -> None:
+    """A rule that would drop them does not fit its leaf."""
+    save(tmp_path / "c", {"z": np.array([1j])})
+    with pytest.raises(TreeMismatch, match="'z': float32 cannot hold the imaginary parts"):
+        load(tmp_path / "c", rules={"z": Cast("float32")})
+
+
+def test_a_python_number_lies_where_its_like_does(tmp_path: Path) -> None:
+    """On the mesh of the `like`, committed to it."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+    save(tmp_path / "c", {"step": 7})
+    for like in (
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding),
+        jax.device_put(jnp.int32(0), sharding),
+    ):
+        found = load(tmp_path / "c", {"step": like})["step"]
+        assert int(found) == 7
+        assert found.committed
+        assert found.sharding == sharding
+
+
+def test_an_array_is_as_weak_as_its_like(tmp_path: Path) -> None:
+    """Weak where the `like` is; with SAVED, and by its structure, as it was. A strong one would
+    make the next step's parameters wider.
+    """
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    weak = jnp.asarray(0.5)
+    tree = {
+        "weak": weak,
+        "wide": jnp.broadcast_to(weak, (4, 2)),
+        "strong": jnp.float32(0.5),
+        "meshed": jax.device_put(weak, NamedSharding(mesh, PartitionSpec())),
+    }
+    assert [leaf.weak_type for leaf in tree.values()] == [True, True, False, True]
+    save(tmp_path / "c", tree)
+    described = jax.tree.map(_describe, tree)
+    for like in (tree, described, SAVED, structure(tmp_path / "c").items["state"].tree):
+        found = load(tmp_path / "c", like)
+        for name, leaf in tree.items():
+            assert found[name].aval.weak_type == leaf.weak_type, name
+            assert np.array_equal(found[name], leaf)
+    step = load(tmp_path / "c", tree)["weak"] * jnp.ones(2, jnp.bfloat16)
+    assert step.dtype == jnp.bfloat16
+    swapped = tree | {"weak": jnp.float32(0), "strong": jnp.asarray(0.0)}
+    found = load(tmp_path / "c", swapped)
+    assert (found["weak"].weak_type, found["strong"].weak_type) == (False, True)
+    assert type(load(tmp_path / "c")["weak"]) is np.ndarray
+
+
+def _describe(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+
+def test_weakness_travels_with_a_conversion(tmp_path: Path) -> None:
+    """The record of a copy knows it too."""
+    save(tmp_path / "c", {"lr": jnp.asarray(0.5)}, step=3)
+    there = convert(tmp_path / "c", tmp_path / "d")
+    assert load(there, SAVED)["lr"].weak_type
 
 
 def test_cast(saved: Path) -> None:

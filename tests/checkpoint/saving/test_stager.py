@@ -83,6 +83,7 @@ def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
     ("items", "metrics", "kind"),
     [
         ({"a": {"w": np.zeros(4)}, "b": {"f": object()}}, None, UnsupportedLeaf),
+        ({"a": {"w": np.zeros(4)}, "b": Json(set())}, None, TypeError),
         ({"a": {"w": np.zeros(4)}}, {"loss": "low"}, ValueError),
     ],
 )
@@ -93,8 +94,8 @@ def test_what_fails_holds_nothing(
     metrics: dict[str, object] | None,
     kind: type[Exception],
 ) -> None:
-    """A leaf that cannot be saved, or a metric that is no number, is raised, and the snapshots
-    taken before it are released.
+    """A leaf or a value that cannot be saved, or a metric that is no number, is raised, and the
+    snapshots taken before it are released.
     """
     taken: list[Snapshot] = []
     take = stager.take_snapshot

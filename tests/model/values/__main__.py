@@ -36,10 +36,12 @@ def _check(draw: Draw) -> None:
 
 def _shown(value: object) -> str:
     """Returns a value for people; ints of many digits have no text."""
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
     try:
-        return repr(value)
-    except ValueError as error:
-        return f"{type(value).__name__} ({error})"
+        return f"{value!r:.5000}"
+    finally:
+        sys.set_int_max_str_digits(digits)
 
 
 def _round(number: int, draws: int, *, to: Collection[str], shrinks: bool) -> bool:
@@ -68,8 +70,10 @@ def _round(number: int, draws: int, *, to: Collection[str], shrinks: bool) -> bo
 
     try:
         run()
-    except Exception as error:
-        draw, error = failed[-1] if failed else (None, error)
+    except Exception:
+        if not failed:
+            raise  # of the strategies themselves
+        draw, error = failed[-1]
         print(f"--- seed {number}: {_shown(draw)}\n{_shown(error)}\n", flush=True)
         return False
     return True
@@ -86,6 +90,7 @@ def main() -> int:
     parser.add_argument("--as-drawn", action="store_true", help="makes no draw shorter")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     began_s = time.monotonic()
     bad = 0
     for name, draw in FOUND.items() if arguments.found else ():

@@ -62,7 +62,8 @@ def holds(number: Any, dtype: np.dtype[Any]) -> bool:
             least, most = _bounds(dtype)
             return least <= number <= most
         try:
-            held = np.asarray(float(number)).astype(dtype).item()
+            with np.errstate(all="ignore"):
+                held = np.asarray(float(number)).astype(dtype).item()
         except OverflowError:
             return False
         return bool(held == number)

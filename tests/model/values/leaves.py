@@ -165,11 +165,11 @@ def _laid_out(array: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
                 mapped = np.memmap(file, array.dtype, "w+", shape=array.shape)
             mapped[...] = array
             return mapped
-        case "masked":
+        case "masked" if array.dtype.fields is None:
             return np.ma.masked_array(array, np.zeros(array.shape, bool))
         case "matrix" if array.ndim == 2:
             return np.matrix(array)
-        case "record":
+        case "record" if not isinstance(array, np.matrix):
             return array.view(np.recarray)
     return array
 

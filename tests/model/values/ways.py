@@ -30,7 +30,9 @@ def _abstract(leaf: Any) -> Any:
         sharding = leaf.sharding if leaf.committed else None
         weak = {} if _is_key(leaf) else {"weak_type": leaf.weak_type}
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, **weak)
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, np.generic):
+        return np.zeros((), leaf.dtype)[()]
+    if isinstance(leaf, np.ndarray):
         return HostShapeDtypeStruct(leaf.shape, leaf.dtype)
     return leaf
 
@@ -86,7 +88,7 @@ def elsewhere(load: Load, tree: Any, dice: random.Random) -> None:
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
-            return jax.device_put(leaf, sharding)
+            return jax.device_put(leaf if _is_key(leaf) else np.asarray(leaf), sharding)
         if type(leaf) in (bool, int, float) and _fits_jax(leaf):
             return jax.device_put(
                 np.asarray(leaf, jax.dtypes.canonicalize_dtype(type(leaf))), sharding
