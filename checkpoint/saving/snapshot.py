@@ -103,7 +103,8 @@ class ArrayWaits:
 def _is_there(array: Any) -> bool:
     if not isinstance(array, jax.Array):
         return True
-    known: Any = array  # the stubs of jax lack this verb
+    # The stubs of jax lack this verb; an array of keys lacks it too, but not the array that it wraps.
+    known: Any = getattr(array, "_base_array", array)
     # One that was donated is found where it is read.
     return known.is_deleted() or bool(known.is_ready())
 

@@ -448,6 +448,21 @@ def start() -> jax.Array:
     return x
 
 
+def test_keys_are_waited_for_as_the_arrays_that_they_wrap() -> None:
+    """An array of random keys is there once its numbers are: at a save, and while an earlier one is
+    waited for.
+    """
+    waits = ArrayWaits()
+    keys = jax.random.split(jax.random.key(0), 3)
+    waits.wait(keys)
+    waits.wait_meanwhile([keys], lambda seconds: False)
+    with waits.dispatching([keys]):
+        pass
+    deleted = jax.random.key(1)
+    deleted.delete()
+    waits.wait_meanwhile([deleted], lambda seconds: False)
+
+
 def test_what_is_there_takes_no_time(start: jax.Array) -> None:
     """Arrays that are computed, numbers, and arrays that were donated, which the snapshot finds."""
     waits = ArrayWaits()
