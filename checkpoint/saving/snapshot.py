@@ -103,7 +103,7 @@ class ArrayWaits:
 def _is_there(array: Any) -> bool:
     if not isinstance(array, jax.Array):
         return True
-    # The stubs of jax lack this verb; an array of keys lacks it too, but not the array that it wraps.
+    # The stubs of jax lack this verb. An array of keys lacks it, what it wraps does not.
     known: Any = getattr(array, "_base_array", array)
     # One that was donated is found where it is read.
     return known.is_deleted() or bool(known.is_ready())
