@@ -9,6 +9,7 @@ import hashlib
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import pytest_timeout
@@ -17,6 +18,7 @@ from tests.support.load import load
 
 # A test that hangs in a C call, or in its own clean-up, never sees its limit's signal.
 UNHEEDED_S = 60
+TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,9 +50,15 @@ def _limit_of_slow(item: pytest.Item) -> float:
     return float(limit.args[0])
 
 
+def _starts_processes(item: pytest.Item) -> bool:
+    """Returns whether it is of a folder whose files take long."""
+    folder = item.path.relative_to(TESTS).parts[0]
+    return folder in ("launch", "model", "system", "web")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest first: else one worker has it left when the others are done.
-    items.sort(key=_limit_of_slow, reverse=True)
+    items.sort(key=lambda item: (_limit_of_slow(item), _starts_processes(item)), reverse=True)
     share = config.getoption("--slow-share")
     seed = config.getoption("--slow-seed")
     if share >= 1:

@@ -30,7 +30,7 @@ log = logging.getLogger("holdfast.coordination")
 
 _ACCEPTED_AHEAD = 64  # calls that may come before the next poll of the queue
 _BATCH = 256  # events that share one transaction of the journal
-_STOP_POLL_S = 0.25  # between two polls of whether the service should stop
+_STOP_POLL_S = 0.1  # between two polls of whether the service should stop
 _CATCH_UP_S = 2.0  # at most, after a standstill
 _QUIET_S = 0.1  # without an event: then all has been read
 _RECEIVE_MESSAGE = cygrpc.ReceiveMessageOperation

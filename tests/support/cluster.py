@@ -67,7 +67,9 @@ class Processes:
         }
         base |= {
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            # What a test compiles runs a few times at most.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
+            " --xla_backend_optimization_level=0",
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
         }

@@ -1,4 +1,7 @@
-"""ClusterGroup over jaxlib's client and ours, in real processes."""
+"""ClusterGroup over jaxlib's client and ours, in real processes.
+
+The fast tests hold it in one process, over both kinds of client: tests/multihost/group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from holdfast.coordination import CoordinationService
 from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
 
-BOTH = pytest.mark.parametrize("which", [pytest.param("jaxlib", marks=pytest.mark.slow), "ours"])
+BOTH = pytest.mark.parametrize("which", ["jaxlib", "ours"])
 
 
 def run(which: str, script: Path, count: int = 3) -> list[str]:
@@ -21,6 +24,7 @@ def run(which: str, script: Path, count: int = 3) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @BOTH
 def test_gather_broadcast_barrier(which: str) -> None:
     """Values come in rank order, the nth call of a name matches the nth, sizes up to 9 MiB pass,
@@ -32,6 +36,7 @@ def test_gather_broadcast_barrier(which: str) -> None:
     )
 
 
+@pytest.mark.slow
 @BOTH
 def test_names_do_not_wait_for_each_other(which: str) -> None:
     """Threads with different names overtake each other; threads with one name take turns."""
@@ -41,6 +46,7 @@ def test_names_do_not_wait_for_each_other(which: str) -> None:
     )
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_missing_process_is_named_and_fails_late(which: str) -> None:
     """Who waits gets BarrierTimeout with the missing process; the late one gets the same answer;
@@ -54,6 +60,7 @@ def test_a_missing_process_is_named_and_fails_late(which: str) -> None:
     assert "caught (1,)" in outputs[2]
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_group_of_some_processes(which: str) -> None:
     """Ranks follow the processes given; two groups with the same names do not meet."""

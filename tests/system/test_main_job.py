@@ -9,6 +9,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,13 +46,21 @@ def load_demo(folder: Path) -> ModuleType:
 )
 def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """Four runs: uninterrupted; preempted at a random step; and from there resumed on as many
-    processes and on fewer.
+    processes and on fewer. Each step is compiled in haste, and once for all runs.
     """
     many, few = request.param
     folder = tmp_path_factory.mktemp("demo")
     demo = load_demo(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield _runs(demo, folder, many, few)
+
+
+def _runs(demo: ModuleType, folder: Path, many: int, few: int) -> dict[str, Any]:
     reports = {}
     code, reports["whole"] = demo.run("whole", many, "whole")
     assert code == 0
