@@ -111,6 +111,19 @@ class HostileCheckpoint(CheckpointError):
         return cls(f"{file}: {text}", path=file, file=file)
 
 
+class LeafFailed(Exception):
+    """Says that a computation of jax's failed whose result was to be saved: on its way to what all
+    processes raise.
+    """
+
+    def __init__(self, leaf: str, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or [""]
+        # The first says what kind it is, and after a callback's trace the last why.
+        text = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        super().__init__(f"the computation of {leaf!r} failed: {text}")
+        self.leaf = leaf
+
+
 # What crosses between the processes of a job as itself.
 SENT_ERRORS: dict[str, type[HoldfastError]] = {
     kind.__name__: kind
@@ -147,6 +160,13 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
             step=step,
             process=next(iter(missing), None),
             passes=isinstance(error, BarrierTimeout),
+        )
+    if isinstance(error, LeafFailed):
+        return SaveFailed(
+            f"step {step} was not saved: process {process}: {error}; look at what makes it",
+            step=step,
+            process=process,
+            leaf=error.leaf,
         )
     return SaveFailed(
         f"step {step} was not saved: process {process} failed: {error_text(error)}",

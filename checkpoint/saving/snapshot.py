@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from ..errors import SaveCancelled
+from ..errors import LeafFailed, SaveCancelled
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
@@ -100,6 +100,21 @@ class ArrayWaits:
         self.seconds += max(0.0, self._late_s - began_s)
 
 
+def blamed(named: Iterable[tuple[str, Any]], error: Exception) -> Exception:
+    """Returns the failure of the first of some arrays whose computation failed, else the error."""
+    arrays = [(name, array) for name, array in named if isinstance(array, jax.Array)]
+    # Those that are computed still are waited for last.
+    for name, array in sorted(arrays, key=lambda pair: not _is_there(pair[1])):
+        known: Any = array
+        if known.is_deleted():
+            continue
+        try:
+            array.block_until_ready()
+        except jax.errors.JaxRuntimeError as own:
+            return LeafFailed(name, own)
+    return error
+
+
 def _is_there(array: Any) -> bool:
     if not isinstance(array, jax.Array):
         return True
@@ -117,8 +132,10 @@ class Shard:
         array: jax.Array,
         moved: Callable[[], None] | None = None,
         waits: ArrayWaits | None = None,
+        path: str = "",
     ) -> None:
         self._array: jax.Array | None = array
+        self._path = path
         self._waits = waits
         self._host: np.ndarray[Any, Any] | None = None
         self._moved = moved
@@ -128,15 +145,21 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
-                if self._waits is not None:
-                    self._waits.wait_late(self._array)
-                # The one setting that a copy heeds: all of them cost more than a small copy.
-                with jax.transfer_guard_device_to_host("allow"):
-                    self._host = np.asarray(self._array)
+                self._host = self._fetch()
                 self._array = None
                 if self._moved is not None:
                     self._moved()
             return self._host
+
+    def _fetch(self) -> np.ndarray[Any, Any]:
+        try:
+            if self._waits is not None:
+                self._waits.wait_late(self._array)
+            # The one setting that a copy heeds: all of them cost more than a small copy.
+            with jax.transfer_guard_device_to_host("allow"):
+                return np.asarray(self._array)
+        except jax.errors.JaxRuntimeError as error:
+            raise LeafFailed(self._path, error) from error
 
 
 class Snapshot:
@@ -159,6 +182,7 @@ class Snapshot:
         self._in_use = 0  # shards and packs that still need the caller's arrays
         self._lock = threading.Lock()
         self._moved: Latch | None = None  # None: nothing is waited for
+        self._paths: dict[int, str] = {}  # of the leaves of shards on devices, by identity
 
     def take_pack(self, pack: int) -> list[Any]:
         """Hands over the shards of a pack's chunks, in their order.
@@ -319,7 +343,11 @@ class Snapshot:
         """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
         self._in_use += 1
         self._moved = self._moved or Latch()
-        return Shard(array, self._one_done, self._waits)
+        return Shard(array, self._one_done, self._waits, self.path_of(array))
+
+    def path_of(self, shard: jax.Array) -> str:
+        """Returns the path of the leaf that a shard on a device is of."""
+        return self._paths.get(id(shard), "")
 
     def _find(self, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
         """Returns a shard: a copy of it, one that is to be copied, or the array on its device."""
@@ -331,6 +359,7 @@ class Snapshot:
         if described.kind == "key":
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(slot)
+        self._paths[id(shard)] = described.path
         return _copied_on_host(self._host_view(shard)) if on_host else shard
 
     def _host_view(self, leaf: Any) -> np.ndarray[Any, Any]:
@@ -583,7 +612,10 @@ def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int) -> 
             kept.append(array)
     copies = _copied(sent, places)
     snapshot.hold(sum(copy.nbytes for copy in copies))
-    shards = {id(array): Shard(copy) for array, copy in zip(sent, copies, strict=False)}
+    shards = {
+        id(array): Shard(copy, path=snapshot.path_of(array))
+        for array, copy in zip(sent, copies, strict=False)
+    }
     for array in [*sent[len(copies) :], *kept]:
         shards[id(array)] = snapshot.keep_on_device(array)
     return shards

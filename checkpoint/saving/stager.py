@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax
 from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveKey
-from ..errors import SaveFailed, error_text
+from ..errors import SaveFailed, error_text, failure_of
 from ..format.jax_settings import own_settings
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
@@ -34,7 +34,7 @@ from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
 from .replicas import ReplicaSums, sum_replicas
-from .snapshot import ArrayWaits, Snapshot, take_snapshot
+from .snapshot import ArrayWaits, Snapshot, blamed, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ class SaveOrder:
             leaves = jax.tree_util.tree_leaves((self.state, self.items, self.metrics))
             return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
         return []
+
+    def named_arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yields the leaves of all trees with their paths, and the metrics."""
+        for value in self.chosen_items().values():
+            if is_tree(value) and not isinstance(value, Files):
+                tree = FlatTree.of(value)
+                yield from zip(tree.paths, tree.leaves, strict=True)
+        for name, value in (self.metrics or {}).items():
+            yield f"metrics[{name!r}]", value
 
 
 @dataclass(frozen=True)
@@ -196,11 +205,14 @@ class SaveStager:
                 for value in order.metrics.values():
                     request.waits.wait(value)
             return replace(staged, metrics=check_metrics(order.metrics))
-        except BaseException:
+        except BaseException as error:
             staged.release()
             for name, (plan, snapshot) in trees.items():
                 unlink(snapshot.unmoved, plan, self._place(request, name))
-            raise
+            if not isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            failed = blamed(order.named_arrays(), error)
+            raise failure_of(failed, request.step, self._group.index) from error
 
     def _stage_tree(
         self, request: SaveRequest, item: str, tree: FlatTree, leaving: Collection[int]

@@ -43,6 +43,7 @@ from ...errors import (
 from ...format.jax_settings import own_settings
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
+from ...saving.snapshot import blamed
 from ...steps.claims import CLAIM_LIMIT_BYTES, Writer, parse_writer
 from ...steps.file_lock import (
     LOCK_NAME,
@@ -505,10 +506,13 @@ def save_orbax(
     try:
         with writer.agreed(), own_settings():
             for item, tree in items.items():
-                for name, value in writer.add_tree(item, tree).items():
-                    for index, array in _own_regions(
-                        value, primary=group is None or group.index == 0
-                    ):
+                arrays = writer.add_tree(item, tree)
+                for name, value in arrays.items():
+                    try:
+                        regions = _own_regions(value, primary=group is None or group.index == 0)
+                    except jax.errors.JaxRuntimeError as error:
+                        raise blamed([(name, value)], error) from error
+                    for index, array in regions:
                         writer.write(item, name, index, array)
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)

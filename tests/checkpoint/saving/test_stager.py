@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import Json, Options, UnsupportedLeaf
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Json,
+    Options,
+    SaveFailed,
+    UnsupportedLeaf,
+    save,
+    save_async,
+)
+from holdfast.checkpoint.errors import LeafFailed, failure_of
 from holdfast.checkpoint.saving import stager
-from holdfast.checkpoint.saving.snapshot import Snapshot
+from holdfast.checkpoint.saving.snapshot import Shard, Snapshot
 from holdfast.checkpoint.saving.stager import JsonValue, SaveOrder, SaveRequest, SaveStager
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.multihost import Solo
+from tests.support.failed_arrays import failed_array, forget_failures
 
 
 class Reader:
@@ -108,3 +122,48 @@ def test_what_fails_holds_nothing(
     with pytest.raises(kind):
         save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items, metrics=metrics))
     assert len(taken) == 1 and taken[0].packs == {}
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    yield
+    forget_failures()
+
+
+def _by_manager(path: Path, tree: Any, **options: Any) -> None:
+    with CheckpointManager(path) as manager:
+        manager.save(7, tree, **options).wait()
+
+
+FAILED: dict[str, Callable[[Path], object]] = {
+    "'p.w' failed": lambda path: _by_manager(path, {"p": {"v": 1, "w": failed_array((99,))}}),
+    "'z' failed": lambda path: save(path, {"a": jnp.ones(2), "z": failed_array()}, step=7),
+    "'c' failed": lambda path: save(path, {"c": failed_array()}, step=7, dtype="bfloat16"),
+    "'a' failed": lambda path: save_async(path, {"a": failed_array()}, step=7).wait(),
+    "metrics.*failed": lambda path: _by_manager(path, {}, metrics={"loss": failed_array()}),
+}
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize("leaf", FAILED)
+def test_a_computation_that_failed_names_leaf_and_step(leaf: str, tmp_path: Path) -> None:
+    """It is an error of the save, whatever meets it first, and nothing is there then."""
+    sentence = rf"^step 7 was not saved: .*the computation of .*{leaf}.*the reward model is down"
+    with pytest.raises(SaveFailed, match=sentence) as raised:
+        FAILED[leaf](tmp_path / "root")
+    assert raised.value.step == 7
+    assert raised.value.leaf
+    assert not [*tmp_path.rglob("checkpoint.json")]
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_computation_that_failed_is_named_by_the_writer(tmp_path: Path) -> None:
+    """Where a shard is on its way to the host it is met on another thread."""
+    with pytest.raises(LeafFailed, match=r"'p\.w' failed: .*the reward model is down") as raised:
+        Shard(failed_array(), path="p.w").get()
+    failure = failure_of(raised.value, 3, 1)
+    assert isinstance(failure, SaveFailed)
+    assert (failure.step, failure.process, failure.leaf) == (3, 1, "p.w")
+    with pytest.raises(SaveFailed, match=r"the computation of 'w' failed: .*model is down"):
+        save(tmp_path / "orbax", {"w": failed_array()}, layout="orbax")
+    assert not [*(tmp_path / "orbax").glob("*")]

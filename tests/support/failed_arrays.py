@@ -1,0 +1,31 @@
+"""Arrays whose computation fails after it was begun, as one of a device that runs behind does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import dispatch
+
+
+def _fail(_: Any) -> Any:
+    raise RuntimeError("the reward model is down")
+
+
+def failed_array(shape: tuple[int, ...] = ()) -> jax.Array:
+    """Returns an array that is not there yet, and never will be."""
+    square = jax.jit(lambda matrix: jnp.sin(matrix @ matrix))
+    call = jax.jit(
+        lambda row: jax.pure_callback(_fail, jax.ShapeDtypeStruct(shape, jnp.float32), row)
+    )
+    # A callback fails at its call unless it has to wait for what it is called with.
+    busy = square(square(jnp.ones((1500, 1500))))
+    array: jax.Array = call(busy[0, :2])
+    return array
+
+
+def forget_failures() -> None:
+    """Has jax forget the computations that failed, of which it would tell when the process ends."""
+    tokens: Any = dispatch.runtime_tokens
+    tokens.clear()
