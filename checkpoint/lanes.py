@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.coordination import HoldfastError
 
+from .errors import SaveFailed
 from .format.limits import check_step, is_step
 from .local_tier.tier import LocalTier
 from .memory.budget import USE
@@ -76,7 +79,12 @@ class DurableLane:
         # The other processes may have begun a save at this call: they hear then why it fails.
         if not self._policy_decides and not is_step(step):
             return True
-        return bool(self._scheduler.reason(check_step(step), busy=self._saver.busy()))
+        step = check_step(step)
+        if self._scheduler.needs_end(step):
+            # All processes know it then, and answer alike.
+            with contextlib.suppress(SaveFailed):
+                self._saver.join()
+        return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
     def started(self, step: int) -> None:
         """Notes that a step is being saved."""
@@ -94,6 +102,8 @@ class DurableLane:
         try:
             with self._saver.preparing(request, group):
                 self._saver.join_before(order, request.waits)
+                is_last = self._scheduler.is_preempted
+                request = replace(request, may_miss=not is_last)
                 earlier = self._saver.take_error()
                 step = check_step(order.step)
                 self._catalog.refuse_existing(step, overwrite=request.overwrite)
@@ -109,6 +119,8 @@ class DurableLane:
         self.started(step)
         handle = self._saver.begin(request)
         handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - request.began))
+        if is_last:
+            handle.on_commit(lambda _: self._scheduler.note_last_committed())
         # The machine of a process that leaves is taken: it reports its part before all else.
         if group.index in leaving and not request.own_bytes:
             self._saver.join()
@@ -146,7 +158,6 @@ class DurableLane:
             save_id=f"{self._root.writer.id}{self._counter:08x}",
             overwrite=order.overwrite or (is_known and self._state.index.was_passed_over(step)),
             folder=self._state.index.folder(step),
-            may_miss=not self._scheduler.is_preempted,
         )
 
     def raise_error(self, *, missed: bool = False) -> None:

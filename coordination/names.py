@@ -17,7 +17,9 @@ REPORT_AGAIN = "ReportAgain"
 DEFECT = "the coordinator met a defect of its own"
 """With this begins what a coordinator answers that cannot serve a call."""
 OVER_FOLDER = "holdfast/attempt"
-"""Holds the key `over` once a launcher has given the attempt up: its value says why."""
+"""Holds the key `over` once a launcher has given the attempt up, and `notice` once it has all
+processes save and leave: their values say why.
+"""
 NEXT_KEY = f"{OVER_FOLDER}/next"
 """Where the processes that outlive the attempt find the next one: a NextAttempt."""
 

@@ -202,7 +202,7 @@ class MissingTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., host: _Optional[str] = ..., silent_s: _Optional[float] = ..., lost: bool = ..., progress: _Optional[_Union[ReportRequest, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("step", "saved_step", "values", "trouble", "root")
+    __slots__ = ("step", "saved_step", "values", "trouble", "root", "asks_preemption")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -215,12 +215,14 @@ class ReportRequest(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    ASKS_PREEMPTION_FIELD_NUMBER: _ClassVar[int]
     step: int
     saved_step: int
     values: _containers.ScalarMap[str, float]
     trouble: str
     root: CheckpointRoot
-    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ..., root: _Optional[_Union[CheckpointRoot, _Mapping]] = ...) -> None: ...
+    asks_preemption: bool
+    def __init__(self, step: _Optional[int] = ..., saved_step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., trouble: _Optional[str] = ..., root: _Optional[_Union[CheckpointRoot, _Mapping]] = ..., asks_preemption: bool = ...) -> None: ...
 
 class CheckpointRoot(_message.Message):
     __slots__ = ("path", "num_steps", "steps")
@@ -389,12 +391,14 @@ class ReportLauncherResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EndAttemptRequest(_message.Message):
-    __slots__ = ("why", "next")
+    __slots__ = ("why", "next", "notice")
     WHY_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     why: str
     next: NextAttempt
-    def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ...) -> None: ...
+    notice: str
+    def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class NextAttempt(_message.Message):
     __slots__ = ("attempt", "coordinator", "staying", "why")

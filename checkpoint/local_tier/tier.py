@@ -123,7 +123,9 @@ class LocalTier:
         except BaseException:
             self.close(0.0)
             raise
-        self._scheduler = SaveScheduler(local.save_policy, group, f"{messages}/soon", skips=True)
+        self._scheduler = SaveScheduler(
+            local.save_policy, group, f"{messages}/soon", skips=True, heeds_notices=False
+        )
 
     def _check_usable(self) -> None:
         off = self._steps.off

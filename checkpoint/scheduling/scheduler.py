@@ -14,6 +14,7 @@ import time
 from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 from holdfast.multihost.group.group import runtime_indices
+from holdfast.multihost.preemption.preemption import ask_sync_point, has_unheard_notice
 
 from ..agreement.exchange import ask_primary
 from ..format.limits import is_step
@@ -24,8 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class SaveScheduler:
-    """Answers `should_save` alike on every process. For the thread that trains. `last_step` is the
-    newest that the root has.
+    """Answers `should_save` alike on every process. For the thread that trains, but for what is
+    noted of a save's end. `last_step` is the newest that the root has.
+
+    Once the job is preempted every step is due, until one is committed: a program that never asks
+    whether it is to stop goes on then as if there were no notice. A lane whose saves are no last
+    ones does not heed notices.
     """
 
     def __init__(
@@ -36,15 +41,19 @@ class SaveScheduler:
         *,
         skips: bool,
         last_step: int | None = None,
+        heeds_notices: bool = True,
     ) -> None:
         self._policy = policy
         self._group = group
         self._name = name
         self._skips = skips
+        self._heeds_notices = heeds_notices
         self._asks_preemption = group.count > 1 or asks_preemption(policy)
         self._last_step = last_step
         self._last_s = time.monotonic()
         self._preempted_step: int | None = None
+        self._last_begun = False  # a save since the notice, whose end is not known yet
+        self._last_committed = False
         self._due = ""
         self._proposed = False
         self._meter = CostMeter()
@@ -62,6 +71,7 @@ class SaveScheduler:
         self._last_s = time.monotonic()
         self._due = ""
         self._proposed = False
+        self._last_begun = self.is_preempted
 
     def note_blocked(self, seconds: float) -> None:
         """Notes how long a save has held the program."""
@@ -73,21 +83,43 @@ class SaveScheduler:
         if self._by_clock and self._group.index == 0:
             self._meter.note_saved(seconds)
 
+    def note_last_committed(self) -> None:
+        """Notes that a save is committed that began since the job is preempted. On any thread."""
+        self._last_committed = True
+
     def preempted(self, step: int) -> bool:
         """Asks the preemption sync point; from then on `reason` does so too."""
         self._asks_preemption = True
-        return self._ask_preemption(step)
+        return self._note_preempted(step, reached_preemption(step))
 
     def _ask_preemption(self, step: int) -> bool:
-        preempted = reached_preemption(step)
+        if not self._heeds_notices:
+            return False
+        if self._asks_preemption:
+            return self._note_preempted(step, ask_sync_point(step))
+        # Alone there is nothing to agree on. A question here would raise the floor of one that the
+        # program asks with numbers of its own.
+        return self._note_preempted(step, has_unheard_notice())
+
+    def _note_preempted(self, step: int, preempted: bool) -> bool:
         if preempted:
             self._preempted_step = step
+        else:
+            self._preempted_step = None
+            self._last_begun = False
+            self._last_committed = False
         return preempted
 
     @property
     def is_preempted(self) -> bool:
-        """Whether the preemption sync point was reached: what is saved from then on is the last."""
-        return self._preempted_step is not None
+        """Whether the next save is the last: the preemption sync point was reached, and no step is
+        committed since. In a group it is asked where no save is in flight.
+        """
+        return self._preempted_step is not None and not self._last_committed
+
+    def needs_end(self, step: int) -> bool:
+        """Says whether the answer for a step goes by how the save in flight ends."""
+        return self._last_begun and self._last_step != step
 
     def leaving(self, step: int, timeout_s: float) -> frozenset[int]:
         """Returns the ranks that leave behind this step, alike on every process; asks the primary
@@ -119,7 +151,7 @@ class SaveScheduler:
         """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is
         in flight.
         """
-        preempted = self._asks_preemption and self._ask_preemption(step)
+        preempted = self._ask_preemption(step) and not self._last_committed
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:

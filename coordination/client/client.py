@@ -448,23 +448,36 @@ class CoordinationClient:
         saved_step: int | None = None,
         trouble: str | None = None,
         root: Mapping[str, Any] | None = None,
+        asks_preemption: bool | None = None,
         **values: float,
     ) -> None:
         """Publishes this process's progress, for `holdfast status` and the launcher. What is left
         out keeps its value.
 
         `trouble` is a sentence about what has gone wrong though the process goes on, such as a save
-        that failed; "" takes it back. `root` says where the job's checkpoints are and which: the
-        fields of CheckpointRoot in proto/session.proto. A service without our session keeps it as
+        that failed; "" takes it back. `asks_preemption`: its program has asked whether it is to
+        save and stop. `root` says where the job's checkpoints are and which: the fields of
+        CheckpointRoot in proto/session.proto. A service without our session keeps it as
         JSON under `holdfast/progress/<process>`.
         """
         if self._connection.has_session:
             request = spb.ReportRequest(
-                step=step, saved_step=saved_step, values=values, trouble=trouble, root=root
+                step=step,
+                saved_step=saved_step,
+                values=values,
+                trouble=trouble,
+                root=root,
+                asks_preemption=asks_preemption,  # type: ignore[arg-type]
             )
             self._connection.report(request, Deadline(5.0))
             return
-        fixed = {"step": step, "saved_step": saved_step, "trouble": trouble, "root": root}
+        fixed = {
+            "step": step,
+            "saved_step": saved_step,
+            "trouble": trouble,
+            "root": root,
+            "asks_preemption": asks_preemption,
+        }
         key = f"{REPORT_PREFIX}{self.process_id}"
         self.key_value_set(key, json.dumps(fixed | values), allow_overwrite=True)
 

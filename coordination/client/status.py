@@ -182,6 +182,12 @@ class StatusClient:
         """
         self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why, next=following))
 
+    def give_notice(self, why: str) -> None:
+        """Says as its launcher why all processes are about to get a notice: they log that. A
+        secured coordinator takes this from a holder of a process's key alone.
+        """
+        self._call(self._end_attempt, session_pb2.EndAttemptRequest(notice=why))
+
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""
         self._channel.close()

@@ -127,24 +127,30 @@ _TASK_FIELDS = (
     "session_since",
 )
 
+# A later version's journal may have more of them, and an earlier one's reader knows only these.
+_PROGRESS_FIELDS = ("step", "saved_step", "values", "trouble", "root")
+
 
 def _task(task: Task) -> bytes:
     kept = {name: getattr(task, name) for name in _TASK_FIELDS}
     kept["state"] = int(task.state)
     kept["error"] = _status(task.error)
     kept["seen"] = task.last_seen is not None
-    kept["progress"] = asdict(task.progress)
+    kept["progress"] = {name: getattr(task.progress, name) for name in _PROGRESS_FIELDS}
     return _json(kept)
 
 
 def _load_task(kept: dict[str, Any], now: float) -> Task:
+    progress = kept["progress"]
     return Task(
         **{name: kept[name] for name in _TASK_FIELDS},
         state=TaskState(kept["state"]),
         state_since=now,
         error=_load_status(kept["error"]),
         last_seen=now if kept["seen"] else None,
-        progress=TaskProgress(**kept["progress"]),
+        progress=TaskProgress(
+            **{name: progress[name] for name in _PROGRESS_FIELDS if name in progress}
+        ),
     )
 
 

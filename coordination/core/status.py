@@ -47,6 +47,7 @@ class TaskProgress:
     values: dict[str, float] = field(default_factory=dict)
     trouble: str = ""
     root: dict[str, Any] | None = None
+    asks_preemption: bool | None = None  # told again to a service that is restarted: not journaled
 
     def update(self, values: Mapping[str, float], **given: Any) -> None:
         """Takes a report: what it leaves out, or gives as None, keeps its value."""

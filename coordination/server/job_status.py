@@ -142,6 +142,7 @@ def progress_message(progress: TaskProgress) -> session_pb2.ReportRequest:
         values=progress.values,
         trouble=progress.trouble,
         root=progress.root,
+        asks_preemption=progress.asks_preemption,  # type: ignore[arg-type]
     )
 
 

@@ -274,14 +274,20 @@ class Service:
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that it ends the processes, and why: every Session hears it, and
-        a key holds it for whoever has none. The launcher holds the key of a process that has come.
+        a key holds it for whoever has none. Why a notice comes, a key says alone: the notice is a
+        signal. The launcher holds the key of a process that has come.
         """
         if self._owners is not None:
             denied = self._owners.may_call(-1, writer.key, writer.names)
             if denied is not None:
                 writer.fail(denied.code, denied.message, b"")
                 return
-        why = clip(request.why, self.config.limits.error_bytes)
+        most = self.config.limits.error_bytes
+        if request.notice:
+            self.machine.keys.put(f"{OVER_FOLDER}/notice", clip(request.notice, most).encode())
+            writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
+            return
+        why = clip(request.why, most)
         self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
         if request.HasField("next"):
             self.machine.keys.put(NEXT_KEY, request.next.SerializeToString())

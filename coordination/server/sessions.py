@@ -471,7 +471,7 @@ class SessionStreams:
         task_id = call.caller.task_id
         if request.method in ("Report", REPORT_AGAIN):
             report = session_pb2.ReportRequest.FromString(request.body)
-            names = ("step", "saved_step", "trouble")
+            names = ("step", "saved_step", "trouble", "asks_preemption")
             given = {name: getattr(report, name) for name in names if report.HasField(name)}
             if report.HasField("root"):
                 given["root"] = _root(report.root, machine.config)

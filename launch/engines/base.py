@@ -95,6 +95,9 @@ class BaseEngine(Engine):
             case Launch():
                 self._launch(action.attempt, action.num_processes)
             case Notify():
+                if self._watch is not None:
+                    # Its signal alone says no more than SIGTERM.
+                    self._watch.give_notice("Ctrl-C" if action.why == "SIGINT" else action.why)
                 self._notify(action)
             case Terminate():
                 self._terminate(processes=action.processes)

@@ -51,6 +51,7 @@ NOBODY_S = 60.0
 _POLL_S = 0.5
 _MOST_EVENTS = 1000
 _MOST_STACKS = 4  # of processes that keep a job waiting
+_MOST_DEAF = 8  # processes that are named
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class _Reported:
     progress: ProcessProgress
     connected: bool
     leaving: bool
+    asks_preemption: bool
     restartable: bool
     done: bool
     restored_s: float
@@ -82,6 +84,7 @@ class _Reported:
             _progress(task),
             connected=task.state == coordination_pb2.CONNECTED,
             leaving=bool(values.get("leaving")),
+            asks_preemption=task.progress.asks_preemption,
             restartable=bool(values.get("restartable")),
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
@@ -124,6 +127,8 @@ class ProgressWatch:
         )
         self._stragglers: set[int] = set()  # that were said
         self._said_nobody = False
+        self._said_deaf = False
+        self._deaf: dict[int, int] | None = None  # their steps when a notice was there first
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._followed = FollowedStatus(self._client)
@@ -152,6 +157,7 @@ class ProgressWatch:
         while not self._closed.wait(_POLL_S):
             self.refresh()
             self._find_nobody()
+            self._find_deaf()
             with contextlib.suppress(CoordinationError):
                 self._find_stall()
                 self._find_stragglers()
@@ -168,6 +174,36 @@ class ProgressWatch:
                 f"none of the {status.num_processes} processes has joined the job after"
                 f" {status.up_s:.0f} s: call holdfast.multihost.initialize() at the start of the"
                 " program; without it each of them trains alone"
+            )
+            self._say(text)
+            self.note(time.time(), text)
+
+    def _find_deaf(self) -> None:
+        """Says, once, who makes steps after a notice and has never asked for one: it does not know
+        that it is to leave.
+        """
+        if not self._notices:
+            self._deaf = None
+        if self._said_deaf or not self._notices:
+            return
+        reported = self._reported.copy().items()
+        deaf = {
+            process: each.progress.step
+            for process, each in reported
+            if each.connected and not (each.asks_preemption or each.leaving)
+        }
+        if self._deaf is None:
+            self._deaf = deaf
+        # Each asks before it makes the next step that it is told of.
+        going_on = [name for name, step in deaf.items() if 0 <= self._deaf.get(name, step) < step]
+        if going_on:
+            self._said_deaf = True
+            names = ", ".join(map(str, going_on[:_MOST_DEAF]))
+            more = ", ..." if len(going_on) > _MOST_DEAF else ""
+            who = "process" if len(going_on) == 1 else "processes"
+            text = (
+                f"{who} {names}{more}: the loop does not ask reached_preemption(step): it goes on"
+                " until --preemption-grace-s"
             )
             self._say(text)
             self.note(time.time(), text)
@@ -340,6 +376,11 @@ class ProgressWatch:
         """Says through the coordinator that the attempt is over; takes at most 1 s."""
         with contextlib.suppress(CoordinationError):
             self._client.end_attempt(why)
+
+    def give_notice(self, why: str) -> None:
+        """Says through the coordinator why a notice comes, before it does; takes at most 1 s."""
+        with contextlib.suppress(CoordinationError):
+            self._client.give_notice(why)
 
     def still_needed(self, ended_well: bool) -> bool:
         """Returns whether processes needed the coordinator that has ended.

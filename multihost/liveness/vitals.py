@@ -47,6 +47,7 @@ class Vitals:
         self._client = client
         self._interval_s = max(_REPORT_INTERVAL_S, num_processes / _REPORTS_PER_S)
         self._step: int | None = None
+        self._asks_preemption = False
         self._waiting_share = 0.0
         self._closed = threading.Event()
         self._due = threading.Event()  # a report, before its interval is over
@@ -65,6 +66,10 @@ class Vitals:
         if first:  # the launcher waits for it, to start standbys
             self._due.set()
 
+    def note_asked(self) -> None:
+        """Notes that the program asks whether it is to save and stop."""
+        self._asks_preemption = True
+
     def statistics(self) -> dict[str, Any]:
         """Returns the step, the resident memory, and the share of time in which it waits.
 
@@ -72,6 +77,7 @@ class Vitals:
         """
         return {
             "step": self._step,
+            "asks_preemption": self._asks_preemption,
             "memory_bytes": _memory_bytes(),
             "waiting_share": round(self._waiting_share, 3),
         }
@@ -160,6 +166,13 @@ def last_vitals() -> dict[str, Any]:
     """Returns what a process that leaves says of itself last; {} where nothing is reported."""
     vitals = current_job().get(Vitals)
     return {} if vitals is None else vitals.statistics()
+
+
+def note_asked() -> None:
+    """Notes, for the reports, that the program asks whether it is to save and stop."""
+    vitals = current_job().get(Vitals)
+    if vitals is not None:
+        vitals.note_asked()
 
 
 def note_step(step: int) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ from holdfast.coordination.names import OVER_FOLDER
 from ..group.collectives import on_thread
 from ..group.group_client import Client, GroupClient, group_client_of
 from ..job import current_job
-from ..liveness.vitals import note_step
+from ..liveness.vitals import note_asked, note_step
 from ..liveness.watchdog import progress
 from .signals import Signals
 from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
@@ -66,6 +66,7 @@ class Preemption:
         self._withdrew = False  # a notice that others may have seen
         self._news = threading.Event()
         self.closed = False
+        self._heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
         self._logged = False  # that the sync point is reached
         self._asked_s = time.monotonic()
@@ -142,25 +143,27 @@ class Preemption:
 
     def _take(self, notice: Notice | None, source: Source) -> None:
         """Takes the notice of a source."""
+        told = self._told_by_launcher() if isinstance(source, Signals) else {}
         # A launcher that has given the attempt up ends its processes by signals: no preemption.
-        over = self._why_over() if isinstance(source, Signals) else ""
-        if over:
+        if over := told.get("over", b"").decode():
             _log.error("%s", over)
-        else:
-            self.notify(notice, source)
+            return
+        # It signals processes for reasons of its own, such as a Ctrl-C.
+        if notice is not None and (why := told.get("notice", b"").decode()):
+            notice = replace(notice, reason=why)
+        self.notify(notice, source)
 
-    def _why_over(self) -> str:
-        """Returns why a launcher has ended this attempt.
-
-        "" where none has, or the coordinator does not answer at once.
+    def _told_by_launcher(self) -> Mapping[str, bytes]:
+        """Returns what a launcher has told of this attempt; nothing where none has, or the
+        coordinator does not answer at once.
         """
         group_client = self._group_client
         if group_client is None:
-            return ""
+            return {}
         answer = on_thread("over", lambda: group_client.list(OVER_FOLDER))
         if not wait([answer], _OVER_S).done or answer.exception() is not None:
-            return ""
-        return answer.result().get("over", b"").decode()
+            return {}
+        return answer.result()
 
     def _on_change(self, value: str) -> None:
         self._news.set()
@@ -244,6 +247,15 @@ class Preemption:
     def signals(self) -> list[Signals]:
         """Returns those of its sources that are signals."""
         return [source for source in self._sources if isinstance(source, Signals)]
+
+    @property
+    def has_unheard_notice(self) -> bool:
+        """Whether a notice of this process stands, for which its program has never asked."""
+        return not self._heard and self._merged() is not None
+
+    def hear(self) -> None:
+        """Notes that the program asks for notices."""
+        self._heard = True
 
     def _merged(self) -> Notice | None:
         with self._lock:
@@ -459,6 +471,14 @@ def reached_preemption(step: int) -> bool:
 
     Without jax.distributed the answer is of this process alone.
     """
+    _hear()
+    return ask_sync_point(step)
+
+
+def ask_sync_point(step: int) -> bool:
+    """Returns what `reached_preemption` does, for a manager: its program may never ask itself, and
+    goes on then.
+    """
     current_job().raise_if_over()
     reached = current().reached(step)
     progress()
@@ -468,11 +488,26 @@ def reached_preemption(step: int) -> bool:
     return reached
 
 
+def has_unheard_notice() -> bool:
+    """Returns whether this process has a notice of its own, and a program that has never asked for
+    one. Asks nobody.
+    """
+    running = current_job().get(Preemption)
+    return running is not None and running.has_unheard_notice
+
+
+def _hear() -> None:
+    """Notes that the program asks, for this process and for those who watch the job."""
+    current().hear()
+    note_asked()
+
+
 def preemption_notice() -> Notice | None:
     """Returns the standing notices of all processes as one, that with the earliest deadline.
 
     None when there is none. Asks the coordinator.
     """
+    _hear()
     return current().notice()
 
 

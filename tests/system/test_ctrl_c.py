@@ -92,17 +92,26 @@ def test_one_saves_and_leaves(tmp_path: Path) -> None:
         )
         assert terminal.wait() == 130
     assert "Traceback" not in terminal.output
+    assert "preemption notice: Ctrl-C" in terminal.output
+    assert "SIGTERM" not in terminal.output and "does not ask" not in terminal.output
     with CheckpointManager(tmp_path / "run", options=Options(read_only=True)) as manager:
         assert len(manager.all_steps()) == 1
 
 
 @pytest.mark.slow
 def test_a_second_one_ends(tmp_path: Path) -> None:
-    """A program that never asks whether it is to stop, long before its two minutes are over."""
+    """A program that never asks whether it is to stop, long before its two minutes are over. One
+    step is saved for the first one, and the launcher says why the program goes on.
+    """
     with _terminal(*_trainer(tmp_path / "run", "deaf")) as terminal:
         terminal.wait_for("it goes", times=2)
         terminal.press_ctrl_c()
-        terminal.wait_for("to save and leave")
-        time.sleep(0.5)  # a press that comes at once is taken for the same one
+        terminal.wait_for(
+            "processes 0, 1: the loop does not ask reached_preemption(step): it goes on until"
+            " --preemption-grace-s"
+        )
         terminal.press_ctrl_c()
         assert terminal.wait() == 130
+    assert terminal.output.count("saves a step") == 2, terminal.output
+    with CheckpointManager(tmp_path / "run", options=Options(read_only=True)) as manager:
+        assert len(manager.all_steps()) == 1

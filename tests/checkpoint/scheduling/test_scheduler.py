@@ -5,6 +5,7 @@ alone and in a group.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast.checkpoint import (
     AnyOf,
+    CheckpointError,
     CheckpointManager,
     EveryNSeconds,
     EveryNSteps,
@@ -21,9 +23,12 @@ from holdfast.checkpoint import (
     Options,
     Progress,
 )
+from holdfast.checkpoint.policy import SavePolicy
 from holdfast.checkpoint.scheduling import scheduler as scheduler_module
 from holdfast.checkpoint.scheduling.scheduler import SaveScheduler
-from holdfast.multihost import Solo
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Notice, Solo, notify_preemption, reached_preemption
+from holdfast.multihost.preemption import preemption
 
 
 class Clock:
@@ -79,13 +84,23 @@ def test_a_save_in_flight_skips_the_next() -> None:
     )
 
 
-def test_the_notice_is_asked_where_it_matters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Notified:
+    """A sync point at which the job is preempted from `since` on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, since: int) -> None:
+        self.since: float = since
+        for name in ("reached_preemption", "ask_sync_point"):
+            monkeypatch.setattr(scheduler_module, name, self)
+
+    def __call__(self, step: int) -> bool:
+        return step >= self.since
+
+
+def test_the_notice_is_asked_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notice makes its step due, until it is saved: with OnPreemption, or once the caller has
-    asked about preemption itself.
+    asked about preemption itself; not in a lane that does not heed it.
     """
-    monkeypatch.setattr(scheduler_module, "reached_preemption", lambda step: step == 9)
+    Notified(monkeypatch, since=9)
     for policy in (OnPreemption(), EveryNSteps(1000)):
         scheduler = SaveScheduler(policy, Solo(), "s", skips=False)
         assert scheduler.reason(9, busy=False) == (
@@ -95,6 +110,87 @@ def test_the_notice_is_asked_where_it_matters(
         assert scheduler.reason(9, busy=False) == "the job is preempted"
         scheduler.started(9)
         assert scheduler.reason(9, busy=False) == ""
+    deaf = SaveScheduler(OnPreemption(), Solo(), "s", skips=True, heeds_notices=False)
+    assert deaf.reason(9, busy=False) == ""
+
+
+@pytest.mark.parametrize("policy", [OnPreemption(), EveryNSteps(20), None])
+def test_after_one_committed_step_all_is_as_ever(
+    monkeypatch: pytest.MonkeyPatch, policy: SavePolicy | None
+) -> None:
+    """A loop that goes on after a notice saves one step for it. One that was merely begun, and
+    failed, does not count; another notice is another step.
+    """
+    notified = Notified(monkeypatch, since=9)
+    scheduler = SaveScheduler(policy, Solo(), "s", skips=False)
+
+    def wanted(step: int) -> bool:
+        scheduler.preempted(step)
+        return bool(scheduler.reason(step, busy=False))
+
+    usual = [step for step in range(11, 41) if policy is None or step == 20 or step == 40]
+    if isinstance(policy, OnPreemption):
+        usual = []
+    assert wanted(9) and scheduler.is_preempted and not scheduler.needs_end(9)
+    scheduler.started(9)
+    assert not scheduler.needs_end(9) and scheduler.needs_end(10)
+    assert wanted(10)  # the save of step 9 has failed
+    scheduler.started(10)
+    scheduler.note_last_committed()
+    assert not scheduler.is_preempted
+    assert [step for step in range(11, 41) if wanted(step)] == usual
+    scheduler.started(40)
+    assert not scheduler.needs_end(41)
+    notified.since = 60
+    wanted(41)
+    assert wanted(60) and scheduler.is_preempted and scheduler.reason(61, busy=False)
+
+
+@pytest.fixture
+def notice() -> Iterator[None]:
+    """A notice to this process, which has no job."""
+    notify_preemption(Notice("the machine is taken"))
+    yield
+    preemption.stop()
+
+
+@pytest.mark.usefixtures("notice")
+@pytest.mark.parametrize("policy", [EveryNSteps(20), OnPreemption(), None])
+def test_a_loop_that_never_asks_saves_one_step(tmp_path: Path, policy: SavePolicy | None) -> None:
+    """And those that its policy wants; without a policy each `save` does. Nothing is raised."""
+    with CheckpointManager(tmp_path, save_policy=policy) as manager:
+        saved = [step for step in range(1, 31) if manager.save(step, tree(step))]
+        manager.wait_until_finished()
+        assert manager.all_steps() == saved
+    assert saved == {EveryNSteps(20): [1, 20], OnPreemption(): [1]}.get(
+        policy,  # type: ignore[arg-type]
+        list(range(1, 31)),
+    )
+
+
+@pytest.mark.usefixtures("notice")
+def test_a_last_save_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is raised once the next one has begun, which is the one step then. A program that
+    asks by itself decides alone.
+    """
+    with CheckpointManager(tmp_path / "a", save_policy=EveryNSteps(1_000_000)) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr(LocalStorage, "write", _fail)
+            assert manager.save(1, tree(1))
+            with pytest.raises(CheckpointError, match="no room"):
+                manager.wait_until_finished()
+        assert [step for step in range(2, 9) if manager.save(step, tree(step))] == [2]
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2]
+    reached_preemption(0)
+    with CheckpointManager(tmp_path / "b", save_policy=EveryNSteps(1_000_000)) as manager:
+        assert not any(manager.save(step, tree(step)) for step in range(1, 9))
+
+
+def _fail(*arguments: object) -> None:
+    raise OSError("no room")
 
 
 def tree(step: int) -> dict[str, object]:

@@ -155,6 +155,27 @@ def test_a_notice_is_reported_until_withdrawn(watched: Watched) -> None:
     assert watched.events.get(timeout=30) == Withdrawn("process 1 (spot)")
 
 
+def test_who_does_not_ask_and_goes_on_is_named(watched: Watched) -> None:
+    """Once, with what it does not ask, when it makes steps after a notice; not one that asks, and
+    none as long as there is no notice.
+    """
+    watched.report(0, 5)
+    watched.report(1, 5, asks_preemption=True)
+    watched.report(0, 6)
+    watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
+    watched.watch.refresh()
+    wait_until(lambda: watched.watch._deaf is not None)
+    assert watched.said == []
+    watched.report(1, 7)
+    watched.report(0, 7)
+    wait_until(lambda: bool(watched.said))
+    watched.report(0, 8)
+    assert watched.said == [
+        "process 0: the loop does not ask reached_preemption(step): it goes on until"
+        " --preemption-grace-s"
+    ]
+
+
 def test_a_job_whose_steps_stop_has_stalled_once() -> None:
     """Without steps of anybody for half a second, it is said who is where, and the event comes
     once.
