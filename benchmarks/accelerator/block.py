@@ -65,6 +65,8 @@ class Results:
 
 
 def _part_lines(result: PartResult) -> list[str]:
+    if not result.rows and not result.tail:
+        return []
     lines = ["", f"## {result.title}", ""]
     if result.rows:
         lines += ["| what | figure | beside |", "|---|---|---|"]

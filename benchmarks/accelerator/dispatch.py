@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import machine
 from plan import LEAVES, Plan
-from report import figure, run_each, seconds, size, speed
+from report import figure, seconds, size, speed
+from sections import run_each
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast
 from holdfast.checkpoint.saving import replicas

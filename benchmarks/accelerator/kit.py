@@ -5,7 +5,7 @@
 scripts/build_accelerator_kit.sh makes the folder whose run.sh calls this. OUT gets RESULTS.md, a
 block of Markdown that is written anew with each figure, and log.txt. ACCELERATOR_KIT=cpu runs all
 of it on the CPU with a tenth of the sizes. ACCELERATOR_KIT_LIMIT_S says how long the whole may take
-(480 s, smoke 60), and TMPDIR on which disk it saves.
+(480 s, smoke 60), and ACCELERATOR_KIT_DISK in which folder it saves.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Kit:
                 f"jax {machine['jax']} finds no accelerator here, only {machine['device']}:"
                 " install a jax that finds it, or set ACCELERATOR_KIT=cpu to run on the CPU"
             )
+            self._results.remarks += tail[-TAIL:]
             self._write()
             return None
         probe = Probe(
@@ -155,20 +156,19 @@ class Kit:
     def _run_part(self, part: Part, plan: Plan, limit_s: float) -> None:
         result = PartResult(part)
         self._results.parts.append(result)
-        if not plan.state_bytes:
-            free = shutil.disk_usage(plan.scratch).free
+        free = shutil.disk_usage(plan.scratch).free
+        needed = part.needed_bytes(cpu=self._cpu)
+        why = ""
+        if free < needed:
+            why = f"{plan.scratch} has {size(free)} left; it needs {size(needed)}"
+        elif limit_s < LEAST_S:
+            why = "the time was over"
+        if why:
             result.outcome = "not run"
-            result.not_run.append(
-                Row(part.name, f"{plan.scratch} has {size(free)} left, too little")
-            )
-            self._write()
-            return
-        if limit_s < LEAST_S:
-            result.outcome = "not run"
-            result.not_run.append(Row(part.name, "the time was over"))
-            self._write()
-            return
+            result.not_run.append(Row(part.name, why))
         self._write()
+        if why:
+            return
         began_s = time.monotonic()
         output: list[str] = []
 
@@ -245,9 +245,9 @@ def file_system(folder: Path) -> str:
 
 
 def choose_disk() -> Path:
-    """Returns the folder to save in: TMPDIR, or the one with most room that is no memory."""
-    if "TMPDIR" in os.environ:
-        return Path(os.environ["TMPDIR"])
+    """Returns the folder to save in: the one named, or that with most room that is no memory."""
+    if named := os.environ.get("ACCELERATOR_KIT_DISK"):
+        return Path(named)
     candidates = [path for path in map(Path, ("/tmp", "/var/tmp")) if os.access(path, os.W_OK)]
     candidates.append(ROOT)
     return max(

@@ -30,10 +30,11 @@ later = machine.time_of(lambda: machine.copy_to_host(state, device))
 arrays = [np.asarray(leaf).view(np.uint8) for leaf in state]
 free = machine.free_bytes()
 folder = plan.folder("probe")
+fitting = arrays[: machine.room_bytes(folder.parent) // 2 // arrays[0].nbytes]
 began = time.perf_counter()
-machine.floor.write(folder, arrays[: max(1, machine.room_bytes(folder.parent) // 2 >> 24)])
+machine.floor.write(folder, fitting)
 took = time.perf_counter() - began
-written = sum(path.stat().st_size for path in folder.iterdir())
+written = sum(array.nbytes for array in fitting)
 machine.remove(folder)
 
 memory = device.memory_stats() or {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-import traceback
 
 FIGURE = "FIGURE "
 NOT_RUN = "NOT RUN "
@@ -24,23 +22,6 @@ def not_run(what: str, why: str) -> None:
 def _print(line: str) -> None:
     # pytest has another stdout for what its tests print, and has left a dot on this one.
     print(f"\n{line}", file=sys.__stdout__, flush=True)
-
-
-def run_each(*sections: functools.partial[None]) -> int:
-    """Runs the sections of a part, whatever became of those before; returns 1 if one failed."""
-    failed = 0
-    for section in sections:
-        try:
-            section()
-        except Exception as error:
-            traceback.print_exc()
-            figure(
-                section.func.__name__.replace("_", " "),
-                "FAILED",
-                f"{type(error).__name__}: {error}"[:300],
-            )
-            failed = 1
-    return failed
 
 
 def seconds(value: float) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plan import LEAVES, Plan
 from report import figure, not_run, seconds, size, speed
+from sections import in_own_process, run_each
 
 ROUNDS = {True: 1, False: 3}  # by smoke
 STEP = 1
@@ -150,25 +151,21 @@ def shapes_of(state: Any) -> Any:
     )
 
 
-def main() -> None:
-    plan = Plan.of_json(sys.argv[-1])
+def main() -> int:
+    plan = Plan.of_json(sys.argv[1])
     if len(sys.argv) == 3:
-        {"prepare": prepare, "bounded": bounded}[sys.argv[1]](plan)
-        return
+        return run_each(partial({"prepare": prepare, "bounded": bounded}[sys.argv[2]], plan))
     what = "a restore with a quarter of the state as the host's memory"
     if plan.smoke:
         not_run(f"{what}, and the first restore of a process", "not in smoke")
-        prepare(plan)
+        return run_each(partial(prepare, plan), partial(restore_all, plan))
+    sections = [in_own_process("prepare"), partial(restore_all, plan)]
+    if plan.cpu:
+        not_run(what, "on the CPU the values stay in the host's memory")
     else:
-        # The device is the other process's until that has ended.
-        first = [sys.executable, __file__]
-        subprocess.run([*first, "prepare", sys.argv[1]], check=True)
-        if plan.cpu:
-            not_run(what, "on the CPU the values stay in the host's memory")
-        else:
-            subprocess.run([*first, "bounded", sys.argv[1]], check=False)
-    restore_all(plan)
+        sections.insert(1, in_own_process("bounded"))
+    return run_each(*sections)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

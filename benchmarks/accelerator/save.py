@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import machine
 from machine import versus_orbax
 from plan import LEAVES, Plan
-from report import figure, run_each, seconds, size, speed
+from report import figure, seconds, size, speed
+from sections import in_own_process, run_each
 
 from holdfast.checkpoint import CheckpointManager, KeepLast
 
@@ -58,8 +59,10 @@ def later(values: list[float]) -> float:
     return statistics.median(values[1:] or values)
 
 
-def compare(plan: Plan, state: dict[str, jax.Array], device: jax.Device) -> None:
+def compare(plan: Plan) -> None:
     """The large state: holdfast's first save in this process, then all in turns."""
+    device = jax.devices()[0]
+    state = machine.make_state(plan.state_bytes, LEAVES)
     nbytes = machine.nbytes_of(state)
     folder = plan.folder("save")
     folder.mkdir()
@@ -127,10 +130,10 @@ def small(plan: Plan) -> None:
     machine.remove(folder)
 
 
-def soak(plan: Plan, state: dict[str, jax.Array]) -> None:
+def soak(plan: Plan) -> None:
     """Twenty saves of a part of the state: what stays of the host's memory."""
-    part = dict(list(state.items())[: max(1, len(state) // SOAK_SHARE)])
-    nbytes = machine.nbytes_of(part)
+    state = machine.make_state(plan.state_bytes // SOAK_SHARE, LEAVES // SOAK_SHARE)
+    nbytes = machine.nbytes_of(state)
     folder = plan.folder("soak")
     what = f"{SOAKS} saves of {size(nbytes)}"
     machine.reset_peak()
@@ -138,7 +141,7 @@ def soak(plan: Plan, state: dict[str, jax.Array]) -> None:
     available = [machine.available_bytes()]
     with CheckpointManager(folder, keep_policy=KeepLast(1)) as manager:
         for step in range(SOAKS):
-            manager.save(step, part)
+            manager.save(step, state)
             manager.wait_until_finished()
             resident.append(machine.resident_bytes())
             available.append(machine.available_bytes())
@@ -157,15 +160,17 @@ def soak(plan: Plan, state: dict[str, jax.Array]) -> None:
     machine.remove(folder)
 
 
+SECTIONS = {"compare": compare, "small": small, "soak": soak}
+
+
 def main() -> int:
     plan = Plan.of_json(sys.argv[1])
-    device = jax.devices()[0]
-    state = machine.make_state(plan.state_bytes, LEAVES)
-    return run_each(
-        functools.partial(compare, plan, state, device),
-        functools.partial(soak, plan, state),
-        functools.partial(small, plan),
-    )
+    if len(sys.argv) == 3:
+        # Each is in the process alone: what another held would hide what this one takes.
+        return run_each(partial(SECTIONS[sys.argv[2]], plan))
+    if plan.smoke:
+        return run_each(*(partial(section, plan) for section in SECTIONS.values()))
+    return run_each(*map(in_own_process, SECTIONS))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ kit.processes.adopt_orphans()
 one = kit.Kit(Path({folder!r}), cpu=True, smoke=True, limit_s=60)
 plan = Plan({folder!r}, True, True, 1 << 20, 1)
 for letter, script in letters.items():
-    one._run_part(Part(letter, letter, script, 0, 0), plan, 4.0)
+    one._run_part(Part(letter, letter, script, 0, 0, 0), plan, 4.0)
+one._run_part(Part("d", "large", "ends.py", 0, 0, 10**18), plan, 4.0)
 """
 REPORTS = f"import sys; sys.path[:0] = [{str(KIT)!r}]; from report import figure; "
 SCRIPTS = {
@@ -110,7 +111,9 @@ SCRIPTS = {
 
 
 def test_a_part_that_fails_or_hangs_is_written_down_and_the_next_goes_on(tmp_path: Path) -> None:
-    """The block has what each had measured, why it ended, and where all its processes were."""
+    """The block has what each had measured, why it ended, where all its processes were, and for
+    what the disk has no room.
+    """
     program = PROGRAM.format(kit=str(KIT), folder=str(tmp_path), scripts=SCRIPTS)
     done = subprocess.run(
         [sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False
@@ -120,6 +123,7 @@ def test_a_part_that_fails_or_hangs_is_written_down_and_the_next_goes_on(tmp_pat
     for row in ("| first | 1 s |  |", "| second | 2 s |  |", "| third | 3 s |  |"):
         assert row in block
     assert "failed with 1" in block and "ValueError: no such device" in block
+    assert re.search(r"- d: large: .* left; it needs 1e\+08 GB$", block, re.MULTILINE)
     assert "stopped at its limit of 4 s" in block and "in waits_for_ever" in block
 
 
@@ -142,9 +146,7 @@ def test_who_is_killed_leaves_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_sizes_follow_from_the_probe() -> None:
-    """A slow disk, a small one, little memory: the state is what fits; nothing, where nothing
-    does.
-    """
+    """A slow disk, a small one, little memory: the state is what fits."""
     code = f"""
 import sys; sys.path[:0] = [{str(KIT)!r}]
 from dataclasses import replace
@@ -158,7 +160,6 @@ assert size(host_free_bytes=16 * GB) == 2 * GB
 assert size(disk_free_bytes=4 * GB) == GB
 assert size(write_bytes_s=GB / 10) == GB // 3
 assert size(write_bytes_s=1000) == 8 << 20
-assert size(disk_free_bytes=GB // 100) == 0
 assert sizes_of(large, 100, cpu=True, smoke=False) == (8 * GB // 10, 400)
 assert sizes_of(large, 100, cpu=True, smoke=True) == (GB // 20, 40)
 for smoke in (False, True):
