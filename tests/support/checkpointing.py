@@ -15,6 +15,7 @@ from holdfast.multihost.group.group_client import forget_group_client
 from tests.support.cluster import Processes, free_port
 from tests.support.in_process import serving
 from tests.support.memory_client import MemoryClient, MemoryCoordinator
+from tests.support.paths import program
 
 T = TypeVar("T")
 
@@ -54,6 +55,22 @@ def claims_of(script: Path, scratch: Path, devices: int = 8) -> dict[str, str]:
     assert finished.code == 0, finished.output
     claims: dict[str, str] = json.loads(finished.output.splitlines()[-1])
     return claims
+
+
+def run_in_turn(
+    count: int, programs: Sequence[tuple[object, ...]], **options: object
+) -> dict[str, list[str]]:
+    """Runs programs one after the other in the same `count` processes, each given by its name, its
+    root and its arguments. Returns what each printed, by name.
+    """
+    told = json.dumps([[str(word) for word in words] for words in programs])
+    outputs = run_together(program("in_turn"), count, told, **options)  # type: ignore[arg-type]
+    printed: dict[str, list[str]] = {}
+    for output in outputs:
+        for part in output.split("--- ")[1:]:
+            name, _, text = part.partition("\n")
+            printed.setdefault(name, []).append(text)
+    return printed
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpointing import run_together
+from tests.support.checkpointing import run_in_turn, run_together
 from tests.support.paths import program
 
 # `damage(step, process)` flips the last byte of what that process wrote of a step. `Counted` counts
@@ -19,39 +19,78 @@ def run(script: Path, count: int, root: Path, *arguments: object) -> None:
     run_together(script, count, root, *arguments)
 
 
-@pytest.mark.parametrize("read", [pytest.param("each", marks=pytest.mark.slow), "once"])
-def test_what_one_cannot_read_fails_on_all(tmp_path: Path, read: str) -> None:
-    """One damaged shard is Corrupt on every process, naming the one that found it, before any
-    collective; the next restore is in step.
-    """
+# The fast programs come in turn in the processes of two jobs.
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    roots = tmp_path_factory.mktemp("three")
+    programs = [
+        ("group_restores_what_one_process_cannot", roots / "once", "once"),
+        ("group_restores_mistake_one_process_error", roots / "mistake"),
+    ]
+    return run_in_turn(3, programs)
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    roots = tmp_path_factory.mktemp("two")
+    programs = [
+        ("group_restores_agreement_one_small_message", roots / "agreement"),
+        ("group_restores_overwrite_between_not_mixed", roots / "overwrite"),
+        ("group_restores_root_loaded_by_all", roots / "loaded"),
+    ]
+    return run_in_turn(2, programs)
+
+
+@pytest.mark.slow
+def test_what_one_cannot_read_fails_on_all_each(tmp_path: Path) -> None:
+    """As the next one, where each process reads for itself."""
     run(
         program("group_restores_what_one_process_cannot"),
         3,
         tmp_path / "run",
-        read,
+        "each",
     )
 
 
-def test_one_mistake_fails_on_all(tmp_path: Path) -> None:
+def test_what_one_cannot_read_fails_on_all(of_three: dict[str, list[str]]) -> None:
+    """One damaged shard is Corrupt on every process, naming the one that found it, before any
+    collective; the next restore is in step.
+    """
+    outputs = of_three["group_restores_what_one_process_cannot"]
+    assert [output.count("caught Corrupt") for output in outputs] == [2, 2, 2]
+
+
+def test_one_mistake_fails_on_all(of_three: dict[str, list[str]]) -> None:
     """Another tree, another step, an iterator that refuses its state, on one process alone: typed
     on all, fallback or not, and named.
     """
-    run(
-        program("group_restores_mistake_one_process_error"),
-        3,
-        tmp_path / "run",
-    )
+    outputs = of_three["group_restores_mistake_one_process_error"]
+    assert [output.count("caught TreeMismatch") for output in outputs] == [2, 2, 2]
 
 
-def test_the_agreement_is_one_small_message_each(tmp_path: Path) -> None:
+def test_the_agreement_is_one_small_message_each(of_two: dict[str, list[str]]) -> None:
     """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
     process; reading once takes three more of each.
     """
-    run(
-        program("group_restores_agreement_one_small_message"),
-        2,
-        tmp_path / "run",
-    )
+    assert len(of_two["group_restores_agreement_one_small_message"]) == 2
+
+
+def test_an_overwrite_in_between_is_not_mixed(of_two: dict[str, list[str]]) -> None:
+    """A step is overwritten after one process has read it and before another does: StepGone on
+    both, not an array of two saves.
+    """
+    outputs = of_two["group_restores_overwrite_between_not_mixed"]
+    assert [output.count("caught StepGone") for output in outputs] == [1, 1]
+
+
+def test_a_root_is_loaded_by_all_or_one(of_two: dict[str, list[str]]) -> None:
+    """A step is saved between two processes' loads of a root: with a group both have the primary's
+    step, and alone it is refused.
+    """
+    outputs = of_two["group_restores_root_loaded_by_all"]
+    assert [output.count("caught ValueError") for output in outputs] == [2, 2]
 
 
 @pytest.mark.slow
@@ -81,28 +120,6 @@ def test_a_failed_listing_fails_on_all(tmp_path: Path) -> None:
     """The root cannot be listed any more: every process has the primary's error, at once."""
     run(
         program("group_restores_listing_fails_at_primary"),
-        2,
-        tmp_path / "run",
-    )
-
-
-def test_an_overwrite_in_between_is_not_mixed(tmp_path: Path) -> None:
-    """A step is overwritten after one process has read it and before another does: StepGone on
-    both, not an array of two saves.
-    """
-    run(
-        program("group_restores_overwrite_between_not_mixed"),
-        2,
-        tmp_path / "run",
-    )
-
-
-def test_a_root_is_loaded_by_all_or_one(tmp_path: Path) -> None:
-    """A step is saved between two processes' loads of a root: with a group both have the primary's
-    step, and alone it is refused.
-    """
-    run(
-        program("group_restores_root_loaded_by_all"),
         2,
         tmp_path / "run",
     )
