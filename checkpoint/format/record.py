@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .own_files import is_folder_name, is_own_name
 from .sharding import join_sharding
+from .static_data import parse_static_data
 from .step_folders import other_step
 from .tree import check_description, paused_gc
 from .values import decode_value
@@ -80,7 +81,8 @@ class ItemRecord:
 
     The files' names are relative to the step's folder. `names` are those that the owner of an item
     of files gave them, with `/` between parts; here a name is never a path. With `per_process` the
-    first part is the number of their process, of five digits.
+    first part is the number of their process, of five digits. `statics` are the static data of
+    nodes, by the nodes' paths (see `static_data`).
     """
 
     name: str
@@ -90,6 +92,7 @@ class ItemRecord:
     leaves: tuple[LeafRecord, ...] = ()
     names: tuple[str, ...] = ()
     per_process: bool = False
+    statics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -344,7 +347,10 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
         case "tree":
             leaves = _parse_leaves(data, files)
             check_description(data["tree"], len(leaves), path)
-            return ItemRecord(name, "tree", files, data["tree"], leaves=leaves)
+            statics = {
+                node: parse_static_data(form) for node, form in data.get("statics", {}).items()
+            }
+            return ItemRecord(name, "tree", files, data["tree"], leaves, statics=statics)
     raise ValueError(f"no item of kind {data['kind']!r}")
 
 

@@ -16,7 +16,7 @@ import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
 from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
+from .static_data import canonical_static_data
 
 Maker: TypeAlias = Callable[[dict[str, Any]], Any]
 MAX_DEPTH = 200  # of nodes within nodes; Python and JSON parsers recurse
@@ -41,6 +42,7 @@ _LEAF_TYPES = (
     str,
     bytes,
 )
+_LIBRARIES = frozenset({"builtins", "numpy", "jax", "jaxlib", "ml_dtypes", "holdfast"})
 _seen_leaf_types: set[type] = set()
 _MAPPINGS = {
     dict: "dict",
@@ -128,30 +130,45 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
         raise UnsupportedLeaf(message, leaf=path, found="dict with unsorted keys") from error
 
 
+class Description(NamedTuple):
+    """What a record says of a tree: its structure, the paths of its leaves in flatten order, and
+    static data by the paths of their nodes, in canonical form.
+    """
+
+    tree: Any
+    paths: list[str]
+    statics: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class FlatTree:
     """A tree that was taken apart once: its leaves in flatten order, and its treedef."""
 
     leaves: list[Any]
     treedef: PyTreeDef
-    _described: Callable[[], tuple[Any, list[str]]]
+    _described: Callable[[], Description]
 
     @classmethod
     def of(cls, tree: Any) -> Self:
         """Takes a tree apart. Raises UnsupportedLeaf as `flatten` does."""
         leaves, treedef = flatten(tree)
         # Made when asked for: a save whose plan is cached needs no paths.
-        return cls(leaves, treedef, functools.cache(lambda: describe(tree)))
+        return cls(leaves, treedef, functools.cache(lambda: _describe_whole(tree)))
 
     @property
     def description(self) -> Any:
         """The tree's structure as the record has it."""
-        return self._described()[0]
+        return self._described().tree
 
     @property
     def paths(self) -> list[str]:
         """The paths of the leaves."""
-        return self._described()[1]
+        return self._described().paths
+
+    @property
+    def statics(self) -> Mapping[str, Any]:
+        """The static data of nodes that have their children by position, by the nodes' paths."""
+        return self._described().statics
 
     def with_leaves(self, leaves: list[Any]) -> Self:
         """Returns the tree with other leaves in the places of these."""
@@ -220,9 +237,26 @@ def describe(tree: Any) -> tuple[Any, list[str]]:
 
     A tree that is one leaf has the path `\\r`.
     """
-    paths: list[str] = []
-    description = _describe(tree, "", 0, paths)
-    return description, _distinct(paths)
+    described = _describe_whole(tree)
+    return described.tree, described.paths
+
+
+def _describe_whole(tree: Any) -> Description:
+    walk = _Walk([], [], [])
+    description = _describe(tree, "", 0, walk)
+    statics = zip(_distinct(walk.nodes), walk.statics, strict=True)
+    known = {path: data for path, data in statics if data is not None}
+    return Description(description, _distinct(walk.paths), known)
+
+
+class _Walk(NamedTuple):
+    """What a walk through a tree has met: the paths of leaves, and the paths and static data of
+    nodes that have their children by position.
+    """
+
+    paths: list[str]
+    nodes: list[str]
+    statics: list[Any]
 
 
 def _distinct(paths: list[str]) -> list[str]:
@@ -237,21 +271,27 @@ def _distinct(paths: list[str]) -> list[str]:
     return distinct
 
 
-def _describe(tree: Any, path: str, depth: int, paths: list[str]) -> Any:
+def _describe(tree: Any, path: str, depth: int, walk: _Walk) -> Any:
     if tree is None:
         return None
     children = None if _is_leaf(tree) else _children(tree)
     if children is None:
-        paths.append(path or "\\r")
-        return len(paths) - 1
+        walk.paths.append(path or "\\r")
+        return len(walk.paths) - 1
     if depth >= MAX_DEPTH:
         raise UnsupportedLeaf(
             f"the tree at {path!r} is nested deeper than {MAX_DEPTH}; flatten it",
             leaf=path,
             found=type(tree).__name__,
         )
-    nodes = [_describe(child, join_path(path, key), depth + 1, paths) for key, child in children]
-    return _kind(tree, [key for key, _ in children], path) | {"nodes": nodes}
+    if children.by_position is not None:
+        _, data = children.by_position.node_data()
+        walk.nodes.append(path)
+        walk.statics.append(canonical_static_data(data))
+    nodes = [
+        _describe(child, join_path(path, key), depth + 1, walk) for key, child in children.pairs
+    ]
+    return _kind(tree, [key for key, _ in children.pairs], path) | {"nodes": nodes}
 
 
 def _is_leaf(tree: Any) -> bool:
@@ -259,24 +299,42 @@ def _is_leaf(tree: Any) -> bool:
     cls = type(tree)
     if cls in _seen_leaf_types:
         return True
-    if isinstance(tree, _LEAF_TYPES) and not isinstance(tree, tuple):
+    # Any other class may be registered as a node, also one that is a str or an int: an enum's.
+    library = cls.__module__.partition(".")[0]
+    if library in _LIBRARIES and isinstance(tree, _LEAF_TYPES):
         _seen_leaf_types.add(cls)
         return True
     return False
 
 
-def _children(tree: Any) -> list[tuple[str | int, Any]] | None:
-    """Returns the (key, child) pairs one level down, or None for a leaf."""
+class _Children(NamedTuple):
+    """The (key, child) pairs one level below a node; its treedef, if the keys are positions."""
+
+    pairs: list[tuple[Any, Any]]
+    by_position: PyTreeDef | None = None
+
+
+def _children(tree: Any) -> _Children | None:
+    """Returns what is one level down, or None for a leaf."""
     # Dicts, lists and tuples are most of a tree: taken apart here, as jax does it, for speed.
     if type(tree) is dict:
         with contextlib.suppress(TypeError):  # keys that have no order: jax says so
-            return [(key, tree[key]) for key in sorted(tree)]
+            return _Children([(key, tree[key]) for key in sorted(tree)])
     if type(tree) in (list, tuple):
-        return list(enumerate(tree))
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    if len(pairs) == 1 and not pairs[0][0]:
+        return _Children(list(enumerate(tree)))
+    found, treedef = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: node is not tree
+    )
+    if len(found) == 1 and not found[0][0]:
         return None
-    return [(_plain_key(path[0]) if path else "", child) for path, child in pairs]
+    pairs = [(_plain_key(path[0]) if path else "", child) for path, child in found]
+    if len({key for key, _ in pairs}) < len(pairs):
+        return _Children(list(enumerate(child for _, child in found)), treedef)
+    # Keys of one text are told apart by their places, too.
+    is_by_position = len({str(key) for key, _ in pairs}) < len(pairs) or any(
+        isinstance(key, FlattenedIndexKey | SequenceKey) for path, _ in found for key in path[:1]
+    )
+    return _Children(pairs, treedef if is_by_position else None)
 
 
 def _plain_key(key: Any) -> Any:

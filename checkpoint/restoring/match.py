@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple, NoReturn
 
 import jax
@@ -15,6 +15,7 @@ from ..format.dtypes import is_weak, name_of
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.sharding import concrete_sharding, make_sharding, show_sharding
+from ..format.static_data import are_alike, show_static_data
 from ..format.tree import VALUE_TYPES, is_key, type_name
 from .ranges import holds
 
@@ -78,6 +79,30 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
         expected="a leaf" if missing else "none",
         found="none" if missing else "a leaf",
     )
+
+
+def check_statics(item: ItemRecord, wanted: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """Raises TreeMismatch where a node of `like` has its children by position, and other static
+    data than the saved one: a position may mean another child. `paths` are the wanted leaves.
+    """
+    for node, data in wanted.items():
+        saved = item.statics.get(node)
+        if are_alike(data, saved) or not any(_is_below(path, node) for path in paths):
+            continue
+        expected = show_static_data(data)
+        found = show_static_data(saved)
+        raise TreeMismatch(
+            f"item {item.name!r}: the children of {node or 'the root'!r} go by their positions, and"
+            f" its static data were expected as {expected}, the checkpoint has {found}; make `like`"
+            " as the tree was that was saved, or say by rename= which leaf is which",
+            leaf=node,
+            expected=expected,
+            found=found,
+        )
+
+
+def _is_below(path: str, node: str) -> bool:
+    return not node or path.startswith(f"{node}.")
 
 
 def likely_pairs(missing: Sequence[str], unasked: Set[str]) -> dict[str, str]:

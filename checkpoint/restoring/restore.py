@@ -36,6 +36,7 @@ from .match import (
     LeafRequest,
     check_leaf_types,
     check_paths,
+    check_statics,
     match_leaves,
     refuse,
     request_as_saved,
@@ -194,6 +195,7 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
     flat = encode_leaf_types(FlatTree.of(like))
     chosen = [not callable(partial) or partial(path) for path in flat.paths]
     wanted = list(itertools.compress(flat.paths, chosen))
+    check_statics(item, flat.statics, wanted)
     try:
         check_paths(item, wanted, strict=partial is False)
     except TreeMismatch:

@@ -132,7 +132,8 @@ def operate(
     paths = {id(leaf.view): leaf.path for leaf in ordered}
     order = [paths[id(leaf.view)] for leaf in leaves if leaf.view is not None]
     records = tuple(_record(leaf) for leaf in ordered)
-    new = ItemRecord(item.name, item.kind, item.files, tree, records)
+    statics = item.statics if tree is item.tree else {}
+    new = ItemRecord(item.name, item.kind, item.files, tree, records, statics=statics)
     return new, SurgeryReader(reader, views, order)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -141,6 +141,7 @@ class Plan:
     own: dict[int, tuple[Chunk, ...]]
     own_bytes: int
     total_bytes: int
+    statics: Mapping[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
 
     def held_only_by(self, rank: int) -> list[str]:
@@ -172,9 +173,13 @@ def make_plan(
     rank: int = 0,
     count: int = 1,
     *,
+    statics: Mapping[str, Any] | None = None,
     max_file_bytes: int | None = None,
 ) -> Plan:
-    """Returns the plan of leaves whose tree is described by `tree`; ranks are 0 to count - 1."""
+    """Returns the plan of leaves whose tree is described by `tree`, and by the `statics` of its
+    nodes; ranks are 0 to count - 1.
+    """
+    statics = statics or {}
     grids = _grids(leaves)
     cut = [(leaf, grid) for leaf, grid in zip(leaves, grids, strict=True) if grid is not None]
     deal = _deal(cut, count, max_file_bytes)
@@ -182,7 +187,7 @@ def make_plan(
     arrays = tuple(None if grid is None else next(plans) for grid in grids)
     own = _own_chunks(arrays, rank)
     return Plan(
-        hash=_digest([count, tree], leaves, [grid for _, grid in cut], deal),
+        hash=_digest([count, tree, statics], leaves, [grid for _, grid in cut], deal),
         process=rank,
         process_count=count,
         tree=tree,
@@ -192,6 +197,7 @@ def make_plan(
         own=own,
         own_bytes=sum(chunk.nbytes for chunks in own.values() for chunk in chunks),
         total_bytes=sum(leaf.nbytes for leaf in leaves),
+        statics=statics,
     )
 
 

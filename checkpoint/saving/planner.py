@@ -84,7 +84,7 @@ class Planner:
         """
         leave = frozenset(leaving)
         for cached in self._cached:
-            is_alike = cached.treedef == tree.treedef and cached.leaving == leave
+            is_alike = cached.leaving == leave and _same_structure(cached.treedef, tree.treedef)
             if is_alike and _same(cached.signatures, tree.leaves):
                 return cached.plan
         with paused_gc():
@@ -106,6 +106,7 @@ class Planner:
             described,
             self._index,
             self._count,
+            statics=tree.statics,
             max_file_bytes=self._max_file_bytes,
         )
         check_plan(plan)
@@ -245,6 +246,13 @@ def _signature(leaf: Any) -> tuple[type, Any, Any]:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return type(leaf), leaf.dtype, leaf.shape
     return type(leaf), None, None
+
+
+def _same_structure(one: PyTreeDef, other: PyTreeDef) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # of static data whose comparison fails, as that of arrays
+        return False
 
 
 def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:

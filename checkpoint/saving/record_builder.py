@@ -372,4 +372,6 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
     }
     if any(later for _, later in split):
         tables["sharding_details"] = [later for _, later in split]
+    if plan.statics:
+        tables["statics"] = plan.statics
     return _dump(tables)[:-1]

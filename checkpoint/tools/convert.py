@@ -676,7 +676,7 @@ def write_item(
     leaves = [leaf for leaf, _ in ordered]
     placements: dict[Any, ShardPlacement | None] = {}
     described = [_leaf(leaf, path, placements) for leaf, path in ordered]
-    plan = make_plan(tree, described, max_file_bytes=storage.max_file_bytes)
+    plan = make_plan(tree, described, statics=item.statics, max_file_bytes=storage.max_file_bytes)
     check_plan(plan)
     own = {
         pack: tuple(replace(chunk, inside=None) for chunk in chunks)

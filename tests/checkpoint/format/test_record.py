@@ -137,6 +137,8 @@ HOSTILE = {
     "details of what has no mesh": change(
         "items/state/sharding_details", [{"axis_types": ["Auto"]}]
     ),
+    "statics of a list": change("items/state/statics", []),
+    "statics that are no numbers": change("items/state/statics", {"a": ["int", "zz"]}),
     "too many values": change("items/state/values", [["int", "0x3"], ["int", "0x3"]]),
     "no values": change("items/state/values", []),
     "value of another type": change("items/state/values", [["str", "x"]]),
