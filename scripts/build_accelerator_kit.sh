@@ -11,7 +11,7 @@ most_mb=40
 usage="expected scripts/build_accelerator_kit.sh FOLDER [PYTHON], such as build/accelerator-kit 3.12"
 folder=${1:?"$usage"}
 version=${2:-3.12}
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/.." && pwd -P)
 python=$root/.venv/bin/python
 [ -x "$python" ] || python=python3
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import processes
@@ -30,6 +31,7 @@ from report import FIGURE, NOT_RUN, size
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+PACKAGES = ("numpy", "flax", "orbax-checkpoint", "tensorstore", "grpcio", "protobuf")
 LIMIT_S = {False: 480.0, True: 60.0}
 LEAST_S = 2.0  # a part that has less is not begun
 TAIL = 30
@@ -216,9 +218,18 @@ def describe_machine(scratch: Path) -> dict[str, str]:
         "host": f"{os.cpu_count()} cores, {int(memory) >> 20} GiB, Linux {platform.release()},"
         f" {' '.join(platform.libc_ver())}",
         "python": platform.python_version(),
+        "packages": ", ".join(map(version_of, PACKAGES)),
         "driver": driver_version(),
         "disk": f"{file_system(scratch)}, {size(shutil.disk_usage(scratch).free)} free",
     }
+
+
+def version_of(package: str) -> str:
+    """Returns a package and its version."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"no {package}"
 
 
 def driver_version() -> str:
@@ -274,7 +285,8 @@ def main() -> int:
     finally:
         if site := os.environ.get("ACCELERATOR_KIT_SITE"):
             shutil.rmtree(site)  # what run.sh has installed
-    print(f"the block is {arguments.out / 'RESULTS.md'}", flush=True)
+    block = arguments.out / "RESULTS.md"
+    print(f"{block.read_text()}\nthe block is {block}", flush=True)
     return 0 if ended_well else 1
 
 

@@ -41,11 +41,11 @@ class Part:
 
 PARTS = (
     Part("a", "correctness", "correctness.py", 0.22, 0.15, 4 * GB),
-    Part("b", "save", "save.py", 0.22, 0.15, GB),
-    Part("c", "restore", "restore.py", 0.13, 0.14, GB),
-    Part("d", "steps that save", "dispatch.py", 0.08, 0.11, GB),
-    Part("e", "two processes on one device", "two_processes.py", 0.28, 0.27, GB // 2),
-    Part("f", "compile cache", "compile_cache.py", 0.07, 0.18, GB // 10),
+    Part("b", "save", "save.py", 0.22, 0.16, GB),
+    Part("c", "restore", "restore.py", 0.13, 0.16, GB),
+    Part("d", "steps that save", "dispatch.py", 0.08, 0.13, GB),
+    Part("e", "two processes on one device", "two_processes.py", 0.28, 0.28, GB // 2),
+    Part("f", "compile cache", "compile_cache.py", 0.07, 0.12, GB // 10),
 )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 DUMP_S = 3.0
+END_S = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -79,7 +80,8 @@ def run(
         return process.returncode
     finally:
         end_below(os.getpid())
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
         process.stdout.close()
 
 
@@ -139,8 +141,9 @@ def _abort_below(pid: int) -> None:
 
 
 def end_below(pid: int) -> None:
-    """Ends all processes below one."""
-    while found := below(pid):
+    """Ends all processes below one. A driver may hold one for ever: nobody waits for that."""
+    end_s = time.monotonic() + END_S
+    while (found := below(pid)) and time.monotonic() < end_s:
         _signal_all(found, signal.SIGKILL)
         time.sleep(0.02)  # nobody tells when a process that is no child of ours has ended
 

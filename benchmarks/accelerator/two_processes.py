@@ -217,7 +217,7 @@ def report(name: str, life: Life) -> None:
 
 def main() -> None:
     plan = Plan.of_json(sys.argv[1])
-    end_s = time.monotonic() + plan.limit_s - processes.DUMP_S
+    end_s = time.monotonic() + plan.limit_s - processes.DUMP_S - processes.END_S
     processes.adopt_orphans()
     works, environment = find_collective(plan, end_s)
     loop = "a loop with sums" if works else "a loop local to each device"
