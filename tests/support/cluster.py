@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -86,6 +87,7 @@ class Processes:
                 text=True,
                 errors="replace",
                 cwd=cwd,
+                process_group=0,
             )
             for index in range(count)
         ]
@@ -181,6 +183,11 @@ class Processes:
             if popen.poll() is None:
                 popen.kill()
             popen.wait()
+        self._join()
+        for popen, reader in zip(self.popens, self._readers, strict=True):
+            if reader.is_alive():  # a child of it has its output still, and may never end
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(popen.pid, signal.SIGKILL)
         self._join()
         for popen in self.popens:
             assert popen.stdout is not None

@@ -57,3 +57,12 @@ def test_forked_workers_that_end_are_no_preemption() -> None:
         )
     assert "ended by [-15, -15, -15]" in outputs[0], outputs[0]
     assert not any("preemption notice" in output for output in outputs), outputs
+
+
+def test_grpc_does_nothing_at_a_fork() -> None:
+    """Its own handlers restart threads in the child, which at times waits for one of them for ever,
+    before any code of Python. They are off, so each child begins.
+    """
+    with CoordinationService.spawn(1) as service:
+        (output,) = run_processes(program("forks_of_client"), 1, arguments=[service.address])
+    assert output == "all have ended\n"
