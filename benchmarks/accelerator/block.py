@@ -52,7 +52,7 @@ class Results:
     def to_markdown(self) -> str:
         """Returns the block."""
         lines = ["# RESULTS of the accelerator kit", "", *_table(("machine", ""), self.machine)]
-        lines += [f"- {_cell(remark)}" for remark in self.remarks]
+        lines += ["", *(f"- {_cell(remark)}" for remark in self.remarks)]
         seconds = {each.title: f"{each.seconds:.0f} s, {each.outcome}" for each in self.parts}
         lines += ["", *_table(("part", "took"), seconds)]
         for each in self.parts:

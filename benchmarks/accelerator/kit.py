@@ -88,6 +88,7 @@ class Kit:
 
     def run(self) -> bool:
         """Runs all parts; says whether each that could run ended well."""
+        self._write()  # in the place of an earlier run's
         scratch = tempfile.mkdtemp(prefix="accelerator-kit-", dir=choose_disk())
         try:
             plan = self._probe(Plan(scratch, self._cpu, self._smoke, 0, 0))
@@ -199,6 +200,7 @@ class Kit:
             result.outcome = over if code is None else f"failed with {code}"
             result.tail = output[-TAIL:]
         self._write()
+        _empty(Path(plan.scratch))  # a part that was ended has left its files there
         print(f"{result.title}: {result.outcome}, {result.seconds:.0f} s", flush=True)
 
     def _write(self) -> None:
@@ -206,6 +208,11 @@ class Kit:
         new = self._out / "RESULTS.new"
         new.write_text(self._results.to_markdown())
         new.rename(self._out / "RESULTS.md")
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def describe_machine(scratch: Path) -> dict[str, str]:

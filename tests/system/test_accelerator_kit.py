@@ -80,19 +80,21 @@ def test_a_kit_outside_of_a_checkout_says_where_it_belongs(tmp_path: Path) -> No
 
 
 PROGRAM = """
-import json, os, sys, threading
+import sys
 sys.path[:0] = [{kit!r}]
 import kit
 from pathlib import Path
-from plan import PARTS, Part, Plan
+from plan import Part, Plan
 
 letters = dict(zip("abc", ("fails.py", "hangs.py", "ends.py")))
 for letter, text in {scripts!r}.items():
     Path({folder!r}, letters[letter]).write_text(text)
 kit.HERE = Path({folder!r})
+scratch = Path({folder!r}, "scratch")
+scratch.mkdir()
 kit.processes.adopt_orphans()
 one = kit.Kit(Path({folder!r}), cpu=True, smoke=True, limit_s=60)
-plan = Plan({folder!r}, True, True, 1 << 20, 1)
+plan = Plan(str(scratch), True, True, 1 << 20, 1)
 for letter, script in letters.items():
     one._run_part(Part(letter, letter, script, 0, 0, 0), plan, 2.5)
 one._run_part(Part("d", "large", "ends.py", 0, 0, 10**18), plan, 2.5)
@@ -102,7 +104,8 @@ SCRIPTS = {
     "a": REPORTS + "figure('first', '1 s'); raise ValueError('no such device')",
     # What a part has started may hang too, and hold the part's output open.
     "b": REPORTS
-    + "figure('second', '2 s'); import subprocess, sys, threading\n"
+    + "figure('second', '2 s'); import json, os, subprocess\n"
+    + "os.mkdir(json.loads(sys.argv[1])['scratch'] + '/left')\n"
     + "child = 'import threading\\ndef waits_for_ever(): threading.Event().wait()\\n"
     + "waits_for_ever()'\n"
     + "subprocess.run([sys.executable, '-c', child], start_new_session=True)",
@@ -123,6 +126,7 @@ def test_a_part_that_fails_or_hangs_is_written_down_and_the_next_goes_on(tmp_pat
     for row in ("| first | 1 s |  |", "| second | 2 s |  |", "| third | 3 s |  |"):
         assert row in block
     assert "failed with 1" in block and "ValueError: no such device" in block
+    assert [*(tmp_path / "scratch").iterdir()] == []
     assert re.search(r"- d: large: .* left; it needs 1e\+08 GB$", block, re.MULTILINE)
     assert "stopped at its limit of 2 s" in block and "in waits_for_ever" in block
 
