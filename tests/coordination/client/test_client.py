@@ -36,7 +36,7 @@ from holdfast.coordination import (
 from holdfast.coordination.client import client as client_module
 from holdfast.coordination.deadline import Deadline
 from holdfast.coordination.limits import Limits
-from tests.support.in_process import serving
+from tests.support.in_process import Served, serving
 
 TIMEOUTS = Timeouts(heartbeat_s=3, init_s=20, shutdown_s=5, rpc_s=20)
 # The older wire is slow where a test waits for seconds.
@@ -52,15 +52,27 @@ def session(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def service() -> Iterator[CoordinationService]:
+def service() -> Iterator[Served]:
+    settings = {"heartbeat_timeout_s": 3, "shutdown_timeout_s": 5, "recoverable": True}
+    with serving(2, **settings) as served:
+        yield served
+
+
+@pytest.fixture
+def spawned() -> Iterator[CoordinationService]:
+    """One in a process of its own, which may be killed or stopped."""
     with CoordinationService.spawn(
         2, timeouts=ServiceTimeouts(heartbeat_s=3, shutdown_s=5), recoverable=True
-    ) as spawned:
-        yield spawned
+    ) as coordinator:
+        yield coordinator
 
 
 def join(
-    service: CoordinationService, count: int = 2, *, timeouts: Timeouts = TIMEOUTS, **options: Any
+    service: Served | CoordinationService,
+    count: int = 2,
+    *,
+    timeouts: Timeouts = TIMEOUTS,
+    **options: Any,
 ) -> list[CoordinationClient]:
     """Returns connected clients 0 to count-1."""
     clients = [
@@ -83,7 +95,7 @@ def close(clients: Sequence[CoordinationClient]) -> None:
         client.close()
 
 
-def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, session: bool) -> None:
+def test_a_barrier_names_all_who_did_not_come(service: Served, session: bool) -> None:
     """BarrierTimeout is a TimeoutError, carries the barrier's name and the missing, and its string
     begins with the code.
     """
@@ -101,7 +113,7 @@ def test_a_barrier_names_all_who_did_not_come(service: CoordinationService, sess
     at_once([client.shutdown for client in clients])
 
 
-def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -> None:
+def test_a_missing_process_at_the_start_is_named(service: Served) -> None:
     """connect() says who has not come, when its time is over."""
     client = CoordinationClient(service.address, 0, timeouts=Timeouts(init_s=0.5))
     with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
@@ -112,7 +124,7 @@ def test_a_missing_process_at_the_start_is_named(service: CoordinationService) -
 @pytest.mark.parametrize("late_timeouts", [1.2, pytest.param(3.0, marks=pytest.mark.slow)])
 @WIRES
 def test_a_job_whose_last_process_is_late_starts(
-    service: CoordinationService, late_timeouts: float, session: bool
+    service: Served, late_timeouts: float, session: bool
 ) -> None:
     """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts
     later, and all have joined.
@@ -129,7 +141,7 @@ def test_a_job_whose_last_process_is_late_starts(
     at_once([client.shutdown for client in clients])
 
 
-def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService) -> None:
+def test_the_heartbeat_timeout_is_the_coordinators(service: Served) -> None:
     """A client takes it from the service at the join, and another value of its own is refused
     there, with both values.
     """
@@ -150,21 +162,21 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: CoordinationService)
 
 @WIRES
 def test_a_coordinators_death_ends_calls_in_flight(
-    service: CoordinationService, session: bool
+    spawned: CoordinationService, session: bool
 ) -> None:
     """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time;
     on_error is called once.
     """
     errors: list[CoordinationError] = []
-    clients = join(service, session=session, on_error=errors.append)
+    clients = join(spawned, session=session, on_error=errors.append)
     calls: list[Callable[[], object]] = [
         lambda: clients[0].wait_at_barrier("never", 60_000),
         lambda: clients[1].blocking_key_value_get("never", 60_000),
-        lambda: os.kill(service.pid, signal.SIGKILL),
+        lambda: os.kill(spawned.pid, signal.SIGKILL),
     ]
     first, second, _ = at_once(calls)
     assert isinstance(first, CoordinatorLost) and isinstance(second, CoordinatorLost)
-    assert first.address == service.address and first.tried_s >= 2
+    assert first.address == spawned.address and first.tried_s >= 2
     with pytest.raises(CoordinatorLost, match="has been silent for"):
         clients[0].key_value_set("a", "b")
     begun = time.monotonic()
@@ -176,13 +188,13 @@ def test_a_coordinators_death_ends_calls_in_flight(
 
 
 def test_shutdown_ends_though_the_service_is_stopped(
-    service: CoordinationService, session: bool
+    spawned: CoordinationService, session: bool
 ) -> None:
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that
     leaves.
     """
-    clients = join(service, session=session, timeouts=replace(TIMEOUTS, shutdown_s=1))
-    os.kill(service.pid, signal.SIGSTOP)
+    clients = join(spawned, session=session, timeouts=replace(TIMEOUTS, shutdown_s=1))
+    os.kill(spawned.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()
         with pytest.raises(CoordinationError):
@@ -190,11 +202,11 @@ def test_shutdown_ends_though_the_service_is_stopped(
         assert time.monotonic() - begun < 4
         close(clients)
     finally:
-        os.kill(service.pid, signal.SIGCONT)
+        os.kill(spawned.pid, signal.SIGCONT)
 
 
 def test_a_lost_process_fails_who_needs_it(
-    service: CoordinationService,
+    service: Served,
 ) -> None:
     """A peer that falls silent is ProcessLost with its number, host and silence, at the barrier,
     the get that needs it, and on_error.
@@ -222,7 +234,7 @@ def test_a_lost_process_fails_who_needs_it(
     clients[0].shutdown()
 
 
-def test_an_error_reported_by_a_peer_reaches_all(service: CoordinationService) -> None:
+def test_an_error_reported_by_a_peer_reaches_all(service: Served) -> None:
     """Leaving the context by an exception reports to the others at once, with its text."""
     errors: list[CoordinationError] = []
     reported = threading.Event()
@@ -237,9 +249,7 @@ def test_an_error_reported_by_a_peer_reaches_all(service: CoordinationService) -
     close(clients)
 
 
-def test_every_change_of_processes_is_a_complete_list(
-    service: CoordinationService, session: bool
-) -> None:
+def test_every_change_of_processes_is_a_complete_list(service: Served, session: bool) -> None:
     """Listeners see full lists, end with the truth, and stop when they are removed."""
     lists: list[Sequence[ProcessInfo]] = []
     gone = threading.Event()
@@ -274,9 +284,7 @@ def test_a_client_counts_a_bounded_number_of_barriers(
         close(clients)
 
 
-def test_a_cancelled_barrier_fails_for_those_who_wait(
-    service: CoordinationService, session: bool
-) -> None:
+def test_a_cancelled_barrier_fails_for_those_who_wait(service: Served, session: bool) -> None:
     """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is
     unharmed.
     """
@@ -288,7 +296,7 @@ def test_a_cancelled_barrier_fails_for_those_who_wait(
     at_once([client.shutdown for client in clients])
 
 
-def test_one_client_serves_many_threads(service: CoordinationService, session: bool) -> None:
+def test_one_client_serves_many_threads(service: Served, session: bool) -> None:
     """Sixteen threads that set, get, increment and meet at barriers of their own through two
     clients see only their own answers.
     """
@@ -323,7 +331,7 @@ def test_a_session_of_another_job_is_fenced() -> None:
             client.report(step=3, saved_step=2, loss=0.5)
 
 
-def test_calls_before_connect_and_after_shutdown_are_refused(service: CoordinationService) -> None:
+def test_calls_before_connect_and_after_shutdown_are_refused(service: Served) -> None:
     """FAILED_PRECONDITION, at once; a second shutdown is nothing."""
     client = CoordinationClient(service.address, 0)
     with pytest.raises(CoordinationError, match="FAILED_PRECONDITION: the client is not connected"):
@@ -334,7 +342,7 @@ def test_calls_before_connect_and_after_shutdown_are_refused(service: Coordinati
         client.connect()
 
 
-def test_a_forgotten_client_warns(service: CoordinationService) -> None:
+def test_a_forgotten_client_warns(service: Served) -> None:
     """A client dropped while connected is a ResourceWarning, and its threads end."""
     clients = join(service)
     with pytest.warns(ResourceWarning, match="was never shut down"):
@@ -374,7 +382,7 @@ def test_nothing_is_left_running() -> None:
             left[0].join(0.1)
 
 
-def test_who_lives_is_asked_for_its_own_time(service: CoordinationService) -> None:
+def test_who_lives_is_asked_for_its_own_time(service: Served) -> None:
     """A question of who lives takes as long as its caller says, also longer than other calls; the
     error at its end names who has not asked.
     """
@@ -415,7 +423,7 @@ def test_a_large_set_of_processes_travels_as_its_hash(monkeypatch: pytest.Monkey
         close(clients)
 
 
-def test_many_keys_are_set_at_once(service: CoordinationService, session: bool) -> None:
+def test_many_keys_are_set_at_once(service: Served, session: bool) -> None:
     """In one call over a Session; one by one where the service has none. What is there is
     overwritten.
     """
