@@ -22,22 +22,36 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.format.record import parse_record
-from tests.support.checkpointing import run_together
-from tests.support.paths import program
+from tests.support.checkpointing import run_in_turn
 from tests.support.programs.reader import Reader
 
-ROUND_TRIP = program("host_values_round_trip")
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the roots, one a program."""
+    return tmp_path_factory.mktemp("runs")
 
 
-def test_a_value_of_each_process(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def printed(runs: Path) -> dict[str, list[str]]:
+    """What the programs print, which come in turn in the same two processes."""
+    programs = [
+        ("host_values_round_trip", runs / "r"),
+        ("host_values_readers", runs / "readers"),
+        ("host_values_differ", runs / "differ"),
+    ]
+    return run_in_turn(2, programs)
+
+
+@pytest.mark.usefixtures("printed")
+def test_a_value_of_each_process(runs: Path) -> None:
     """Two processes keep values of their own of every kind in one tree with shared ones: each gets
     its own back, or another's on request.
 
     On another number of processes it is an error that says what is there; `process` takes one's
     copy, a predicate leaves them out.
     """
-    run_together(ROUND_TRIP, 2, tmp_path / "r")
-    root = tmp_path / "r"
+    root = runs / "r"
     verify(root / "2")
     record = parse_record((root / "2" / "checkpoint.json").read_bytes(), "")
     kept = {leaf.path: leaf for leaf in record.items["state"].leaves if leaf.per_process}
@@ -81,15 +95,16 @@ def test_a_value_of_each_process(tmp_path: Path) -> None:
     ).all()
 
 
-def test_the_state_of_each_reader(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("printed")
+def test_the_state_of_each_reader(runs: Path) -> None:
     """An iterator's state is each process's own too: on another number of processes it is an error,
     unless one is chosen.
     """
-    run_together(program("host_values_readers"), 2, tmp_path)
-    assert [path.name[:7] for path in (tmp_path / "1/same").iterdir()] == [
+    root = runs / "readers"
+    assert [path.name[:7] for path in (root / "1/same").iterdir()] == [
         "00000-j"
     ]  # the primary's alone
-    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+    with CheckpointManager(root, options=Options(read_only=True)) as manager:
         with pytest.raises(
             TreeMismatch,
             match=(
@@ -138,11 +153,9 @@ def test_a_record_that_lies_about_it(tmp_path: Path, change: dict[str, object]) 
         load(tmp_path)
 
 
-DIFFER = program("host_values_differ")
-
-
-def test_what_differs_is_named(tmp_path: Path) -> None:
+def test_what_differs_is_named(printed: dict[str, list[str]]) -> None:
     """Where the processes' trees differ in a leaf, its shape, dtype or sharding, or a local value,
     every process learns which leaf.
     """
-    run_together(DIFFER, 2, tmp_path)
+    outputs = printed["host_values_differ"]
+    assert [output.count("caught SaveFailed") for output in outputs] == [16, 16], outputs
