@@ -19,10 +19,12 @@ from holdfast.multihost.group.group import given_or_default
 from .agreement.exchange import ask_primary
 from .agreement.host_sharing import find_sharers, launched_sharers
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
-from .errors import naming_path, naming_step
+from .errors import UnsupportedLeaf, naming_path, naming_step
 from .format.jax_settings import callers_settings
-from .format.json_state import is_tree
+from .format.json_state import Json, is_iterator, is_tree
 from .format.leaf_types import encode_leaf_types
+from .format.limits import copy_json
+from .format.own_files import Files
 from .format.rename import Names
 from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
@@ -91,12 +93,17 @@ def save(  # noqa: PLR0913
 
         if items is None and item == "state":
             chosen = {"default": state}  # as Orbax calls the only one
-        trees = {
-            name: _cast(value, dtype) if is_tree(value) else value for name, value in chosen.items()
+        _refuse_items_for_orbax(chosen)
+        trees = {name: _cast(value, dtype) for name, value in chosen.items() if is_tree(value)}
+        json_items = {
+            name: copy_json(value.value, f"the item {name!r}")
+            for name, value in chosen.items()
+            if isinstance(value, Json)
         }
         save_orbax(
             StorePath.of(path),
             trees,
+            json_items=json_items,
             metadata=metadata,
             group=given_or_default(group),
             timeout_s=timeout_s,
@@ -167,6 +174,19 @@ def _refuse_for_orbax(
     for name, (given, why) in refused.items():
         if given:
             raise ValueError(f"save: layout='orbax' does not take {name}=: {why}")
+
+
+def _refuse_items_for_orbax(items: Mapping[str, Any]) -> None:
+    """Raises UnsupportedLeaf for an item that Orbax's layout has no place for."""
+    for name, value in items.items():
+        is_own = isinstance(value, Json) and value.per_process
+        if isinstance(value, Files) or is_own or is_iterator(value):
+            raise UnsupportedLeaf(
+                f"save: layout='orbax' does not take the item {name!r}, a {type(value).__name__}"
+                " of each process or of files: it holds trees and Json; save it beside them",
+                leaf=name,
+                found=type(value).__name__,
+            )
 
 
 # More than eight parameters: they are the words of `CheckpointManager`, in one call.

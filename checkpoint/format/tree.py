@@ -185,7 +185,7 @@ def _find_unsorted(tree: Any, path: str) -> tuple[str, list[str]] | None:
         children = _children(tree)
     except ValueError:
         return path, sorted({type(key).__name__ for key in tree})
-    for key, child in children or ():
+    for key, child in children.pairs if children is not None else ():
         found = _find_unsorted(child, join_path(path, key))
         if found is not None:
             return found
@@ -229,7 +229,10 @@ def _unescaped(path: str) -> Iterator[str]:
             yield character
             continue
         following = next(characters, "")
-        yield {"r": "value", "e": ""}.get(following, following)
+        if following == "x":
+            yield chr(int(next(characters) + next(characters), 16))
+        else:
+            yield {"r": "value", "e": ""}.get(following, following)
 
 
 def describe(tree: Any) -> tuple[Any, list[str]]:

@@ -38,6 +38,7 @@ from ..format.tree import describe, flatten, plain_name, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
     BATCH_BYTES,
+    CheckpointInfo,
     CheckpointReader,
     arrays_of,
     fresh,
@@ -316,11 +317,7 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
             f"{folder} holds safetensors files already; choose another folder", path=str(folder)
         )
     info = conversion.checkpoint.info
-    leaves, texts = _named(conversion.chosen)
-    if isinstance(info.metadata, Mapping):
-        texts = {k: v for k, v in info.metadata.items() if isinstance(v, str)} | texts
-    if info.step is not None:
-        texts["step"] = str(info.step)
+    leaves, texts = _named(conversion.chosen, _header_texts(info))
     shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
     begun: list[str] = []
@@ -415,10 +412,27 @@ def _named_shards(shards: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
     }
 
 
-def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, Named], dict[str, str]]:
-    """Returns the arrays, and the texts for the file's metadata, by the names that they get."""
+def _header_texts(info: CheckpointInfo) -> dict[str, str]:
+    """Returns what a file's header says of a checkpoint: its metadata, what is no text as JSON."""
+    known = info.metadata
+    metadata = known if isinstance(known, Mapping) else {"metadata": known}
+    texts = {"format": "pt"}
+    for name, value in metadata.items() if known is not None else ():
+        texts[name] = value if isinstance(value, str) else json.dumps(value)
+    if info.step is not None:
+        texts["step"] = str(info.step)
+    return texts
+
+
+def _named(
+    chosen: Mapping[str, Selected], about: Mapping[str, str]
+) -> tuple[dict[str, Named], dict[str, str]]:
+    """Returns the arrays, and the texts for the file's header, by the names that they get.
+
+    The header says `about` besides. Raises UnsupportedLeaf for a name or a text that has no place.
+    """
     leaves: dict[str, Named] = {}
-    texts: dict[str, str] = {"format": "pt"}
+    texts: dict[str, str] = {}
     for item_name, (item, reader) in chosen.items():
         prefix = f"{item_name}." if len(chosen) > 1 else ""
         for leaf in _in_reading_order(item, reader):
@@ -429,13 +443,36 @@ def _named(chosen: Mapping[str, Selected]) -> tuple[dict[str, Named], dict[str, 
                     " them",
                     leaf=leaf.path,
                 )
-            if isinstance(leaf.value, str):
-                texts[name] = leaf.value
-            elif isinstance(leaf.value, bytes):
-                texts[name] = leaf.value.hex()
+            if isinstance(leaf.value, str | bytes):
+                texts[name] = _text(leaf, about, name)
+            elif name == "__metadata__":
+                raise UnsupportedLeaf(
+                    f"a safetensors file has no array called '{name}': its header is; rename it",
+                    leaf=leaf.path,
+                )
             else:
                 leaves[name] = (leaf, reader)
-    return leaves, texts
+    return leaves, {**about, **texts}
+
+
+def _text(leaf: LeafRecord, about: Mapping[str, str], name: str) -> str:
+    """Returns a text, or bytes in hexadecimal digits, as the header of a file has them."""
+    if name in about:
+        raise UnsupportedLeaf(
+            f"'{name}' is a text, and the header of a safetensors file says '{name}' of the"
+            f" checkpoint: {about[name]!r:.100}; rename the leaf",
+            leaf=leaf.path,
+        )
+    text: str = leaf.value if isinstance(leaf.value, str) else leaf.value.hex()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UnsupportedLeaf(
+            f"a safetensors file cannot hold '{name}', the text {text!r:.100}, which is not valid"
+            " UTF-8; leave it out (--path)",
+            leaf=leaf.path,
+        ) from None
+    return text
 
 
 def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,17 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointManager,
     Corrupt,
+    Files,
     Json,
     SaveFailed,
     StepExists,
     StepNotFound,
     UnsupportedLeaf,
+    convert,
     load,
     load_async,
     save,
+    structure,
     verify,
 )
 from holdfast.multihost import Group, Solo
@@ -191,3 +195,102 @@ def test_a_load_in_the_background_is_a_future(tmp_path: Path) -> None:
     assert isinstance(load_async(tmp_path / "b").exception(60), StepNotFound)
     with pytest.raises(ValueError, match="load_async: group="):
         load_async(tmp_path / "a", group=Solo())
+
+
+def test_names_of_safetensors_are_those_of_the_tree(tmp_path: Path) -> None:
+    """Also where the header has such an entry, or the name has a character that is not printed."""
+    tree = {"format": np.ones(2), "step": np.int32(3), "a\nb": np.zeros(1), "ax0ab": np.ones(1)}
+    save(tmp_path / "a", tree)
+    there = convert(tmp_path / "a", tmp_path / "b", "safetensors")
+    found = load(there)
+    assert found.keys() == tree.keys()
+    for name, array in tree.items():
+        assert np.array_equal(found[name], array)
+    assert np.array_equal(load(convert(there, tmp_path / "c"))["a\nb"], tree["a\nb"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"format": "jax"}, "'format' is a text, and the header .* says 'format'.*'pt'"),
+        ({"step": "last"}, "'step' is a text, and the header .* says 'step'"),
+        ({"who": "me"}, "'who' is a text, and the header .* says 'who'.*'you'"),
+        ({"__metadata__": np.ones(1)}, "no array called '__metadata__'"),
+        ({"a": "\ud800"}, "cannot hold 'a', the text .* not valid UTF-8"),
+        ({"a": 2**70}, "cannot hold 'a' of dtype object"),
+    ],
+)
+def test_what_a_header_cannot_say_is_refused(tree: Any, sentence: str, tmp_path: Path) -> None:
+    """An entry of a header is never overwritten without a word, and nothing is left."""
+    save(tmp_path / "a", tree, metadata={"who": "you"})
+    with pytest.raises(UnsupportedLeaf, match=sentence):
+        convert(tmp_path / "a", tmp_path / "b", "safetensors")
+    assert not [*tmp_path.glob("b/*")]
+
+
+def test_metadata_goes_into_the_header(tmp_path: Path) -> None:
+    """Text as it is, all else as JSON; what is no dict under one name."""
+    for metadata, header in (
+        ({"a": "x", "b": [1, None]}, {"a": "x", "b": "[1, null]"}),
+        ([1, "x"], {"metadata": '[1, "x"]'}),
+        (None, {}),
+    ):
+        save(tmp_path / "a", {"w": np.ones(1)}, metadata=metadata, overwrite=True)
+        there = convert(tmp_path / "a", tmp_path / str(len(header)), "safetensors")
+        assert structure(there).metadata == {"format": "pt", "step": "0"} | header
+
+
+def test_metadata_of_orbax_is_a_dict(tmp_path: Path) -> None:
+    """Any other is refused, when it is saved and when it is converted: it was dropped."""
+    with pytest.raises(UnsupportedLeaf, match="cannot hold the metadata, a list"):
+        save(tmp_path / "o", {"w": np.ones(1)}, layout="orbax", metadata=[1])
+    with pytest.raises(TypeError, match=r"the metadata.*keys are text"):
+        save(tmp_path / "o", {"w": np.ones(1)}, layout="orbax", metadata={1: 2})
+    save(tmp_path / "a", {"w": np.ones(1)}, metadata=[1])
+    with pytest.raises(UnsupportedLeaf, match="cannot hold the metadata, a list"):
+        convert(tmp_path / "a", tmp_path / "o", "orbax")
+    assert not [*tmp_path.glob("o/*")]
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.arange(3, dtype=">i4"),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.zeros(1, "M8[ns]"),
+        bytearray(b"a"),
+        2**70,
+    ],
+    ids=["byte order", "mask", "time", "bytearray", "int"],
+)
+def test_a_leaf_that_would_change_is_refused_for_orbax(leaf: Any, tmp_path: Path) -> None:
+    """As for holdfast's own layout; its layout would make another dtype or class of it."""
+    with pytest.raises(UnsupportedLeaf, match=r"'?a\.b'?"):
+        save(tmp_path / "o", {"a": {"b": leaf}}, layout="orbax")
+    assert not [*tmp_path.glob("o*")]
+
+
+def test_a_float64_of_numpy_goes_to_orbax(tmp_path: Path) -> None:
+    """Though it is a float of Python's too."""
+    save(tmp_path / "o", {"a": np.float64(0.1)}, layout="orbax")
+    assert load(tmp_path / "o", {"a": np.float64(0)}, item="default")["a"] == np.float64(0.1)
+
+
+class _Loader:
+    def get_state(self) -> Any:
+        return {"at": 1}
+
+    def set_state(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+def test_items_of_orbax_are_trees_and_json(tmp_path: Path) -> None:
+    """Json is an item there too; what its layout has no place for is refused by its name."""
+    save(tmp_path / "o", items={"s": {"w": np.ones(1)}, "j": Json({"a": (1,)})}, layout="orbax")
+    assert load(tmp_path / "o", item="j") == {"a": [1]}
+    for item in (_Loader(), Json(1, per_process=True), Files(write=lambda folder: None)):
+        with pytest.raises(UnsupportedLeaf, match=r"does not take the item 'j', a \w+"):
+            save(tmp_path / "x", items={"s": {"w": np.ones(1)}, "j": item}, layout="orbax")
+    with pytest.raises(TypeError, match=r"the item 'j'.*keys are text"):
+        save(tmp_path / "x", items={"j": Json({1: 2})}, layout="orbax")
+    assert not [*tmp_path.glob("x*")]

@@ -179,7 +179,7 @@ def check_json(wanted: Any, found: Any, where: str = "the value") -> None:
     """Raises Different unless a value came back as JSON has it: a tuple as a list, numbers of numpy
     as numbers.
     """
-    if isinstance(wanted, np.generic) and wanted.dtype.kind in "?biuf":
+    if isinstance(wanted, np.generic) and isinstance(wanted.item(), bool | int | float):
         wanted = wanted.item()
     if isinstance(wanted, dict) and type(found) is dict and len(wanted) == len(found):
         for (key, value), (key_back, value_back) in zip(wanted.items(), found.items(), strict=True):

@@ -39,7 +39,11 @@ _EXTENSIONS = [
     *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
     *("float6_e2m3fn", "float6_e3m2fn", "int2", "int4", "uint2", "uint4"),
 ]
-STORABLE = [*"?bBhHiIqQefdFD", *(getattr(ml_dtypes, name) for name in _EXTENSIONS)]
+_NATIVE = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+STORABLE = [*_NATIVE, *(getattr(ml_dtypes, name) for name in _EXTENSIONS)]
 OTHERS = [">i2", ">f8", ">c8", "g", "G", "M8[ns]", "m8[s]", "U3", ">U2", "S3", "V3", "O"]
 STRUCTS = [
     np.dtype([("a", "<i4"), ("b", ">f8")]),
