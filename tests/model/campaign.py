@@ -77,7 +77,7 @@ class Campaign(Generic[L, D]):
     def _lives(self, arguments: argparse.Namespace) -> Iterator[tuple[str, L]]:
         """Yields the lives that are asked for, with what they are called."""
         if arguments.found:
-            yield from self.found.items()
+            yield from list(self.found.items())[arguments.first :: arguments.every]
             return
         for seed in range(arguments.first, arguments.first + arguments.lives, arguments.every):
             yield f"seed {seed}", self.life_of(seed)
@@ -105,8 +105,8 @@ def parse_arguments(program: str, description: str | None) -> argparse.Namespace
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     add = parser.add_argument
     add("--lives", type=int, default=100, help="how many seeds")
-    add("--first", type=int, default=0, help="the first seed")
-    add("--every", type=int, default=1, help="takes every so many-th seed")
+    add("--first", type=int, default=0, help="the first seed, or found life")
+    add("--every", type=int, default=1, help="takes every so many-th of them")
     add("--found", action="store_true", help="takes the lives that once diverged instead")
     add("--seconds", type=float, default=1e9, help="begins no life after so many")
     add("--most", type=int, default=1, help="divergences after which it ends")

@@ -6,19 +6,30 @@ import functools
 
 import pytest
 
+from tests.support.checkpointing import at_once
+
 from ..campaign import check_lives
 
 lives = functools.partial(check_lives, "tests.model.multihost")
 
 
+def lives_at_once(*arguments: object) -> None:
+    """Lives them in three processes: each waits most of its time."""
+    shares = [
+        functools.partial(lives, *arguments, "--first", share, "--every", 3, timeout_s=110)
+        for share in range(3)
+    ]
+    at_once(shares)
+
+
 def test_lives_that_once_diverged_agree() -> None:
     """Each is the shortest that showed a defect."""
-    lives("--found", timeout_s=110)
+    lives_at_once("--found")
 
 
 def test_some_lives_agree() -> None:
     """With calls and faults by chance."""
-    lives("--lives", 5, timeout_s=110)
+    lives_at_once("--lives", 5)
 
 
 @pytest.mark.slow
