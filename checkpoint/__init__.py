@@ -12,6 +12,7 @@ from .errors import (
     StepExists,
     StepGone,
     StepNotFound,
+    StepOutOfOrder,
     TreeMismatch,
     UnsupportedLeaf,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "StepFacts",
     "StepGone",
     "StepNotFound",
+    "StepOutOfOrder",
     "Storage",
     "Structure",
     "Swept",

@@ -26,6 +26,14 @@ class StepExists(CheckpointError):
     """Says that the step is already there; nothing was written."""
 
 
+class StepOutOfOrder(CheckpointError):
+    """Says that a save would come at or below the `newest` step, though its manager has not gone
+    back to a lower one; nothing was written.
+    """
+
+    newest: int | None = None
+
+
 class StepNotFound(CheckpointError):
     """Says that no such step (or item) is there."""
 
@@ -140,6 +148,7 @@ SENT_ERRORS: dict[str, type[HoldfastError]] = {
         StepExists,
         StepGone,
         StepNotFound,
+        StepOutOfOrder,
         TreeMismatch,
         UnsupportedLeaf,
     )

@@ -18,6 +18,7 @@ from .saving.save import StepSaver
 from .saving.stager import SaveOrder, SaveRequest, SaveStager
 from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
+from .steps.lineage import Position
 from .steps.opening import claim_root
 
 
@@ -106,7 +107,10 @@ class DurableLane:
                 request = replace(request, may_miss=not is_last)
                 earlier = self._saver.take_error()
                 step = check_step(order.step)
-                self._catalog.refuse_existing(step, overwrite=request.overwrite)
+                place = self._catalog.place_of(step, overwrite=order.overwrite)
+                # Before what may fail on one process alone: all know the same.
+                self._state.order.begun(place)
+                request = replace(request, place=place, overwrite=place.replaces)
                 leaving = self._scheduler.leaving(step, self._root.options.save_timeout_s)
                 request = self._stager.stage(request, order, leaving)
         except BaseException as error:
@@ -156,7 +160,6 @@ class DurableLane:
             self._counter,
             step,
             save_id=f"{self._root.writer.id}{self._counter:08x}",
-            overwrite=order.overwrite or (is_known and self._state.index.was_passed_over(step)),
             folder=self._state.index.folder(step),
         )
 
@@ -178,12 +181,16 @@ class LocalLane:
     """Saves on the hosts the steps that the store does not get."""
 
     def __init__(self, catalog: StepCatalog, tier: LocalTier) -> None:
+        self._catalog = catalog
         self._state = catalog.state
         self._tier = tier
 
     def wants(self, step: int) -> bool:
-        """Says whether a step is due that the store has not."""
-        return step not in self._state.index and self._tier.wants(step)
+        """Says whether a step is due that the store has not, or has left behind, or is about to."""
+        index = self._state.index
+        is_left = step in index.left_behind() or self._state.order.may_go_back(step)
+        is_there = step in index and not is_left
+        return not is_there and self._tier.wants(step)
 
     def started(self, step: int) -> None:
         """Notes that a step is being saved, here or in the store."""
@@ -191,9 +198,26 @@ class LocalLane:
 
     def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a local save; once its step is there, those who watch the job hear of it."""
-        handle = self._tier.save(order)
-        handle.on_commit(lambda _: self._state.reporter.report())
+        place = Position()
+
+        def find_place(step: int) -> Position:
+            nonlocal place
+            place = self._catalog.local_place_of(step, overwrite=order.overwrite)
+            self._state.order.begun(place)
+            return place
+
+        handle = self._tier.save(order, find_place)
+        handle.on_commit(lambda _: self._note_step(place))
         return handle
+
+    def _note_step(self, place: Position) -> None:
+        index = self._state.index
+        if place.is_branch:
+            # The primary has marked these, of the store: it has told all from which step on.
+            index.leave(step for step in self._catalog.known_steps() if step > place.base)
+            index.take_late()
+        self._state.order.saved(place)
+        self._state.reporter.report()
 
     def raise_error(self, *, missed: bool = False) -> None:
         """Raises the error of the last save, once, if the tier is strict."""

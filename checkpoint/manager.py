@@ -141,9 +141,13 @@ class CheckpointManager:
         floating-point arrays are saved as, or says so of a leaf's path (None: as it is): `lambda
         path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves whatever the
         policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has
-        passed over is replaced without.
+        passed over, or that was left behind, is replaced without.
 
-        Raises StepExists, UnsupportedLeaf, ValueError before anything is written. The error of an
+        At or below the newest step a save goes on from the highest step below it that was restored
+        since the last save, and leaves the steps above that behind (see `left_steps`).
+
+        Raises StepExists, StepOutOfOrder where no lower step was restored, UnsupportedLeaf,
+        ValueError before anything is written. The error of an
         earlier save that failed in the background is raised here too, after this save has begun:
         every process then begins the same saves, whenever it learns of a failure. A miss (see
         Options.on_save_error) is not raised here.
@@ -161,6 +165,9 @@ class CheckpointManager:
             overwrite=overwrite,
         )
         lane = self._choose_lane(step, force=force)
+        if lane is not None and self._state.order.has_restored:
+            # Where the program has gone back, the save before is to be known, and left behind.
+            self._join_lanes()
         if lane is None:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
@@ -279,8 +286,17 @@ class CheckpointManager:
         self._catalog.reload()
 
     def latest_step(self) -> int | None:
-        """Returns the newest step, or None. The last acknowledged save, or a newer one."""
-        return max(self.all_steps(), default=None)
+        """Returns the newest step, or None. The last acknowledged save, or a newer one; never one
+        that was left behind.
+        """
+        return self._catalog.latest_step()
+
+    def left_steps(self) -> list[int]:
+        """Returns the steps that were left behind, ascending: the job went back to an older one and
+        has saved from there. They are restored by their numbers alone. They are those of the
+        opening or the last `reload`, and what this manager has left since.
+        """
+        return self._catalog.left_steps()
 
     def best_step(self, metric: str | None = None, mode: str = "min") -> int | None:
         """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None

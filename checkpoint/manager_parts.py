@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.multihost import Group, Watchdog
@@ -11,9 +12,9 @@ from holdfast.multihost.group.group import given_or_default
 
 from .agreement.misses import Misses
 from .errors import CheckpointError
-from .format.step_folders import parse_step_format
+from .format.step_folders import parse_step_format, read_step_names
 from .lanes import DurableLane, LocalLane, SaveLane
-from .layouts.detect import ForeignSteps, find_foreign_steps
+from .layouts.detect import ForeignSteps, find_foreign_steps, identify
 from .local_tier.no_tier import NoTier
 from .local_tier.tier import LocalTier
 from .options import Local, Options, Statistics
@@ -26,11 +27,10 @@ from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
-from .steps.lineage import Lineage, NoLineage
-from .steps.not_a_root import refuse_step_folder
-from .steps.not_joined import refuse_without_joining
+from .steps.lineage import Lineage, NoLineage, StepOrder
 from .steps.object_claims import open_claims
-from .steps.opening import Opened, OpenRoot, open_root
+from .steps.opening import Opened, OpenRoot, look_at_steps, mark_left, open_root
+from .steps.refusals import refuse_step_folder, refuse_without_joining
 from .steps.root_report import NoReporter, RootReporter
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -87,10 +87,11 @@ def open_manager(
         undo.callback(root.give_up)
         if group is None:
             refuse_without_joining(root)
-        lineage = _lineage_of(root, opened, begins=local is not None)
+        index = _index_of(root, opened, keep_policy)
+        lineage = _lineage_of(root, opened, index, begins=local is not None)
         tier = _open_tier(local, root, lineage)
         undo.callback(tier.close, 0.0)
-        state = _state_of(root, opened, keep_policy, lineage, tier=tier, history=history)
+        state = _state_of(root, index, lineage, tier, history=history)
         catalog = StepCatalog(root, state, ForeignSteps(storage, opened.foreign), tier)
         scheduler = _scheduler_of(root, opened, save_policy)
         undo.callback(scheduler.close)
@@ -140,6 +141,7 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         group,
         options,
         find_foreign=find_foreign_steps,
+        identify=identify,
         check=lambda: refuse_step_folder(storage),
         needs_claim=False,
     )
@@ -162,10 +164,28 @@ def _open_tier(
     )
 
 
-def _lineage_of(root: OpenRoot, opened: Opened, *, begins: bool) -> Lineage | NoLineage:
+def _lineage_of(
+    root: OpenRoot, opened: Opened, index: StepIndex, *, begins: bool
+) -> Lineage | NoLineage:
     if not root.is_writing_primary:
         return NoLineage()
-    return Lineage(root.storage, root.writer.id, begins=begins, found_none=opened.has_no_branches)
+
+    def mark(base: int, save: str, own: Collection[int]) -> None:
+        """Marks what the branch of a save leaves, of all that is in the store by now."""
+        storage = root.storage
+        names = read_step_names(storage)
+        found = look_at_steps(storage, names, find_foreign_steps, identify)
+        index.leave_late(
+            mark_left(storage, found, names, base=base, save=save, own=own, identify=identify)
+        )
+
+    return Lineage(
+        root.storage,
+        root.writer.id,
+        begins=begins,
+        found_none=opened.has_no_branches,
+        mark=mark,
+    )
 
 
 def _local_lanes(catalog: StepCatalog) -> list[SaveLane]:
@@ -179,31 +199,18 @@ def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None
         root.group,
         f"{root.messages}/soon",
         skips=root.options.on_busy == "skip",
-        last_step=max([*opened.steps, *opened.foreign], default=None),
+        last_step=max({*opened.steps, *opened.foreign} - {*opened.left_behind}, default=None),
     )
 
 
 def _state_of(
     root: OpenRoot,
-    opened: Opened,
-    keep_policy: KeepPolicy,
+    index: StepIndex,
     lineage: Lineage | NoLineage,
-    *,
     tier: LocalTier | NoTier,
+    *,
     history: SaveHistory | None,
 ) -> RootState:
-    worker = BackgroundWorker()
-    statistics = Statistics()
-    index = StepIndex(
-        root.storage,
-        keep_policy,
-        opened.steps,
-        worker,
-        statistics=statistics,
-        deletes=root.is_writing_primary,
-        is_alone=root.group.count == 1,
-        names=opened.step_names,
-    )
     reporter = (
         RootReporter(root.group, root.where, index, tier.copies)
         if root.is_writing_primary
@@ -211,14 +218,30 @@ def _state_of(
     )
     return RootState(
         index=index,
-        statistics=statistics,
-        worker=worker,
+        order=StepOrder(root.where, has_order=not root.options.out_of_order),
+        statistics=index.statistics,
+        worker=index.worker,
         lineage=lineage,
         reporter=reporter,
         misses=Misses(root.options),
         leave=tier.leave,
         history=history,
     )
+
+
+def _index_of(root: OpenRoot, opened: Opened, keep_policy: KeepPolicy) -> StepIndex:
+    index = StepIndex(
+        root.storage,
+        keep_policy,
+        opened.steps,
+        BackgroundWorker(),
+        statistics=Statistics(),
+        deletes=root.is_writing_primary,
+        is_alone=root.group.count == 1,
+        names=opened.step_names,
+    )
+    index.adopt_left(opened.left_behind)
+    return index
 
 
 def _watchdog_of(options: Options) -> Watchdog | NoWatchdog:

@@ -202,6 +202,8 @@ class Options:
     step_format: how a new root calls the folders of its steps, "checkpoint_{:08d}". It is written
         down when the root is opened first, and holds for good. None: as the root has it, "{:d}" if
         the root is new.
+    out_of_order: steps come in no order, as in a sweep that counts its runs: a save at or below the
+        newest step is none to be refused, and none that leaves the steps above it behind.
     file_mode, folder_mode: the modes of the files and folders of steps, 0o640 and 0o750, on POSIX,
         whatever the umask (None: as the umask has them). A root that is made has `folder_mode`.
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads
@@ -227,6 +229,7 @@ class Options:
     incremental: bool = False
     full_every: int | None = None
     step_format: str | None = None
+    out_of_order: bool = False
     file_mode: int | None = None
     folder_mode: int | None = None
     hang_timeout_s: float | None = None

@@ -9,7 +9,7 @@ as the newest step. Anything with the same verb serves: subclassing is not neede
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, SupportsFloat
 
@@ -391,14 +391,35 @@ class KeepAnyOf:
 
 
 def to_delete(
-    policy: KeepPolicy, steps: Sequence[StepFacts], *, held: Iterable[int] = ()
+    policy: KeepPolicy,
+    steps: Sequence[StepFacts],
+    *,
+    held: Iterable[int] = (),
+    left_behind: Collection[int] = (),
 ) -> list[int]:
     """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a
     reader holds.
+
+    Those that were `left_behind` are not among the steps that the policy is asked about. They stay
+    until there is a step at or above their number that was not left, and go first then, unless the
+    policy keeps all.
     """
     ascending = sorted(steps, key=lambda each: each.step)
-    stay = policy.keeps(ascending) | set(held) | {facts.step for facts in ascending[-1:]}
-    return [facts.step for facts in ascending if facts.step not in stay]
+    line = [facts for facts in ascending if facts.step not in left_behind]
+    newest = line[-1].step if line else -1
+    overtaken = [
+        facts.step for facts in ascending if facts.step in left_behind and facts.step <= newest
+    ]
+    if _keeps_all(policy):
+        overtaken = []
+    stay = policy.keeps(line) | set(held) | {newest}
+    goes = [*overtaken, *(facts.step for facts in line)]
+    return [step for step in goes if step not in stay]
+
+
+def _keeps_all(policy: KeepPolicy) -> bool:
+    inner = policy.policies if isinstance(policy, KeepAnyOf) else ()
+    return isinstance(policy, KeepAll) or any(map(_keeps_all, inner))
 
 
 def best_rule(policy: KeepPolicy) -> KeepBest | None:

@@ -22,9 +22,9 @@ from .saving.commit import SaveTarget, run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import SaveOrder, SaveRequest, SaveStager
 from .steps.claims import FOLDER
-from .steps.not_joined import refuse_without_joining
 from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
+from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
 from .storage.path import open_storage, split
 from .storage.threads import register_at_exit

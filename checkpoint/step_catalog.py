@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .agreement.exchange import ask_primary
-from .errors import CheckpointError, StepExists, StepNotFound, naming_path
+from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, naming_path
 from .format.record import Record, SeenRecord, read_record
-from .format.step_folders import has_record, list_steps
+from .format.step_folders import has_record, look_at_root, read_step_names
 from .layouts.base import CheckpointInfo
-from .layouts.detect import ForeignSteps, find_foreign_steps
+from .layouts.detect import ForeignSteps, find_foreign_steps, identify
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.no_tier import NoTier
 from .local_tier.parts import StepHead
 from .local_tier.tier import LocalTier
 from .saving.save import RootState
+from .steps.left_behind import NOTHING, left_among, read_marks
+from .steps.lineage import Position
 from .steps.opening import OpenRoot, list_root
 from .storage.path import StorePath, join
+from .storage.retries import until
 from .storage.tombstone import RECORD_NAME
 
 _log = logging.getLogger(__name__)
@@ -44,11 +48,26 @@ class StepCatalog:
 
     # --- which steps there are
 
+    def look(self, end_s: float = math.inf) -> tuple[list[int], list[int]]:
+        """Returns the steps of the store, and those of them that were left behind, by a look at it
+        until `end_s` by the monotonic clock.
+        """
+        storage = until(self.root.storage, end_s)
+        index = self.state.index
+        with naming_path(self.root.where):
+            listing = look_at_root(storage, read_step_names(storage))
+            steps = [*listing.steps, *self._unlisted(max(listing.steps, default=-1))]
+            marks = read_marks(storage, listing.files)
+            folders = {step: index.folder(step) for step in steps}
+            left: set[int] = set()
+            if marks:
+                folders = {**self.foreign.folders(), **folders}
+                left = left_among(storage, folders, marks, identify)
+        return [*steps, *self.foreign], sorted(left)
+
     def list_steps(self) -> list[int]:
         """Returns the steps of the store, by a look at it."""
-        with naming_path(self.root.where):
-            listed = list_steps(self.root.storage)
-            return [*listed, *self._unlisted(max(listed, default=-1)), *self.foreign]
+        return self.look()[0]
 
     def _unlisted(self, newest: int) -> list[int]:
         """Returns the steps newer than all listed ones that are there, though a store does not list
@@ -73,41 +92,105 @@ class StepCatalog:
         """Returns the steps of store and hosts, ascending."""
         return sorted({*self.durable_steps(), *self.tier.steps()})
 
+    def left_steps(self) -> list[int]:
+        """Returns the known steps that were left behind, ascending."""
+        return sorted(self.state.index.left_behind() & {*self.known_steps()})
+
+    def latest_step(self) -> int | None:
+        """Returns the newest step of store and hosts that was not left behind."""
+        steps = self.known_steps()
+        left = self.left_steps()
+        if self.root.group.count == 1:
+            steps, left = self.look()
+        return max({*steps} - {*left} | {*self.tier.steps()}, default=None)
+
     def has(self, step: int) -> bool:
-        """Says whether the store has a step, in whatever layout."""
+        """Says whether the store has a step, in whatever layout. One that was left behind gives way
+        to a local step of its number.
+        """
+        if step in self.state.index.left_behind() and step in self.tier.steps():
+            return False
         return step in self.foreign or self._exists(step)
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
-        steps, foreign = list_root(self.root, find_foreign_steps)
+        steps, foreign, left = list_root(self.root, find_foreign_steps, identify)
         self.state.index.adopt(steps)
+        self.state.index.adopt_left(left)
         self.foreign.adopt(foreign)
         self.tier.survey()
 
-    def refuse_existing(self, step: int, *, overwrite: bool) -> None:
-        """Raises StepExists for a step that a save may not replace."""
+    # --- where a save stands
+
+    def place_of(self, step: int, *, overwrite: bool) -> Position:
+        """Returns where a durable save stands among the steps. Raises StepExists for a step that it
+        may not replace, StepOutOfOrder.
+        """
         where = self.root.where
         if step in self.foreign:
             raise StepExists(
                 f"step {step} of {where} was written by another library; save another step",
                 step=step,
             )
-        if not overwrite and self._is_known_to_exist(step):
-            raise StepExists(
-                f"step {step} is already in {where}; nothing was written. To replace it, pass"
-                " overwrite=True",
-                step=step,
-                path=where,
-            )
+        replaces = overwrite or self.state.index.was_passed_over(step)
+        try:
+            place = self.local_place_of(step, overwrite=overwrite)
+        except StepOutOfOrder:
+            if not replaces and self._is_known_to_exist(step):
+                raise self._exists_already(step) from None
+            if not replaces:
+                raise
+            place = Position(self._newest_known(step), restores=self.state.order.restores)
+        if replaces:
+            return replace(place, replaces=True)
+        if not self._is_known_to_exist(step):
+            return place
+        if place.is_branch or step in self.state.index.left_behind():
+            return replace(place, replaces=True)
+        raise self._exists_already(step)
+
+    def local_place_of(self, step: int, *, overwrite: bool = False) -> Position:
+        """Returns where a save stands among the steps, whatever it replaces. Raises
+        StepOutOfOrder.
+        """
+        return self.state.order.place(step, self._newest_known(step), overwrite=overwrite)
+
+    def _newest_known(self, saved: int) -> int:
+        """Returns the newest step that is known, for the save of another one: a local step of its
+        number is replaced by it.
+        """
+        steps = self.known_steps()
+        left = self.state.index.left_behind()
+        if self.root.group.count == 1 and self.state.order.has_restored:
+            # What others have saved meanwhile counts where the program has gone back. It is rare.
+            try:
+                steps, found = self.look(time.monotonic() + self._look_s)
+                left = {*found}
+            except CheckpointError as error:
+                _log.warning("the newest step is the newest of those that are known: %s", error)
+        local = [step for step in self.tier.steps() if step != saved]
+        return max({*steps} - {*left} | {*local}, default=NOTHING)
+
+    def _exists_already(self, step: int) -> StepExists:
+        where = self.root.where
+        return StepExists(
+            f"step {step} is already in {where}; nothing was written. To replace it, pass"
+            " overwrite=True",
+            step=step,
+            path=where,
+        )
+
+    @property
+    def _look_s(self) -> float:
+        return min(LOOK_S, self.root.options.save_timeout_s)
 
     def _is_known_to_exist(self, step: int) -> bool:
         """Says whether a step is there, by one look that does not hold up training for long.
 
         Where the store does not answer, the commit decides.
         """
-        look_s = min(LOOK_S, self.root.options.save_timeout_s)
         try:
-            return self.state.index.exists(step, end_s=time.monotonic() + look_s)
+            return self.state.index.exists(step, end_s=time.monotonic() + self._look_s)
         except OSError as error:
             _log.warning("%s: its commit says whether it is there: %s", self.path_of(step), error)
             return False
@@ -120,7 +203,7 @@ class StepCatalog:
 
     def is_local(self, step: int) -> bool:
         """Says whether the hosts have a step, and the store has not."""
-        return step in self.tier.steps() and not self._exists(step)
+        return step in self.tier.steps() and not self.has(step)
 
     def _exists(self, step: int) -> bool:
         with naming_path(self.path_of(step)):
@@ -197,7 +280,8 @@ class StepCatalog:
         # What is deleted must not come back from a host, nor what was saved after it there. Newer
         # local steps of a durable one stay: the newest of all is not deleted.
         local = self.tier.steps()
-        if step in local or step == max([*index.steps(), *local], default=step):
+        line = {*index.steps()} - index.left_behind()
+        if step in local or step == max([*line, *local], default=step):
             self.tier.roll_back(step, lambda: self._begin_below(step))
         if not is_durable:
             return

@@ -110,32 +110,36 @@ class StepRestorer:
             if key is not None and self._catalog.has(chosen):
                 key = None
             return chosen, key
-        durable = self._agreed_steps()
-        steps = {*durable, *self._tier.steps()} - set(failures)
+        durable, left = self._agreed_steps()
+        # What was left behind comes back by its number alone.
+        line = {*durable} - {*left}
+        asked = {step for step in durable if step == chosen}
+        steps = (line | {*self._tier.steps()} | asked) - set(failures)
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
             where = self._root.where
             tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
+            more = f"; it has {sorted(left)}, which were left behind: name one" if left else ""
             raise StepNotFound(
                 f"no step of {where} restores: {tried}"
                 if tried
-                else f"there is no step in {where}",
+                else f"there is no step in {where}{more}",
                 path=where,
             )
-        return newest, None if newest in durable else self._local_key(newest)
+        return newest, None if newest in line else self._local_key(newest)
 
     def _local_key(self, step: int) -> LocalKey | None:
         return next((key for key in self._tier.found() if key.step == step), None)
 
-    def _agreed_steps(self) -> list[int]:
-        """Returns the primary's listing, on every process."""
-        listed: list[int] = ask_primary(
+    def _agreed_steps(self) -> tuple[list[int], list[int]]:
+        """Returns the primary's listing, and what was left behind, on every process."""
+        steps, left = ask_primary(
             self._root.group,
             f"{self._root.messages}/steps",
-            self._catalog.list_steps,
+            self._catalog.look,
             self._timeout_s,
         )
-        return listed
+        return steps, left
 
     # --- one step
 
@@ -197,7 +201,8 @@ class StepRestorer:
 
         values, verdict = agreement.run(restore, path)
         if verdict.error is None:
-            self._state.lineage.restored(step)
+            self._state.order.restored(step)
+            self._state.lineage.restored()
         return values, verdict
 
     def _hold(self, step: int, hold_s: float) -> None:

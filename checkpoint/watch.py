@@ -7,16 +7,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from .format.step_folders import (
     LOOKS,
     PLAIN_NAMES,
     has_record,
-    list_steps,
     read_hint,
     read_step_names,
 )
 from .steps.holds import add_hold, drop_hold
+from .steps.left_behind import Mark, goes_on_from, identify_own, left_among, read_marks
 from .storage.base import Storage
 from .storage.path import open_storage
 
@@ -30,11 +31,16 @@ def wait_for_new_step(
     """Waits for a step newer than `after` (None: for any) and returns the newest there is; None
     when none came in `timeout_s`. Blocks.
 
+    Where the job has gone back, and has left `after` behind, steps are newer that it has saved
+    since, whatever their numbers.
+
     It polls the store itself: for one process that evaluates what a job trains. It needs no manager
     and no claim. In a bucket a poll is one GET of what the last save has left as a hint. A step
     without a hint (of a one-shot save, or copied there) is seen within FULL_EVERY polls.
     """
-    return _wait(open_storage(directory), after, time.monotonic() + timeout_s)
+    root = _WatchedRoot(open_storage(directory), after)
+    newest = _wait(root, time.monotonic() + timeout_s)
+    return newest.step if newest is not None else None
 
 
 def iterate_steps(
@@ -45,7 +51,8 @@ def iterate_steps(
     hold_s: float = 3600.0,
     skip_to_newest: bool = True,
 ) -> Iterator[int]:
-    """Yields steps as they come, ascending, and ends when none has come for `timeout_s`.
+    """Yields steps as they come, ascending, and ends when none has come for `timeout_s`. Where the
+    job has gone back to an older step, those come that it has saved since, again ascending.
 
     Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it
     meanwhile (0: it is not held, for a store that this process cannot write to). With
@@ -53,27 +60,24 @@ def iterate_steps(
     there.
     """
     storage = open_storage(directory)
-    while (newest := _wait(storage, after, time.monotonic() + timeout_s)) is not None:
-        names = read_step_names(storage)
-        fresh = [newest]
-        if not skip_to_newest:
-            fresh = [step for step in list_steps(storage, names) if after is None or step > after]
-        for step in fresh:
-            name = add_hold(storage, step, hold_s) if hold_s > 0 else ""
+    root = _WatchedRoot(storage, after)
+    while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
+        fresh = [newest] if skip_to_newest else root.fresh()
+        for found in fresh:
+            name = add_hold(storage, found.step, hold_s) if hold_s > 0 else ""
             try:
-                if has_record(storage, names.name_of(step)):  # it may have gone before it was held
-                    yield step
+                if has_record(storage, found.folder):  # it may have gone before it was held
+                    yield found.step
             finally:
                 if name:
                     drop_hold(storage, name)
-            after = step
+            root.seen(found)
 
 
-def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
-    watched = _WatchedRoot(storage, after)
+def _wait(root: _WatchedRoot, deadline: float) -> _FoundStep | None:
     polls = 0
     while True:
-        newest = watched.newest()
+        newest = root.newest()
         if newest is not None:
             return newest
         remaining_s = deadline - time.monotonic()
@@ -83,24 +87,43 @@ def _wait(storage: Storage, after: int | None, deadline: float) -> int | None:
         polls += 1
 
 
+class _FoundStep(NamedTuple):
+    """A step that is there, and the id of its save."""
+
+    step: int
+    folder: str
+    save: str
+
+
 class _WatchedRoot:
     """A root that is polled for steps newer than `after` (None: than none).
 
-    While nothing is new there, a poll is one listing of its folders, or one read of a bucket's
-    hint.
+    While nothing is new there, a poll is one listing of its folders and one of its marks, or one
+    read of a bucket's hint.
     """
 
     def __init__(self, storage: Storage, after: int | None) -> None:
         self._storage = storage
         self._after = after
+        self._save = ""  # the id of its save; known once it was seen here
         self._listed: list[str] | None = None
         self._names = PLAIN_NAMES
         self._hint: bytes | None = None
         self._unlisted = 0  # polls since the last listing
 
-    def newest(self) -> int | None:
+    def seen(self, found: _FoundStep) -> None:
+        """Notes that what comes after this step is new from now on."""
+        self._after = found.step
+        self._save = found.save
+
+    def newest(self) -> _FoundStep | None:
         """Returns the newest step, if there is one to be found."""
         return self._look() if self._is_due() else None
+
+    def fresh(self) -> list[_FoundStep]:
+        """Returns all new steps, ascending."""
+        found = [self._found(step) for step in reversed(self._newer())]
+        return [each for each in found if each is not None]
 
     def _is_due(self) -> bool:
         if self._storage.posix is not None:
@@ -112,21 +135,52 @@ class _WatchedRoot:
         self._unlisted = 0 if is_due else self._unlisted + 1
         return is_due
 
-    def _look(self) -> int | None:
-        after = self._after
+    def _look(self) -> _FoundStep | None:
         before: list[int] | None = None
         for _ in range(LOOKS):
-            newer = [step for step in self._folders() if after is None or step > after]
-            found = next((step for step in newer if self._has_record(step)), None)
+            newer = self._newer()
+            found = next(filter(None, map(self._found, newer)), None)
             # A writer may delete the newest listed step, for one that is newer still, before its
             # record is looked for. Without a folder, or with the same ones again, none was there.
-            if not newer or found == newer[0] or newer == before:
+            if not newer or (found is not None and found.step == newer[0]) or newer == before:
                 return found
             before = newer
         return None
 
-    def _has_record(self, step: int) -> bool:
-        return has_record(self._storage, self._names.name_of(step))
+    def _found(self, step: int) -> _FoundStep | None:
+        """Returns a step, None where it is not there."""
+        folder = self._names.name_of(step)
+        save = identify_own(self._storage, folder)
+        if not save and not has_record(self._storage, folder):
+            return None
+        return _FoundStep(step, folder, save)
+
+    def _newer(self) -> list[int]:
+        """Returns the steps that folders are named as, and that are newer; descending. None of them
+        was left behind.
+        """
+        steps = self._folders()
+        # After the listing: a mark comes before the first step of its branch.
+        marks = read_marks(self._storage)
+        if self._after is not None:
+            save = self._save or self._save_now(self._after, marks)
+            floor = goes_on_from(marks, self._after, save)
+            steps = [step for step in steps if step > floor]
+        left = self._left_among(steps, marks)
+        return [step for step in steps if step not in left]
+
+    def _save_now(self, step: int, marks: list[Mark]) -> str:
+        """Returns the id of a step that is known by its number alone, "" where it is not there, or
+        was left behind.
+        """
+        if not any(step in mark.steps for mark in marks) or self._left_among([step], marks):
+            return ""
+        found = self._found(step)
+        return "" if found is None else found.save
+
+    def _left_among(self, steps: list[int], marks: list[Mark]) -> set[int]:
+        folders = {step: self._names.name_of(step) for step in steps}
+        return left_among(self._storage, folders, marks)
 
     def _folders(self) -> list[int]:
         """Returns the steps that the root's folders are named as, descending."""

@@ -93,16 +93,24 @@ def convert(
 
     For holdfast and Orbax, DST is a root and gets the step; for safetensors, DST is the folder of
     the files (with --all, one a step). With --all, steps that are in DST already are left as they
-    are, and a damaged one does not stop the others.
+    are, a damaged one does not stop the others, and those that were left behind in SRC are not
+    written.
     """
-    from holdfast.checkpoint.layouts.detect import find_steps
+    from holdfast.checkpoint.layouts.detect import find_steps, left_steps
     from holdfast.checkpoint.storage.path import open_storage
 
     with sentences():
         conversion = Conversion(dst, single_writer, **chosen)
         if every:
-            for number in find_steps(open_storage(src)) or [None]:
-                conversion.try_step(src, number)
+            storage = open_storage(src)
+            steps = find_steps(storage)
+            left = left_steps(storage, steps)
+            for number in steps or [None]:
+                if number not in left:
+                    conversion.try_step(src, number)
+            for number in sorted(left):
+                hint = f"`--step {number}` writes it"
+                click.echo(f"step {number} was left behind, and is not written: {hint}", err=True)
         else:
             conversion.write(src, step, folder="")
     _print(conversion, as_json)

@@ -47,7 +47,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
-    from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_step_names
+    from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_marks, copy_step_names
 
     copies = _Copies()
     with sentences(), progress_bar("copying") as meter:
@@ -57,6 +57,8 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         claims = open_claims(target, single_writer=single_writer)
         if folders != [""]:
             copy_step_names(storage, target, claims, folders)
+        if folders != [""] and step is None:
+            copy_marks(storage, target, claims)
         meter.expect(_size(storage, folders))
         for name in folders:
             source = StorePath(storage, name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ORBAX_MARK = ".orbax-checkpoint-tmp"
 _MOST_WRONG = 3
-_COLOURS = {"damaged": "red", "dead": "red", "unfinished": "yellow"}
+_COLOURS = {"damaged": "red", "dead": "red", "unfinished": "yellow", "left behind": "yellow"}
 
 
 @click.command(
@@ -108,6 +108,7 @@ def _listed(name: str, state: str, size: int, **facts: Any) -> dict[str, Any]:
         "files": 0,
         "items": [],
         "metrics": {},
+        "left_behind": False,
         "note": "",
     }
     return row | facts
@@ -115,13 +116,23 @@ def _listed(name: str, state: str, size: int, **facts: Any) -> dict[str, Any]:
 
 def _rows(root: str) -> list[dict[str, Any]]:
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, open_if_finished
+    from holdfast.checkpoint.layouts.detect import (
+        find_steps,
+        left_steps,
+        nothing_at,
+        open_if_finished,
+    )
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(root)
     here = StorePath(storage)
-    folders = {name: step for step, (name, _) in find_steps(storage).items()}
-    rows = [_row(StorePath(storage, name), name, step) for name, step in folders.items()]
+    steps = find_steps(storage)
+    left = left_steps(storage, steps)
+    folders = {name: step for step, (name, _) in steps.items()}
+    rows = [
+        _row(StorePath(storage, name), name, step, is_left=step in left)
+        for name, step in folders.items()
+    ]
     if not rows and open_if_finished(here) is not None:
         return [_row(here, here.basename, None)]
     if not rows and root.endswith(".safetensors"):
@@ -197,7 +208,9 @@ def _file_row(path: str) -> dict[str, Any]:
     return _listed(name, "whole", size, layout="safetensors", files=1, items=["state"])
 
 
-def _row(folder: StorePath, name: str, step: int | None) -> dict[str, Any]:
+def _row(
+    folder: StorePath, name: str, step: int | None, *, is_left: bool = False
+) -> dict[str, Any]:
     from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint.layouts.detect import open_if_finished
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
@@ -208,7 +221,8 @@ def _row(folder: StorePath, name: str, step: int | None) -> dict[str, Any]:
     with contextlib.suppress(CheckpointError):
         sizes = list(file_sizes(folder).values())
         shared = shared_bytes(folder)
-    row = _listed(name, "whole", sum(sizes), step=step, files=len(sizes))
+    state = "left behind" if is_left else "whole"
+    row = _listed(name, state, sum(sizes), step=step, files=len(sizes), left_behind=is_left)
     row["frees_bytes"] = sum(sizes) - shared
     try:
         checkpoint = open_if_finished(folder)

@@ -39,10 +39,11 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     """Delete the steps of ROOT that none of the rules keeps.
 
     The newest step always stays, and so do steps that a reader holds, those of Orbax, and damaged
-    ones, which no rule counts.
+    ones, which no rule counts. Steps that were left behind go first, once there is a step at or
+    above their number that was not.
     """
     from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at
+    from holdfast.checkpoint.layouts.detect import find_steps, left_steps, nothing_at
     from holdfast.checkpoint.policy import to_delete, unknown_metrics
     from holdfast.checkpoint.steps.holds import held_steps
     from holdfast.checkpoint.storage.path import open_storage
@@ -57,7 +58,8 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
                 others = "steps, but none of holdfast's, and prune deletes no others"
                 why = f"{storage.root} has {others}"
             raise StepNotFound(why, path=root)
-        going = to_delete(policy, steps, held=held_steps(storage))
+        left = left_steps(storage, find_steps(storage))
+        going = to_delete(policy, steps, held=held_steps(storage), left_behind=left)
         if going and not dry_run:
             with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
                 for step in going:

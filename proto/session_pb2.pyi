@@ -235,7 +235,7 @@ class CheckpointRoot(_message.Message):
     def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[CheckpointStep, _Mapping]]] = ...) -> None: ...
 
 class CheckpointStep(_message.Message):
-    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies", "saved_unix_s", "took_s", "metrics", "best")
+    __slots__ = ("step", "bytes", "incremental", "local", "damaged", "survives", "copies", "saved_unix_s", "took_s", "metrics", "best", "left_behind")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class CheckpointStep(_message.Message):
     TOOK_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BEHIND_FIELD_NUMBER: _ClassVar[int]
     step: int
     bytes: int
     incremental: bool
@@ -265,7 +266,8 @@ class CheckpointStep(_message.Message):
     took_s: float
     metrics: _containers.ScalarMap[str, float]
     best: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ..., saved_unix_s: _Optional[float] = ..., took_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., best: _Optional[_Iterable[str]] = ...) -> None: ...
+    left_behind: bool
+    def __init__(self, step: _Optional[int] = ..., bytes: _Optional[int] = ..., incremental: bool = ..., local: bool = ..., damaged: bool = ..., survives: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[HostCopies, _Mapping]]] = ..., saved_unix_s: _Optional[float] = ..., took_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., best: _Optional[_Iterable[str]] = ..., left_behind: bool = ...) -> None: ...
 
 class HostCopies(_message.Message):
     __slots__ = ("processes",)

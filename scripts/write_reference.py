@@ -47,7 +47,7 @@ TOPICS: dict[str, dict[str, str]] = {
         "Errors": (
             "CheckpointError CommitUnknown Corrupt HostileCheckpoint NotEnoughMemory"
             " ReplicasDiffer SaveCancelled SaveFailed StepExists StepGone StepNotFound"
-            " TreeMismatch UnsupportedLeaf"
+            " StepOutOfOrder TreeMismatch UnsupportedLeaf"
         ),
     },
     "multihost": {

@@ -90,7 +90,8 @@ PUBLIC = {
         PolicyContext Progress
         ProgressBar Rename Repeat ReplicasDiffer Reshape SaveCancelled SaveCosts SaveFailed
         SaveForGoodput SaveHandle
-        SavePolicy Split Stack StepExists StepFacts StepGone StepNotFound Storage Structure Swept
+        SavePolicy Split Stack StepExists StepFacts StepGone StepNotFound StepOutOfOrder
+        Storage Structure Swept
         Transpose TreeMismatch Unstack UnsupportedLeaf VerifyReport
         convert iterate_steps load load_async register_leaf_type register_storage save
         save_async structure sweep verify wait_for_new_step

@@ -30,7 +30,7 @@ from .process_ranges import (
 MOST_EVENTS = 300
 _STEP_FACTS = (
     *("step", "bytes", "incremental", "local", "damaged", "survives"),
-    *("saved_unix_s", "took_s"),
+    *("left_behind", "saved_unix_s", "took_s"),
 )
 _LAUNCHER_FACTS = ("command", "folder", "began_unix_s")
 _MOST_NAMED = 50  # processes of one barrier, or of one finding

@@ -62,7 +62,7 @@ READ_TRIES = 3  # of a record that settles what is not known
 
 
 # What all processes raise as the process raised it that failed. All else is a SaveFailed.
-_RAISED_ALIKE = ("StepExists", "Fenced", "SaveCancelled")
+_RAISED_ALIKE = ("StepExists", "StepOutOfOrder", "Fenced", "SaveCancelled")
 
 
 class TierTooLarge(CheckpointError):
@@ -146,11 +146,11 @@ class SaveResult:
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
     wrote. `superfluous` are the steps that go after a commit; `steps` those that the primary knows,
-    before this save; None where all know the same. `branch` is that of a commit; local steps that
-    it has left do not come back. `drift` says which replicas differ in a step that was committed
-    nevertheless. `missed` is above 0 where the error is a miss: how many there are
-    in a row, with this one. Of a local save, `survey` asks all processes to find out together what
-    there is, and `lane_off` is why no more local saves are made.
+    before this save, and `left_behind` those that were; None where all know the same. `branch`
+    is that of a commit; local steps that it has left do not come back. `drift` says which replicas
+    differ in a step that was committed nevertheless. `missed` is above 0 where the error is a miss:
+    how many there are in a row, with this one. Of a local save, `survey` asks all processes to find
+    out together what there is, and `lane_off` is why no more local saves are made.
     """
 
     key: SaveKey
@@ -158,6 +158,7 @@ class SaveResult:
     deletable: bool = False
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
+    left_behind: tuple[int, ...] | None = None
     branch: BranchStart | None = None
     drift: str = ""
     missed: int = 0
@@ -172,6 +173,7 @@ class SaveResult:
             "deletable": self.deletable,
             "superfluous": self.superfluous,
             "steps": self.steps,
+            "left_behind": self.left_behind,
             "branch": None if self.branch is None else asdict(self.branch),
             "drift": self.drift,
             "missed": self.missed,
@@ -188,7 +190,8 @@ class SaveResult:
         body["key"] = SaveKey(**body["key"])
         body["error"] = None if error is None else error.rebuilt(unknown=SaveFailed)
         body["superfluous"] = tuple(body["superfluous"])
-        body["steps"] = None if body["steps"] is None else tuple(body["steps"])
+        for name in ("steps", "left_behind"):
+            body[name] = None if body[name] is None else tuple(body[name])
         body["branch"] = None if body["branch"] is None else BranchStart(**body["branch"])
         return cls(**body)
 
@@ -354,10 +357,13 @@ class RecordUnreadable:
 
 @dataclass(frozen=True)
 class Superfluous:
-    """Brings the steps that go, those that there are (None: not asked), and the save's branch."""
+    """Brings the steps that go, those that there are and those that were left behind (None: not
+    asked, and as all know), and the save's branch.
+    """
 
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
+    left_behind: tuple[int, ...] | None = None
     branch: BranchStart | None = None
 
 
@@ -435,6 +441,7 @@ def lead(key: SaveKey, writers: Collection[int], *, next_miss: int = 0) -> Savin
                 result,
                 superfluous=decided.superfluous,
                 steps=decided.steps,
+                left_behind=decided.left_behind,
                 branch=decided.branch,
             )
     if isinstance(result.error, SaveFailed) and result.error.passes:

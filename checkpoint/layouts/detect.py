@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import StepGone, StepNotFound, TreeMismatch
+from ..errors import CheckpointError, StepGone, StepNotFound, TreeMismatch
 from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord
@@ -24,6 +24,7 @@ from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..restoring.surgery import operate
+from ..steps.left_behind import identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, open_storage, split
@@ -94,6 +95,33 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
     return dict(sorted(foreign.items()))
 
 
+def identify(storage: Storage, folder: str) -> str:
+    """Returns what tells a step from another one of its number, in whatever layout: the id of its
+    save, or when it was finished; "" where nothing says so. Raises the store's OSError.
+    """
+    own = identify_own(storage, folder)
+    if own:
+        return own
+    try:
+        checkpoint = open_if_finished(StorePath(storage, folder))
+    except CheckpointError:
+        return ""
+    if checkpoint is None or checkpoint.info.layout == "holdfast":
+        return ""
+    return f"{checkpoint.info.layout} {checkpoint.info.finished_s}"
+
+
+def left_steps(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]]) -> set[int]:
+    """Returns which steps of `find_steps` were left behind. Raises as `read_marks` does."""
+    folders = {step: name for step, (name, _) in steps.items()}
+    return left_among(storage, folders, read_marks(storage), identify)
+
+
+def newest_step(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]]) -> int | None:
+    """Returns the newest step of `find_steps`: none that was left behind. None where all were."""
+    return max(steps.keys() - left_steps(storage, steps), default=None)
+
+
 def _finished_steps(
     storage: Storage, names: StepNames, folders: Collection[str]
 ) -> Iterator[tuple[int, str, CheckpointLayout]]:
@@ -124,11 +152,13 @@ def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, Check
     """Returns folder and layout of the last of `find_steps`, and looks into few folders for it."""
     best: tuple[str, CheckpointLayout] | None = None
     names = read_step_names(storage)
+    marks = read_marks(storage)
     for name in sorted(numbers, key=lambda name: -numbers[name]):
         if best is not None and numbers[name] != numbers[best[0]]:
             break
         layout = layout_of(StorePath(storage, name))
-        if layout is None or _step_in(name, layout, names) is None:
+        step = None if layout is None else _step_in(name, layout, names)
+        if layout is None or step is None or left_among(storage, {step: name}, marks, identify):
             continue
         if best is None or layout.name == "holdfast":
             best = (name, layout)
@@ -145,6 +175,10 @@ class ForeignSteps:
     def adopt(self, folders: Mapping[int, str]) -> None:
         """Knows these from now on, and no others."""
         self._folders = dict(folders)
+
+    def folders(self) -> dict[int, str]:
+        """Returns the names of their folders."""
+        return dict(self._folders)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._folders)
@@ -266,6 +300,11 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
         if "://" not in storage.root and os.path.isdir(storage.root):
             return f"{storage.root} is empty: no checkpoint was saved there"
         return f"there is nothing at {storage.root}{_above(storage)}"
+    if left := sorted(left_steps(storage, find_steps(storage))):
+        return (
+            f"every step of {storage.root} was left behind by a branch that has no step any more:"
+            f" {_some([str(each) for each in left])}. Name the one to take"
+        )
     tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"

@@ -130,7 +130,7 @@ class LocalSave:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
 
         def begin() -> dict[str, Any]:
-            branch = self._place.lineage.current()
+            branch = self._place.lineage.current(self._request.key, self._request.place)
             assert branch is not None
             return asdict(branch)
 

@@ -41,7 +41,7 @@ from ..peers.peer_tls import PeerTls
 from ..saving.async_saver import AsyncSaver, SaveHandle
 from ..saving.stager import SaveOrder, SaveRequest, SaveStager
 from ..scheduling.scheduler import SaveScheduler
-from ..steps.lineage import Lineage, NoLineage
+from ..steps.lineage import Lineage, NoLineage, Position
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
 from ..storage.path import StorePath
@@ -195,10 +195,11 @@ class LocalTier:
         if self._scheduler is not None:
             self._scheduler.started(step)
 
-    def save(self, order: SaveOrder) -> SaveHandle:
+    def save(self, order: SaveOrder, find_place: Callable[[int], Position]) -> SaveHandle:
         """Starts a local save; returns when the caller may donate or overwrite its arrays.
 
-        Raises the error of the one before, if the tier is strict, once this save has begun.
+        `find_place` says where its step stands among the others, and may refuse it. Raises the
+        error of the one before, if the tier is strict, once this save has begun.
         """
         called_s = time.monotonic()
         self._counter += 1
@@ -210,6 +211,7 @@ class LocalTier:
         self.started(order.step)
         try:
             with self._saver.preparing(request, self._group):
+                request = replace(request, place=find_place(request.step))
                 request = self._stager.stage(request, order)
         except BaseException as error:
             if earlier is not None:

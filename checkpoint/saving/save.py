@@ -24,7 +24,7 @@ from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
 from ..steps.claims import FOLDER
 from ..steps.index import SavedStep, StepIndex
-from ..steps.lineage import Lineage, NoLineage
+from ..steps.lineage import Lineage, NoLineage, StepOrder
 from ..steps.opening import OpenRoot
 from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
@@ -253,6 +253,7 @@ class RootState:
     """
 
     index: StepIndex
+    order: StepOrder
     statistics: Statistics
     worker: BackgroundWorker
     lineage: Lineage | NoLineage
@@ -274,7 +275,7 @@ class _StepWork(SnapshotWork):
         self._state = state
 
     def _current_branch(self) -> BranchStart | None:
-        branch = self._state.lineage.current()
+        branch = self._state.lineage.current(self._request.key, self._request.place)
         return None if branch is None else branch.start
 
     def steps_crc(self) -> int:
@@ -283,7 +284,12 @@ class _StepWork(SnapshotWork):
 
     def superfluous(self, *, list_steps: bool) -> Superfluous:
         index = self._state.index
+        # What this save has left behind.
+        index.take_late()
         steps = tuple(index.steps()) if list_steps else None
+        left = None
+        if list_steps or self._request.place.is_branch:
+            left = tuple(sorted(index.left_behind() - {self._request.step}))
         try:
             superfluous = tuple(index.superfluous(self._request.facts))
         except Exception as error:
@@ -294,7 +300,7 @@ class _StepWork(SnapshotWork):
                 error,
             )
             superfluous = ()
-        return Superfluous(superfluous, steps, self._branch)
+        return Superfluous(superfluous, steps, left, self._branch)
 
 
 @dataclass(frozen=True)
@@ -402,7 +408,10 @@ class StepSaver:
         )
         if result.steps is not None:
             index.adopt(result.steps)
+        if result.left_behind is not None:
+            index.adopt_left(result.left_behind)
         index.add(request.facts)
+        self.state.order.saved(request.place)
         index.remove(result.superfluous)
         if result.branch is not None:
             self.state.leave(result.branch, request.step)

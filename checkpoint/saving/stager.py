@@ -24,6 +24,7 @@ from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..policy import StepFacts
 from ..steps.claims import writer_of
+from ..steps.lineage import Position
 from ..storage.base import Storage
 from ..storage.steady_time import steady_time_s
 from .cast import SaveDtype, cast_tree
@@ -84,7 +85,8 @@ class SaveOrder:
 class SaveRequest:
     """What one process saves as a step, into `folder` ("": the root itself).
 
-    `save_id` is the writer's id and `counter`, which is the same on all processes. `trees`,
+    `save_id` is the writer's id and `counter`, which is the same on all processes; `place` says
+    where its step stands among the others. `trees`,
     `values` and `files` are the items, `replicas` the sums of those trees whose replicas are
     compared. `broken` says why this process cannot take part: the others
     learn it from its report.
@@ -95,6 +97,7 @@ class SaveRequest:
     save_id: str
     overwrite: bool = False
     folder: str = ""
+    place: Position = field(default_factory=Position)
     trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
     replicas: Mapping[str, ReplicaSums] = field(default_factory=dict)
     values: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -67,8 +67,9 @@ class SavedStep(NamedTuple):
 class StepIndex:
     """The known steps of a root, alike on every process of a group. Thread-safe.
 
-    With `deletes` (at the primary) it deletes steps too. A process that `is_alone` shares its
-    knowledge with no other process, and may look at the store instead.
+    Those that were left behind may be steps of other libraries too. With `deletes`
+    (at the primary) it deletes steps too. A process that `is_alone` shares its knowledge with no
+    other process, and may look at the store instead.
     """
 
     def __init__(
@@ -87,13 +88,15 @@ class StepIndex:
         self._is_alone = is_alone
         self._names = names
         self._keep_policy = keep_policy
-        self._worker = worker
-        self._statistics = statistics
+        self.worker = worker
+        self.statistics = statistics
         self._deletes = deletes
         # None: the record was not read yet
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
         self._late: dict[int, StepFacts] = {}
+        self._late_left: set[int] = set()
         self._stored: dict[int, SavedStep] = {}
+        self._left_behind: set[int] = set()
         self._passed_over: set[int] = set()
         self._held = 0
         self._has_warned = False
@@ -122,11 +125,29 @@ class StepIndex:
         with self._lock:
             return sorted(self._facts)
 
+    def left_behind(self) -> set[int]:
+        """Returns the steps that were left behind."""
+        with self._lock:
+            return set(self._left_behind)
+
+    def leave(self, steps: Iterable[int]) -> None:
+        """Knows steps as left behind."""
+        with self._lock:
+            self._left_behind.update(steps)
+
+    def leave_late(self, steps: Iterable[int]) -> None:
+        """Knows steps as left behind once the save that leaves them is there. Until then, and where
+        it fails until the next one, all processes know the same.
+        """
+        with self._lock:
+            self._late_left.update(steps)
+
     def add(self, committed: StepFacts) -> None:
         """Adds a committed step."""
         with self._lock:
             self._facts[committed.step] = committed
             self._passed_over.discard(committed.step)
+            self._left_behind.discard(committed.step)
 
     def add_late(self, committed: StepFacts) -> None:
         """Adds a step that the primary alone has found committed: in a group with the next save,
@@ -139,12 +160,15 @@ class StepIndex:
             self._late[committed.step] = committed
 
     def take_late(self) -> None:
-        """Knows the steps that were added late."""
+        """Knows the steps that were added or left behind late."""
         with self._lock:
+            self._left_behind |= self._late_left
+            self._late_left = set()
             late = self._late
             self._late = {}
             for step, facts in late.items():
                 self._facts.setdefault(step, facts)
+            self._left_behind -= late.keys()
 
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""
@@ -169,13 +193,19 @@ class StepIndex:
 
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
-        return crc32c(",".join(map(str, self.steps())).encode())
+        return crc32c(f"{self.steps()} {sorted(self.left_behind())}".encode())
 
     def adopt(self, steps: Iterable[int]) -> None:
         """Knows these steps from now on, and no others: the primary's list."""
         with self._lock:
             self._late = {}
             self._facts = {step: self._facts.get(step) for step in steps}
+
+    def adopt_left(self, steps: Iterable[int]) -> None:
+        """Knows these steps as left behind from now on, and no others: the primary's list."""
+        with self._lock:
+            self._late_left = set()
+            self._left_behind = set(steps)
 
     def superfluous(self, new: StepFacts) -> list[int]:
         """Returns the steps that the keep policy lets go once `new`, which stays, is committed.
@@ -186,11 +216,13 @@ class StepIndex:
             return []
         with self._lock:
             after = self._facts | {new.step: new}
+            left = self._left_behind - {new.step}
         unread = [step for step, facts in after.items() if facts is None]
         read = run_side_by_side(self._read, unread, self._storage.max_concurrency)
         known = [facts for facts in [*after.values(), *read] if facts is not None]
         self._warn_of_metrics(known)
-        return to_delete(self._keep_policy, known, held=held_steps(self._storage) | {new.step})
+        held = held_steps(self._storage) | {new.step}
+        return to_delete(self._keep_policy, known, held=held, left_behind=left)
 
     def _warn_of_metrics(self, known: Sequence[StepFacts]) -> None:
         """Warns, once, of metrics that the keep policy asks for and no step has."""
@@ -225,6 +257,7 @@ class StepIndex:
         with self._lock:
             for step in set(steps) - set(remaining):
                 self._facts.pop(step, None)
+                self._left_behind.discard(step)
                 self._stored.pop(step, None)
         return remaining
 
@@ -247,8 +280,8 @@ class StepIndex:
             )
             release()
             return error
-        self._worker.put(f"closing the record of step {step}", release)
-        self._worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
+        self.worker.put(f"closing the record of step {step}", release)
+        self.worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
 
     def _hold(self, record: str) -> Callable[[], None]:
@@ -287,14 +320,20 @@ class StepIndex:
         with contextlib.suppress(CheckpointError):
             data = fetch_record(self._storage, folder)
             if is_sealed(data):
-                return lambda: parse_record(data, join(self._storage.root, folder)).file_names()
+                return lambda: self._named_or_listed(data, folder)
         names = list(list_files(self._storage, folder).packs)
         return lambda: names
+
+    def _named_or_listed(self, record: bytes, folder: str) -> list[str]:
+        try:
+            return parse_record(record, join(self._storage.root, folder)).file_names()
+        except CheckpointError:  # its checksum is right, and what it says is nothing of ours
+            return list(list_files(self._storage, folder).packs)
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()
         delete_files(self._storage, folder, names)
-        self._statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
+        self.statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
 
 
 def facts_of(step: int, record: Record) -> StepFacts:

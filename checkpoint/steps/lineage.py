@@ -3,9 +3,15 @@ abandoned branch comes back from a host.
 
 `.holdfast/openings/<n>.json` is written, by create-if-absent and durably, before the first commit
 of a branch, n rising. A manager begins one with its first save, and a new one with the first
-after a restore or after the newest step was deleted. Roots that no local tier was ever used with
-have none. Only the newest are kept: what belongs to a branch that the root does not know counts
-as abandoned.
+after a restore or after the newest step was deleted. It goes on from the newest step, or where
+the program has gone back from the one that it went back to. What the store has above that is marked
+as left first (see `left_behind`). Roots that no local tier was
+ever used with have no such files. Only the newest are kept: what belongs to a branch that the root
+does not know counts as abandoned.
+
+Steps are a line: a save comes above the newest step. One at or below it begins a branch where the
+program has gone back, which it has if it restored a lower step since its last save. All else at or
+below the newest step is a mistake, such as a run from scratch in an old folder.
 
 A copy of a root has the files of the original. Both go on from them, with one folder on the hosts.
 So each file says where it was written (see `where_of`), and one that was written elsewhere is not
@@ -19,21 +25,21 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
-from ..agreement.save_protocol import BranchStart
-from ..errors import CheckpointError
+from ..agreement.save_protocol import BranchStart, SaveKey
+from ..errors import CheckpointError, StepOutOfOrder
 from ..format.record import whole
 from ..storage.base import NameTaken, Storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import body_of, sealed
 from .claims import FOLDER, WRITER_ID
+from .left_behind import NOTHING
 
 _log = logging.getLogger(__name__)
 BRANCHES = f"{FOLDER}/openings"  # the name on disk
 KEPT_BRANCHES = 64
-NOTHING = -1  # the base of a branch that goes on from no step
 RACES = 16  # for one number
 _NAME = re.compile(r"([1-9]\d{0,17})\.json")
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -126,32 +132,136 @@ def run_of(branches: Sequence[Branch]) -> str:
     return next((branch.run for branch in reversed(branches) if branch.run), "")
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a save stands among the steps: `base` is the step that it goes on from. As a branch it
+    leaves all above that behind, but for what was saved since the same restore: `restores` counts
+    them. It `is_newest` where it is above all others, and `replaces` a step of its number that is
+    there.
+    """
+
+    base: int = NOTHING
+    is_branch: bool = False
+    is_newest: bool = False
+    restores: int = 0
+    replaces: bool = False
+
+
+class StepOrder:
+    """What a program has restored since its last save, alike on every process. Thread-safe.
+
+    Without `has_order` steps are no line: every number may be saved, and no branch begins.
+    """
+
+    def __init__(self, where: str, *, has_order: bool = True) -> None:
+        self._where = where
+        self._has_order = has_order
+        self._lock = threading.Lock()
+        self._restored: set[int] = set()
+        self._restores = 0
+        self._gone_back = set[int]()  # of those, what a branch goes on from whose save is under way
+
+    @property
+    def has_restored(self) -> bool:
+        """Whether something was restored since the last save."""
+        with self._lock:
+            return bool(self._restored)
+
+    @property
+    def restores(self) -> int:
+        """How many restores there were."""
+        with self._lock:
+            return self._restores
+
+    def may_go_back(self, step: int) -> bool:
+        """Says whether the save of a step may go on from one below it that was restored."""
+        with self._lock:
+            return self._has_order and any(each < step for each in self._restored)
+
+    def restored(self, step: int) -> None:
+        """Notes that what is saved next may go on from a step."""
+        with self._lock:
+            self._restored.add(step)
+            self._restores += 1
+            self._gone_back.discard(step)
+
+    def place(self, step: int, newest: int, *, overwrite: bool) -> Position:
+        """Returns the place of a save. `newest` is the newest step, NOTHING where there is none.
+
+        Raises StepOutOfOrder.
+        """
+        with self._lock:
+            restores = self._restores
+            # What was restored for a look, beside the step that the program goes on from, is lower.
+            base = max((each for each in self._restored if each < step), default=None)
+        if step > newest:
+            return Position(newest, is_newest=True, restores=restores)
+        if overwrite or not self._has_order:
+            return Position(newest, restores=restores)
+        if base is not None:
+            return Position(base, is_branch=True, restores=restores)
+        raise StepOutOfOrder(
+            f"step {step} of {self._where} would come before step {newest}, which is the newest"
+            " there, and this manager has restored no step below it: nothing was written. To go on"
+            f" from a step below {step}, restore it by this manager first. To begin anew, save to"
+            " another folder, or delete the steps. Where steps come in no order, pass"
+            " Options(out_of_order=True)",
+            step=step,
+            path=self._where,
+            newest=newest,
+        )
+
+    def begun(self, place: Position) -> None:
+        """Notes that a save has begun. What was restored for a look is no matter above the newest
+        step.
+        """
+        with self._lock:
+            self._gone_back = set(self._restored)
+            if place.is_newest:
+                self._restored.clear()
+
+    def saved(self, place: Position) -> None:
+        """Notes that a save is there. A branch has begun then: until then its base counts."""
+        if not place.is_branch:
+            return
+        with self._lock:
+            self._restored -= self._gone_back
+
+
 class Lineage:
     """The branches of a root as its writing primary begins them. Thread-safe; blocks as the store
     does, and raises its OSError.
 
     With `begins` there are branches from this manager's first save on; without, only where the root
     has some already. Where its opening found none, the first save does not look for them again.
+    `mark` marks the steps of the store as left that are above a base, but for some: it is called
+    with the base, the id of the branch's first save, and those.
     """
 
     def __init__(
-        self, storage: Storage, writer_id: str, *, begins: bool, found_none: bool = False
+        self,
+        storage: Storage,
+        writer_id: str,
+        *,
+        begins: bool,
+        found_none: bool = False,
+        mark: Callable[[int, str, Collection[int]], None] = lambda base, save, own: None,
     ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._begins = begins
         self._found_none = found_none
+        self._mark = mark
         self._lock = threading.Lock()
-        self._base = NOTHING
-        self._restored = False  # since the last branch began
         self._is_open = False
         self._current: Branch | None = None
+        # An outcome that was not heard makes no step that was left: steps since the last restore.
+        self._restores = 0
+        self._saved: set[int] = set()
 
-    def restored(self, step: int) -> None:
-        """Notes that whatever is saved next goes on from a step: of several, from the lowest."""
+    def restored(self) -> None:
+        """Notes that whatever is saved next may go on from another step."""
         with self._lock:
-            self._base = min(step, self._base) if self._restored else step
-            self._restored = True
             self._is_open = False
 
     def deleting_newest(self, step: int) -> None:
@@ -161,24 +271,32 @@ class Lineage:
         with self._lock:
             self._current = self._begin(step - 1)
 
-    def current(self) -> Branch | None:
-        """Returns the branch that what is saved now belongs to, which its file says durably by
-        then; None where the root has none.
+    def current(self, key: SaveKey, place: Position) -> Branch | None:
+        """Returns the branch that a save belongs to, which its file says durably by then; None
+        where the root has none. What it leaves behind is marked by then too.
 
-        Raises Fenced, NotCommitted, OSError.
+        Raises Fenced, NotCommitted, CheckpointError, OSError.
         """
         with self._lock:
+            if place.restores != self._restores:
+                self._restores = place.restores
+                self._saved.clear()
+            if place.is_branch:
+                # First: a crash between the two leaves what the hosts have.
+                self._mark(place.base, key.save_id, self._saved)
+                self._is_open = False
             if not self._is_open:
-                self._current = self._first_or_next()
+                self._current = self._first_or_next(place.base)
                 self._is_open = True
-                self._restored = False
+            if place.is_branch:
+                self._saved.add(key.step)
             return self._current
 
-    def _first_or_next(self) -> Branch | None:
+    def _first_or_next(self, base: int) -> Branch | None:
         found_none = self._found_none
         # For one save alone: other managers of the root may begin branches meanwhile.
         self._found_none = False
-        return None if found_none and not self._begins else self._begin(self._base)
+        return None if found_none and not self._begins else self._begin(base)
 
     def _begin(self, base: int) -> Branch | None:
         for _ in range(RACES):
@@ -219,12 +337,12 @@ class Lineage:
 class NoLineage:
     """Stands for the lineage where no branches begin: only the writing primary begins them."""
 
-    def restored(self, step: int) -> None:
+    def restored(self) -> None:
         """Takes no note."""
 
     def deleting_newest(self, step: int) -> None:
         """Begins nothing: the primary does."""
 
-    def current(self) -> Branch | None:
+    def current(self, key: SaveKey, place: Position) -> Branch | None:
         """Raises AssertionError: what this process saves has no branch that it could know."""
         raise AssertionError("only the writing primary knows the branch of a save")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeAlias
 
@@ -33,6 +33,15 @@ from ..options import Options
 from ..storage.base import NameTaken, Storage
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
+from .left_behind import (
+    Identify,
+    Mark,
+    identify_own,
+    leave_behind,
+    left_among,
+    prune_marks,
+    read_marks,
+)
 from .lineage import BRANCHES
 
 _log = logging.getLogger(__name__)
@@ -44,20 +53,38 @@ FindForeign: TypeAlias = Callable[[Storage, RootListing, StepNames], dict[int, s
 
 
 @dataclass(frozen=True)
+class RootSteps:
+    """What a look at a root shows: holdfast's steps, ascending, those in other people's layouts by
+    their folders' names, and those of both that were left behind.
+    """
+
+    listing: RootListing
+    foreign: Mapping[int, str]
+    left_behind: frozenset[int]
+    marks: Sequence[Mark] = ()
+
+    @property
+    def steps(self) -> list[int]:
+        """Holdfast's steps, ascending."""
+        return self.listing.steps
+
+
+@dataclass(frozen=True)
 class Opened:
     """What all processes know after the opening: the writer, the steps that are there, and other
     people's, with their folders' names.
 
-    `step_names` is how the root calls its steps. `has_claim` is False for a reader, and where the
-    disk was too full to make the claim: then nothing may be saved, but steps be deleted. Where
-    `has_no_branches`, the root's history had none when it was listed; else that is not known.
-    `sharers` is who shares this process's memory.
+    `left_behind` are those of both that were. `step_names` is how the root calls its steps.
+    `has_claim` is False for a reader, and where the disk was too full to make the claim: then
+    nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
+    when it was listed; else that is not known. `sharers` is who shares this process's memory.
     `files` are the names of all files, where the primary has listed them; only it has them.
     """
 
     writer: Writer
     steps: tuple[int, ...]
     foreign: Mapping[int, str] = field(default_factory=dict)
+    left_behind: tuple[int, ...] = ()
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
     has_no_branches: bool = False
@@ -133,6 +160,7 @@ def open_root(
     options: Options,
     *,
     find_foreign: FindForeign | None = None,
+    identify: Identify = identify_own,
     check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
 ) -> Opened:
@@ -140,7 +168,8 @@ def open_root(
     ran into.
 
     `check` raises, at the primary, what is wrong with the root, before anything is written there.
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know.
+    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know, and
+    `identify` knows theirs too.
     Without `needs_claim` a root on a full disk is opened all the same, without a claim: see
     `claim_root`.
     """
@@ -151,7 +180,9 @@ def open_root(
     def open_it() -> dict[str, Any]:
         nonlocal files
         check()
-        opened = _open(storage, claims, options, find_foreign, needs_claim)
+        opened = _open(
+            storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
+        )
         files = opened.files
         told = asdict(replace(opened, files=None))  # its names are too many for a message
         return told | {"asks_hosts": launched_sharers() is None}
@@ -170,8 +201,9 @@ def open_root(
         Writer(**found["writer"]),
         tuple(found["steps"]),
         foreign,
-        found["has_claim"],
-        StepNames(**found["step_names"]),
+        left_behind=tuple(found["left_behind"]),
+        has_claim=found["has_claim"],
+        step_names=StepNames(**found["step_names"]),
         has_no_branches=found["has_no_branches"],
         sharers=sharers,
         files=files,
@@ -193,33 +225,73 @@ def claim_root(root: OpenRoot) -> None:
     )
 
 
-def list_root(root: OpenRoot, find_foreign: FindForeign) -> tuple[list[int], dict[int, str]]:
-    """Returns the steps that the primary sees in a root, ours and other people's, on every process;
-    every process calls it.
+def list_root(
+    root: OpenRoot, find_foreign: FindForeign, identify: Identify
+) -> tuple[list[int], dict[int, str], list[int]]:
+    """Returns the steps that the primary sees in a root, ours, other people's, and those that were
+    left behind, on every process; every process calls it.
     """
-    steps, foreign = _ask(
+    steps, foreign, left = _ask(
         root.storage,
         root.group,
         f"{root.messages}/reload",
-        lambda: _list_again(root.storage, find_foreign),
+        lambda: _list_again(root.storage, find_foreign, identify),
         root.options.save_timeout_s,
     )
-    return steps, {int(step): folder for step, folder in foreign.items()}
+    return steps, {int(step): folder for step, folder in foreign.items()}, left
 
 
-def _list_again(storage: Storage, find_foreign: FindForeign) -> tuple[list[int], dict[int, str]]:
-    listing, foreign = _list(storage, find_foreign, read_step_names(storage))
-    return listing.steps, foreign
+def _list_again(
+    storage: Storage, find_foreign: FindForeign, identify: Identify
+) -> tuple[list[int], Mapping[int, str], list[int]]:
+    found = look_at_steps(storage, read_step_names(storage), find_foreign, identify)
+    return found.steps, found.foreign, sorted(found.left_behind)
 
 
-def _list(
-    storage: Storage, find_foreign: FindForeign | None, names: StepNames
-) -> tuple[RootListing, dict[int, str]]:
-    """Returns what a look at the root shows, and the steps in other people's layouts."""
+def look_at_steps(
+    storage: Storage,
+    names: StepNames,
+    find_foreign: FindForeign | None = None,
+    identify: Identify = identify_own,
+) -> RootSteps:
+    """Returns the steps of a root, by a look at it. Raises as `read_marks` does."""
     listing = look_at_root(storage, names)
+    marks = read_marks(storage, listing.files)
     foreign = find_foreign(storage, listing, names) if find_foreign is not None else {}
-    known = set(listing.steps)
-    return listing, {step: name for step, name in foreign.items() if step not in known}
+    folders = foreign | {step: names.name_of(step) for step in listing.steps}
+    foreign = {step: name for step, name in foreign.items() if step not in set(listing.steps)}
+    left = left_among(storage, folders, marks, identify) if marks else ()
+    return RootSteps(listing, foreign, frozenset(left), marks)
+
+
+def mark_left(
+    storage: Storage,
+    found: RootSteps,
+    names: StepNames,
+    *,
+    base: int,
+    save: str,
+    own: Collection[int],
+    identify: Identify = identify_own,
+) -> set[int]:
+    """Marks the steps above a base as left by the branch of a save, but for those of its `own`
+    that it has saved since it went back; returns those that are marked now. At the primary. Raises
+    Fenced, NotCommitted, OSError.
+    """
+    folders = {**found.foreign, **{step: names.name_of(step) for step in found.steps}}
+    going = {
+        step: folder
+        for step, folder in folders.items()
+        if step > base and step not in found.left_behind and step not in own
+    }
+    marked = leave_behind(
+        storage, going, base=base, base_folder=folders.get(base), save=save, identify=identify
+    )
+    try:
+        prune_marks(storage, found.marks, found.left_behind)
+    except OSError as error:
+        _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
+    return marked
 
 
 def _has_no_branches(listing: RootListing) -> bool:
@@ -249,6 +321,8 @@ def _open(
     claims: Claims,
     options: Options,
     find_foreign: FindForeign | None,
+    *,
+    identify: Identify,
     needs_claim: bool,
 ) -> Opened:
     spec = launched_spec()
@@ -265,15 +339,21 @@ def _open(
             raise
     elif reads_later:
         names = read_step_names(storage)
-    listing, foreign = _list(storage, find_foreign, names)
+    try:
+        found = look_at_steps(storage, names, find_foreign, identify)
+    except BaseException:
+        if has_claim:
+            claims.fence(writer.id)
+        raise
     return Opened(
         writer,
-        tuple(listing.steps),
-        foreign,
-        has_claim,
+        tuple(found.steps),
+        found.foreign,
+        left_behind=tuple(sorted(found.left_behind)),
+        has_claim=has_claim,
         step_names=names,
-        has_no_branches=_has_no_branches(listing),
-        files=listing.files,
+        has_no_branches=_has_no_branches(found.listing),
+        files=found.listing.files,
     )
 
 

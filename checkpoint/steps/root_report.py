@@ -61,7 +61,8 @@ class RootReporter:
         # What this run measured itself says more than a record.
         known = self._index.stored() | saved
         best = self._index.best_by_metric()
-        root = root_report(self._path, steps, local, damaged, known, best=best)
+        left = self._index.left_behind()
+        root = root_report(self._path, steps, local, damaged, known, left_behind=left, best=best)
         self._group.report(root=root)
 
 
@@ -82,18 +83,25 @@ def root_report(
     damaged: Collection[int],
     saved: Mapping[int, SavedStep],
     *,
+    left_behind: Collection[int] = (),
     best: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root, `saved`
-    has those of which more is known, `best` the best step by each metric that the keep policy
-    judges by.
+    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root,
+    `left_behind` those that were, `saved` has those of which more is known, `best` the best step by
+    each metric that the keep policy judges by.
     """
-    shown = sorted({*steps, *local})[-MOST_STEPS:]
+    # What was left behind may have higher numbers, and is not the newest.
+    line = sorted({*(step for step in steps if step not in left_behind), *local})
+    shown = sorted([*sorted({*left_behind} & {*steps} - {*line}), *line][-MOST_STEPS:])
     described: list[dict[str, Any]] = []
     for step in shown:
         known = saved.get(step, SavedStep()).as_fields()
-        flags = {"local": step not in steps, "damaged": step in damaged}
-        copies = local[step] if step not in steps else HostCopies(0, ())
+        # What was left behind gives way to a local step of its number.
+        is_local = step not in steps or (step in left_behind and step in local)
+        flags = {"local": is_local, "damaged": step in damaged}
+        if step in left_behind and not is_local:
+            flags["left_behind"] = True
+        copies = local[step] if is_local else HostCopies(0, ())
         where = {
             "survives": copies.survives,
             "copies": [{"processes": ranks} for ranks in copies.holders],

@@ -19,6 +19,7 @@ from ..options import Options
 from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer, writer_of
 from ..steps.garbage import fence_others
+from ..steps.left_behind import read_marks
 from ..steps.opening import open_root
 from ..storage.base import NameTaken, Part, Storage
 from ..storage.path import StorePath
@@ -96,6 +97,23 @@ def copy_step_names(
         return
     opened = open_root(target, claims, Solo(), Options(step_format=names.format))
     claims.fence(opened.writer.id)
+
+
+def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:
+    """Copies what says which steps were left behind, before they are copied: none of them is ever
+    the newest of the copy.
+    """
+    marks = read_marks(source)
+    if not marks:
+        return
+    opened = open_root(target, claims, Solo(), Options())
+    try:
+        for mark in marks:
+            # It is named after a save, so that what is there already says the same.
+            with contextlib.suppress(NameTaken, FileExistsError):
+                target.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{opened.writer.id}")
+    finally:
+        claims.fence(opened.writer.id)
 
 
 def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:

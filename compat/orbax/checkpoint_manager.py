@@ -26,7 +26,7 @@ from holdfast.checkpoint import (
     load,
     structure,
 )
-from holdfast.checkpoint.layouts.detect import find_steps
+from holdfast.checkpoint.layouts.detect import find_steps, newest_step
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
@@ -130,6 +130,8 @@ class CheckpointManager(AbstractCheckpointManager):
                 step_format=self._options.step_format(),
                 file_mode=None if mode is None else mode & 0o666,
                 folder_mode=mode,
+                # Orbax's own rule is `_is_next`.
+                out_of_order=True,
             ),
         )
 
@@ -163,8 +165,14 @@ class CheckpointManager(AbstractCheckpointManager):
         return [self._saving.step]
 
     def latest_step(self) -> int | None:
-        """Returns the newest step, None where there is none."""
-        return max(self.all_steps(), default=None)
+        """Returns the newest step, None where there is none.
+
+        None that was left behind by a manager of holdfast's.
+        """
+        # Asked first: the step may be there by the time of the listing.
+        in_flight = self._in_flight()
+        newest = self.native.latest_step()
+        return max([*in_flight, *([] if newest is None else [newest])], default=None)
 
     def best_step(self) -> int | None:
         """Returns the best step by `best_fn`, None where no step has metrics.
@@ -221,7 +229,8 @@ class CheckpointManager(AbstractCheckpointManager):
         return self._is_next(step) and self.native.should_save(step)
 
     def _is_next(self, step: int) -> bool:
-        latest = max(self.steps_to_decide_by(), default=step - 1)
+        left = self.native.left_steps()
+        latest = max({*self.steps_to_decide_by()} - {*left}, default=step - 1)
         return not self._options.read_only and step > latest
 
     def reached_preemption(self, step: int) -> bool:
@@ -429,7 +438,8 @@ class CheckpointManager(AbstractCheckpointManager):
         if step is None and directory is None:
             step = self.latest_step()
         elif step is None:
-            step = max(find_steps(open_storage(directory)), default=None)
+            storage = open_storage(directory)
+            step = newest_step(storage, find_steps(storage))
         if step is None:
             raise FileNotFoundError(f"No steps found in {directory or self._directory}.")
         return step

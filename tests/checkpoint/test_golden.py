@@ -5,6 +5,7 @@ what is in them.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -40,7 +41,7 @@ CLASSES = [golden.Net, golden.Pair]
 def _files() -> dict[str, tuple[bytes, int]]:
     places = [
         path
-        for name in ("root", "oneshot", "two", "incremental")
+        for name in ("root", "oneshot", "two", "incremental", "left")
         for path in sorted((GOLDEN / name).rglob("*"))
     ]
     return {
@@ -226,6 +227,27 @@ def test_the_first_version_reads_what_is_written_today(tmp_path: Path) -> None:
         found |= load_file(pack)
     assert {name: array.tobytes() for name, array in found.items()} == chunks
     assert first_version.read_chunks(GOLDEN / "oneshot", "params").keys() >= {"w[0:2,0:4]", "b"}
+
+
+def test_what_was_left_behind_is_not_the_newest() -> None:
+    """A root with a mark: its newest step is the branch's, what was left comes back by its number,
+    and an older reader finds whole steps beside files that it does not know.
+    """
+    _, newest, left = golden.LEFT_STEPS
+    _same(load(GOLDEN / "left"), golden.branching(newest, is_branch=True))
+    with _manager("left") as manager:
+        assert manager.latest_step() == newest
+        assert manager.left_steps() == [left]
+        _same(manager.restore(left), golden.branching(left, is_branch=False))
+    for step in golden.LEFT_STEPS:
+        chunks = first_version.read_chunks(GOLDEN / "left" / str(step), "state")
+        wanted = golden.branching(step, is_branch=step == newest)
+        assert chunks["w"] == wanted["w"].tobytes()
+    (mark,) = (GOLDEN / "left/.holdfast/left").iterdir()
+    saves = first_version.read_marks(GOLDEN / "left")
+    record = json.loads((GOLDEN / f"left/{newest}/checkpoint.json").read_bytes())
+    assert saves.keys() == {newest, left}
+    assert saves[newest] != record["writer"] == mark.stem
 
 
 def on_eight_devices() -> None:

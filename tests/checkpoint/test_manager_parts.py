@@ -15,9 +15,10 @@ from holdfast.checkpoint import (
     Options,
 )
 from holdfast.checkpoint import manager_parts as parts_module
+from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.local_tier.no_tier import NoTier
 from holdfast.checkpoint.manager_parts import ManagerParts, NoWatchdog, open_manager
-from holdfast.checkpoint.steps.lineage import NoLineage
+from holdfast.checkpoint.steps.lineage import NoLineage, Position
 from holdfast.checkpoint.steps.root_report import NoReporter
 from holdfast.multihost import Solo, Watchdog
 
@@ -40,10 +41,10 @@ def test_what_is_off_has_a_stand_in(tmp_path: Path) -> None:
     state = parts.catalog.state
     assert isinstance(state.reporter, NoReporter) and isinstance(state.lineage, NoLineage)
     assert isinstance(parts.catalog.tier, NoTier) and isinstance(parts.watchdog, NoWatchdog)
-    state.lineage.restored(1)
+    state.lineage.restored()
     state.lineage.deleting_newest(1)
     with pytest.raises(AssertionError, match="only the writing primary"):
-        state.lineage.current()
+        state.lineage.current(SaveKey("0" * 16, 1, 1), Position())
     parts.close(1.0)
 
 

@@ -73,7 +73,9 @@ def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
         with pytest.raises(StepNotFound, match=r"no item .weights."):
             manager.restore(like=tree(0), item="weights", fallback=True)
         listed = manager._parts.restorer._agreed_steps
-        once = iter([[1, 2, 3]])  # 3 is deleted, and 4 saved, between the listing and the reading
+        once = iter(
+            [([1, 2, 3], list[int]())]
+        )  # 3 is deleted, and 4 saved, between the listing and the reading
         manager._parts.restorer._agreed_steps = lambda: next(once, None) or listed()  # type: ignore[method-assign]
         manager.save(4, tree(4))
         manager.wait_until_finished()

@@ -272,7 +272,7 @@ def begin(program: Program, step: int) -> None:
     if not isinstance(tier, LocalTier) or step % program.place.every == 0:
         program.manager.save(step, program.state(step))
     else:
-        tier.save(SaveOrder(step, program.state(step)))
+        program.manager._parts.lanes[1].save(SaveOrder(step, program.state(step)))
 
 
 def wait(program: Program) -> None:

@@ -84,7 +84,7 @@ def save(manager: CheckpointManager, group: Group, step: int) -> bool:
     if group.count == 1:
         manager.save(step, state(step, 0))
     elif not tier.statistics()["local_off"]:
-        tier.save(SaveOrder(step, state(step, group.index)))
+        manager._parts.lanes[1].save(SaveOrder(step, state(step, group.index)))
     manager.wait_until_finished()
     return manager.local_steps() == [step]
 

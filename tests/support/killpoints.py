@@ -101,6 +101,19 @@ def walk_local(
     return _points(done.stdout)
 
 
+def walk_branch(library: Path, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
+    """Does so with a save by which a job that went back begins a branch."""
+    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
+    with tempfile.TemporaryDirectory() as scratch:
+        server = str(HERE / "killpoint_branch_server.py")
+        command = [sys.executable, server, scratch, str(error), json.dumps(list(points))]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=170, check=False
+        )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return _points(done.stdout)
+
+
 def _points(said: str) -> list[dict[str, Any]]:
     points = [json.loads(line) for line in said.splitlines()]
     print(f"{sum(point['reached'] for point in points)} points reached")

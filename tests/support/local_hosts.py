@@ -71,7 +71,7 @@ class Job:
         if not isinstance(tier, LocalTier) or step % self._every == 0:
             manager.save(step, found, **options)
         elif not tier.statistics()["local_off"]:
-            tier.save(SaveOrder(step, found, **options))
+            manager._parts.lanes[1].save(SaveOrder(step, found, **options))
 
     def restore(self, step: int | None = None, **options: Any) -> int:
         """Restores on all ranks, asserts that each got its own of one step to the bit, and returns

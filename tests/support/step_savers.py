@@ -14,7 +14,7 @@ from holdfast.checkpoint.saving.stager import SaveOrder, SaveRequest, SaveStager
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.index import StepIndex
-from holdfast.checkpoint.steps.lineage import Lineage
+from holdfast.checkpoint.steps.lineage import Lineage, StepOrder
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.opening import OpenRoot
 from holdfast.checkpoint.steps.root_report import NoReporter
@@ -57,6 +57,7 @@ def _state_of(root: OpenRoot, keep_policy: KeepPolicy) -> RootState:
     )
     return RootState(
         index=index,
+        order=StepOrder(root.where),
         statistics=statistics,
         worker=worker,
         lineage=Lineage(root.storage, root.writer.id, begins=False),

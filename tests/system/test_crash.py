@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, KeepLast
 from tests.support.checkpointing import together
-from tests.support.killpoints import build, walk
+from tests.support.killpoints import build, walk, walk_branch
 from tests.support.paths import program
 
 FAST_SEEDS = 1
@@ -172,3 +172,24 @@ def test_an_incremental_save_at_each_system_call(
         and found[-1]["linked"]
         and len(found) * every > (60 if victim == 0 else 12)
     ), len(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "every"),
+    [
+        (0, 7),
+        *(pytest.param(error, 1, marks=pytest.mark.slow) for error in (0, errno.EIO, errno.ENOSPC)),
+    ],
+)
+def test_a_job_that_goes_back_at_each_system_call(library: Path, error: int, every: int) -> None:
+    """Killed, or refused, before each call of the save that begins its branch: the newest step is
+    the one before, the base, or the branch's own, and nothing that was left is lost.
+    """
+    found = walk_branch(library, error, range(0, MOST_POINTS, every))
+    assert not found[-1]["reached"] and len(found) * every > 30
+    newest = [point["newest"] for point in found]
+    assert {1, 2, 3} <= set(newest), newest
+    if not error:
+        # The mark comes first, then the step.
+        order = {3: 0, 1: 1, 2: 2}
+        assert sorted(newest, key=order.__getitem__) == newest

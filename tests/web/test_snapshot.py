@@ -59,6 +59,7 @@ def test_the_root_is_the_primarys() -> None:
         "local": True,
         "damaged": True,
         "survives": 1,
+        "left_behind": True,
         "saved_unix_s": 5.0,
         "took_s": 0.5,
         "metrics": {"loss": 0.25},

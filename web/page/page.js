@@ -573,7 +573,8 @@ function drawRoot(shown) {
       metrics.append(element("span", `${name} ${Number(value.toPrecision(4))}${extreme}`, extreme ? "entry best" : "entry"));
     }
     if (!metrics.childNodes.length) metrics.textContent = "–";
-    const is = step.damaged ? "damaged: a restore has passed it over" : step.incremental ? "whole, incremental" : "whole";
+    const whole = step.incremental ? "whole, incremental" : "whole";
+    const is = step.damaged ? "damaged: a restore has passed it over" : step.left_behind ? `${whole}; left behind: the job went back to an older step` : whole;
     row.append(element("td", step.step, "number"), element("td", step.saved_unix_s ? `${day(step.saved_unix_s)} ${clock(step.saved_unix_s)}` : step.local ? "–" : "before this run"),
       element("td", step.took_s ? span(step.took_s) : "–", "number"), element("td", step.bytes ? size(step.bytes) : "–", "number"), metrics, element("td", where, "note"), element("td", is, "note"));
     return row;

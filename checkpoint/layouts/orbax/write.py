@@ -53,7 +53,7 @@ from ...steps.file_lock import (
     locks_are_local,
     read_mountinfo,
 )
-from ...steps.not_joined import launched_writer, refuse_writers
+from ...steps.refusals import launched_writer, refuse_writers
 from ...storage.local import open_to_read, sync_folder
 from ...storage.path import StorePath, join
 from . import metadata as orbax

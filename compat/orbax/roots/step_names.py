@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
-from holdfast.checkpoint.layouts.detect import find_steps, layout_of
+from holdfast.checkpoint.layouts.detect import find_steps, layout_of, left_steps
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 from ..handlers import to_path
@@ -236,7 +236,13 @@ def maybe_find_step_metadata(base_path: Any, name_format: Any, *, step: int) -> 
 
 def latest_step_metadata(root_path: Any, name_format: Any) -> Any:
     """Returns the newest step of a root, or None."""
-    return max(name_format.find_all(root_path), default=None, key=lambda found: found.step)
+    found = list(name_format.find_all(root_path))
+    if not found:
+        return None
+    storage = open_storage(root_path)
+    left = left_steps(storage, find_steps(storage))
+    line = [each for each in found if each.step not in left]
+    return max(line, default=None, key=lambda each: each.step)
 
 
 def step_metadata_of_checkpoint_path(checkpoint_path: Any, name_format: Any) -> Any:

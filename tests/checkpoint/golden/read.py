@@ -54,3 +54,14 @@ def read_chunks(folder: Path, item: str) -> dict[str, bytes]:
             chunks[chunk] = pack[start : start + nbytes]
             assert crc32c(chunks[chunk]) == expected
     return chunks
+
+
+def read_marks(root: Path) -> dict[int, str]:
+    """Returns the steps of a root that were left behind, with the ids of their saves."""
+    found = {}
+    for path in sorted((root / ".holdfast/left").glob("*.json")):
+        data = path.read_bytes()
+        body = data[: data.rindex(b',"crc32c":"')]
+        assert data == body + b',"crc32c":"%08x"}\n' % crc32c(body)
+        found |= {int(step): save for step, save in json.loads(data)["steps"].items()}
+    return found

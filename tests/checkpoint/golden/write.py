@@ -1,5 +1,5 @@
-"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot`, `incremental`
-and `two` there. What is committed stays as it is.
+"""Writes the golden checkpoints: `python write.py FOLDER` makes `root`, `oneshot`, `incremental`,
+`left` and `two` there. What is committed stays as it is.
 
 Every value is a pure function of its name and step, so a reader makes it again and compares bit by
 bit.
@@ -28,6 +28,7 @@ from holdfast.checkpoint import CheckpointManager, Json, Options, save
 
 STEPS = (1, 20)
 INCREMENTAL_STEPS = (1, 2, 3)
+LEFT_STEPS = (100, 200, 300)
 METADATA = {
     "run": "golden",
     "seeds": [1, 2, 3],
@@ -280,6 +281,21 @@ def write_incremental(folder: Path) -> None:
             manager.save(step, changing(step)).wait()
 
 
+def branching(step: int, *, is_branch: bool) -> dict[str, Any]:
+    """Returns the state of a step of `left`, of its branch or of what that left behind."""
+    name = f"{step}/{'branch' if is_branch else 'line'}"
+    return {"w": numbers(name, "float32", (4, 3)), "name": name, "step": step}
+
+
+def write_left(folder: Path) -> None:
+    """Writes `left`: a job that has saved 100, 200 and 300 went back to 100, and saved 200 anew."""
+    with CheckpointManager(folder / "left") as manager:
+        for step in LEFT_STEPS:
+            manager.save(step, branching(step, is_branch=False)).wait()
+        manager.restore(LEFT_STEPS[0])
+        manager.save(LEFT_STEPS[1], branching(LEFT_STEPS[1], is_branch=True)).wait()
+
+
 def write_together(folder: Path, index: int, port: str) -> None:
     """Writes `two`, as one of two processes with 4 devices each."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -303,6 +319,7 @@ def main(folder: Path) -> None:
     jobs = [
         [(8, "alone")],
         [(1, "incremental")],
+        [(1, "left")],
         [(4, "together", "0", port), (4, "together", "1", port)],
     ]
     for job in jobs:
@@ -328,6 +345,8 @@ if __name__ == "__main__":
             write_alone(Path(sys.argv[1]))
         case ["incremental"]:
             write_incremental(Path(sys.argv[1]))
+        case ["left"]:
+            write_left(Path(sys.argv[1]))
         case ["together", index, port]:
             write_together(Path(sys.argv[1]), int(index), port)
         case _:

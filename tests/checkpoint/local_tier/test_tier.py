@@ -306,13 +306,17 @@ def test_a_rollback_ends_what_it_left(root: Path, hosts: list[Path]) -> None:
             first.save(step)
         assert first.restore(5) == 5
         assert local_steps() == [[5, 6, 7]] * 2
+        first.save(6)
+        assert local_steps() == [[5, 6]] * 2
+        # Above the newest a restore for a look changes nothing.
+        assert first.restore(5) == 5
         first.save(8)
-        assert local_steps() == [[5, 8]] * 2
-        first.save(9)
-        assert local_steps() == [[5, 8, 9]] * 2
-        assert first.restore(8) == 8
+        assert local_steps() == [[5, 6, 8]] * 2
+        first.save(11)
+        assert local_steps() == [[6, 8, 11]] * 2
+        assert first.restore(6) == 6
         first.save(10)
-        assert local_steps() == [[5, 8]] * 2
+        assert local_steps() == [[6]] * 2
 
 
 def test_a_later_life_keeps_as_many(root: Path, hosts: list[Path]) -> None:
@@ -711,8 +715,9 @@ def test_a_strict_error_holds_no_save_up(root: Path, hosts: list[Path]) -> None:
     """
     with job(root, hosts[:2], every=4, strict=True) as first:
 
-        def fail(rank: int, manager: CheckpointManager) -> None:
-            first.begin(rank, 5, state(5, rank) | {"step": rank})
+        def fail(rank: int, step: int) -> None:
+            manager = first.managers[rank]
+            first.begin(rank, step, state(step, rank) | {"step": rank})
             first.managers[rank]._parts.lanes[1].join(60)
             if rank:
                 with pytest.raises(CheckpointError, match="'step' is local to each process"):
@@ -726,11 +731,11 @@ def test_a_strict_error_holds_no_save_up(root: Path, hosts: list[Path]) -> None:
                     first.begin(rank, step, state(step, rank))
             first.managers[rank].wait_until_finished()
 
-        for step in (8, 9):
-            first.each(fail)
+        for step in (8, 10):
+            first.each(lambda rank, manager, step=step: fail(rank, step - 1))
             first.each(lambda rank, manager, step=step: save(rank, step))
         first.save(12)
-        assert first.each(lambda rank, manager: manager.all_steps()) == [[8, 9, 12]] * 2
+        assert first.each(lambda rank, manager: manager.all_steps()) == [[8, 10, 12]] * 2
 
 
 def test_copies_go_at_the_rate_that_is_given(
@@ -953,15 +958,13 @@ def test_files_and_casts_are_saved_locally_too(root: Path, hosts: list[Path]) ->
     def save(rank: int, manager: CheckpointManager) -> None:
         own = Files(lambda folder: (folder / "own").write_text(f"of {rank}"), per_process=True)
         shared = Files(lambda folder: (folder / "shared").write_text("text"))
-        tier = manager._catalog.tier
-        assert isinstance(tier, LocalTier)
         items = {
             "own": own,
             "shared": shared,
             "model": {"w": np.ones(3, np.float32)},
             "config": Json(1),
         }
-        tier.save(SaveOrder(5, items=items, dtype=np.float16))
+        manager._parts.lanes[1].save(SaveOrder(5, items=items, dtype=np.float16))
         manager.wait_until_finished()
 
     with job(root, hosts[:2]) as first:

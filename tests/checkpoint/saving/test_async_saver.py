@@ -189,9 +189,9 @@ def test_the_next_call_raises_a_failure(tmp_path: Path) -> None:
         manager.check_for_errors()
         assert manager.latest_step() == 2 and manager.statistics()["saves_failed"] == 1
         (tmp_path / "1").unlink()
-        manager.save(1, tree(1))
+        manager.save(3, tree(3))
         manager.wait_until_finished()
-        assert manager.all_steps() == [1, 2] and manager.restore(1)["step"] == 1
+        assert manager.all_steps() == [2, 3] and manager.restore(3)["step"] == 3
 
 
 def test_close_raises_what_failed(tmp_path: Path) -> None:

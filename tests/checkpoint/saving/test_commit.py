@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.step_catalog import StepCatalog
+from holdfast.checkpoint.steps.lineage import Position
 from holdfast.checkpoint.storage import local
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.tools.convert import convert
@@ -162,7 +163,7 @@ def test_eexist_for_anothers_link_is_step_exists(
     with CheckpointManager(tmp_path / "root") as manager:
         manager.save(7, NEW)  # its existence was looked for before
         with monkeypatch.context() as patch:
-            patch.setattr(StepCatalog, "refuse_existing", lambda *_, **__: None)
+            patch.setattr(StepCatalog, "place_of", lambda *_, **__: Position())
             manager.wait_until_finished()
             manager.save(7, OLD)
             with pytest.raises(StepExists, match="meanwhile"):

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options
+from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.steps.claims import Writer
+from holdfast.checkpoint.steps.left_behind import NOTHING
 from holdfast.checkpoint.steps.lineage import (
     BRANCHES,
     KEPT_BRANCHES,
-    NOTHING,
     Branch,
     Lineage,
+    Position,
     read_branches,
     run_of,
     where_of,
@@ -30,6 +32,7 @@ from holdfast.checkpoint.storage.path import open_storage
 from holdfast.coordination import Fenced
 
 STATE = {"w": np.arange(4.0)}
+KEY = SaveKey("0" * 16, 1, 100)
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -48,17 +51,20 @@ def test_an_opening_is_durable_before_it_is_named(storage: Storage) -> None:
     the root keeps its id.
     """
     first = _lineage(storage)
-    branch = first.current()
+    branch = first.current(KEY, Position())
     assert branch is not None
     assert (branch.number, branch.writer, branch.base) == (1, "00000001", NOTHING)
-    assert first.current() == branch
+    assert first.current(KEY, Position()) == branch
     assert read_branches(storage) == [branch]
     second = _lineage(storage, 2)
-    second.restored(40)
-    second.restored(60)
-    assert second.current() == Branch(branch.run, 2, "00000002", 40, where=branch.where)
-    second.restored(20)
-    assert second.current() == Branch(branch.run, 3, "00000002", 20, where=branch.where)
+    second.restored()
+    assert second.current(KEY, Position(40)) == Branch(
+        branch.run, 2, "00000002", 40, where=branch.where
+    )
+    assert second.current(KEY, Position(60)) == second.current(KEY, Position())
+    assert second.current(KEY, Position(20, is_branch=True)) == Branch(
+        branch.run, 3, "00000002", 20, where=branch.where
+    )
     assert [found.number for found in read_branches(storage)] == [1, 2, 3]
 
 
@@ -67,7 +73,7 @@ def test_two_writers_never_have_one_number(storage: Storage) -> None:
     assert [
         found.number
         for lineage in (_lineage(storage), _lineage(storage, 2))
-        if (found := lineage.current())
+        if (found := lineage.current(KEY, Position()))
     ] == [1, 2]
 
 
@@ -76,17 +82,17 @@ def test_a_fenced_writer_begins_nothing(storage: Storage) -> None:
     lineage = _lineage(storage)
     open_claims(storage).fence("00000001")
     with pytest.raises(Fenced):
-        lineage.current()
+        lineage.current(KEY, Position())
     assert read_branches(storage) == []
 
 
 def test_a_root_without_a_local_tier_has_no_branches(storage: Storage) -> None:
     """Who does not begin them goes on with those that there are."""
     plain = _lineage(storage, begins=False)
-    assert plain.current() is None
-    assert _lineage(storage, 2).current() is not None
-    plain.restored(5)
-    found = plain.current()
+    assert plain.current(KEY, Position()) is None
+    assert _lineage(storage, 2).current(KEY, Position()) is not None
+    plain.restored()
+    found = plain.current(KEY, Position(5))
     assert found is not None
     assert (found.number, found.base) == (2, 5)
 
@@ -95,15 +101,15 @@ def test_an_opening_that_found_no_branches_spares_one_look(storage: Storage) -> 
     """The first save goes by what the opening saw; one after a restore looks, and who begins
     branches always does.
     """
-    begun = _lineage(storage).current()
+    begun = _lineage(storage).current(KEY, Position())
     assert begun is not None
     plain = Lineage(storage, "00000001", begins=False, found_none=True)
-    assert plain.current() is None
-    plain.restored(5)
-    found = plain.current()
+    assert plain.current(KEY, Position()) is None
+    plain.restored()
+    found = plain.current(KEY, Position(5))
     assert found is not None
     assert (found.number, found.base) == (2, 5)
-    beginning = Lineage(storage, "00000001", begins=True, found_none=True).current()
+    beginning = Lineage(storage, "00000001", begins=True, found_none=True).current(KEY, Position())
     assert beginning is not None
     assert (beginning.number, beginning.run) == (3, begun.run)
 
@@ -113,14 +119,14 @@ def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
     next save all the same.
     """
     lineage = _lineage(storage)
-    lineage.restored(30)
+    lineage.restored()
     lineage.deleting_newest(50)
     assert [found.base for found in read_branches(storage)] == [49]
-    found = lineage.current()
+    found = lineage.current(KEY, Position(30))
     assert found is not None
     assert (found.number, found.base) == (2, 30)
     lineage.deleting_newest(45)
-    again = lineage.current()
+    again = lineage.current(KEY, Position())
     assert again is not None
     assert (again.number, again.base) == (3, 44)
 
@@ -132,12 +138,12 @@ def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -
     """What it went on from is not known: nothing from before it comes back, and numbers go on above
     it.
     """
-    first = _lineage(storage).current()
+    first = _lineage(storage).current(KEY, Position())
     assert first is not None
     storage.write(f"{BRANCHES}/2.json", len(data), [(0, [memoryview(data)])])
     assert read_branches(storage)[1] == Branch(first.run, 2, "", NOTHING)
     assert run_of(read_branches(storage)) == first.run
-    third = _lineage(storage, 3).current()
+    third = _lineage(storage, 3).current(KEY, Position())
     assert third is not None
     assert (third.number, third.run) == (3, first.run)
 
@@ -160,13 +166,13 @@ def test_a_copy_is_another_root(preserves: bool, tmp_path: Path) -> None:
     """It begins a run of its own; the root that was copied keeps its run, moved and seen through a
     link too.
     """
-    first = _lineage(open_storage(tmp_path / "a")).current()
+    first = _lineage(open_storage(tmp_path / "a")).current(KEY, Position())
     assert first is not None
     copy_function = shutil.copy2 if preserves else shutil.copy
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=copy_function)
     copied = open_storage(tmp_path / "b")
     assert run_of(read_branches(copied)) == ""
-    second = _lineage(copied, 2).current()
+    second = _lineage(copied, 2).current(KEY, Position())
     assert second is not None
     assert second.number == 2 and second.run != first.run
     assert run_of(read_branches(copied)) == second.run
@@ -179,9 +185,9 @@ def test_a_copy_is_another_root(preserves: bool, tmp_path: Path) -> None:
 def test_only_the_newest_branches_are_kept(storage: Storage) -> None:
     """They stay few however often a root is opened."""
     lineage = _lineage(storage)
-    for step in range(KEPT_BRANCHES + 8):
-        lineage.restored(step)
-        lineage.current()
+    for _ in range(KEPT_BRANCHES + 8):
+        lineage.restored()
+        lineage.current(KEY, Position())
     numbers = [found.number for found in read_branches(storage)]
     assert numbers == list(range(9, KEPT_BRANCHES + 9))
 
@@ -195,7 +201,7 @@ def test_records_say_of_which_opening_they_are(tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     assert read_record(storage, "1").opening is None
     assert read_branches(storage) == []
-    _lineage(storage).current()
+    _lineage(storage).current(KEY, Position())
     with CheckpointManager(tmp_path) as manager:
         manager.restore()
         manager.save(2, STATE)
@@ -211,7 +217,7 @@ def test_a_reader_begins_nothing(tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, STATE)
-    branch = _lineage(storage).current()
+    branch = _lineage(storage).current(KEY, Position())
     with CheckpointManager(tmp_path, options=Options(read_only=True)) as reader:
         reader.restore()
     assert read_branches(storage) == [branch]

@@ -70,6 +70,20 @@ def test_the_newest_steps_are_described() -> None:
     )
 
 
+def test_what_was_left_behind_is_said_and_is_not_the_newest() -> None:
+    """However many such steps are above the branch. On the hosts a number of theirs may live."""
+    copies = HostCopies(1, [[0]])
+    steps = {*range(5), *range(100, 200)}
+    found = root_report("/data", steps, {150: copies}, (), {}, left_behind=range(100, 200))
+    shown = found["steps"]
+    assert [each["step"] for each in shown][:5] == list(range(5))
+    assert len(shown) == MOST_STEPS
+    told = {each["step"]: (each["local"], each.get("left_behind", False)) for each in shown}
+    assert told[4] == (False, False)
+    assert told[150] == (True, False)
+    assert told[199] == (False, True)
+
+
 class Compared(int):
     """A step that counts how often it is compared."""
 

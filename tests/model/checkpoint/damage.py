@@ -154,7 +154,8 @@ class Forge:
             if found[0] and self.step in steps:
                 saved = steps[self.step]
                 harmed = saved.harmed | {HARMED_RECORD}
-                steps[self.step] = replace(saved, harmed=harmed)
+                nameless = saved.nameless or self.how == "a writer above the root"
+                steps[self.step] = replace(saved, harmed=harmed, nameless=nameless)
             yield replace(after, steps=steps)
 
 
@@ -187,7 +188,8 @@ class CopyStep:
             harmed = frozenset({HARMED_RECORD} if self.step else ())
             copied = after.steps[self.step]
             copy = replace(copied, harmed=copied.harmed | harmed)
-            yield replace(after, steps={**after.steps, self.to: copy})
+            left = after.left - {self.to}
+            yield replace(after, steps={**after.steps, self.to: copy}, left=left)
 
 
 @dataclass(frozen=True)

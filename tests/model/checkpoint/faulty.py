@@ -15,7 +15,7 @@ from .faults import FAULTS
 from .operations import Broken, Delete, List, Look, Operation, Restore, Save, alike
 from .policies import Saved
 from .site import Raised, Site
-from .world import Begun, World
+from .world import Begun, Place, World
 
 # What says nothing about a step, so that none may be passed over for it.
 ENOUGH_FILES = 30  # that a process alone may open besides: no call needs as many
@@ -107,31 +107,52 @@ class Faulty:
         self, inner: Save, world: World, site: Site, answers: list[Any]
     ) -> Iterator[World]:
         failed = [answer for answer in answers if isinstance(answer, Raised)]
+        if not failed and not answers[0]:
+            yield from inner.judge(world, site, answers)
+            return
+        for now in world.seen():
+            for place in now.places(inner.step, is_local=False, overwrite=inner.overwrite):
+                yield from self._placed(inner, now, place, site, failed=failed)
+            if not failed and inner.is_due(now, site, is_local=True) is not False:
+                yield from self._local(inner, now, site)
+
+    def _local(self, inner: Save, world: World, site: Site) -> Iterator[World]:
+        saved = Saved(inner.number, site.clock.true_s, clock=site.times_set)
+        for place in world.places(inner.step, is_local=True, overwrite=inner.overwrite):
+            if isinstance(place, Place):
+                begun = Begun(inner.step, saved, is_local=True, place=place)
+                yield from world.begins(inner.step, place).committed(begun)
+
+    def _placed(
+        self, inner: Save, world: World, place: Place | str, site: Site, *, failed: list[Raised]
+    ) -> Iterator[World]:
+        started = world.started(inner.step, site.clock.true_s)
+        if isinstance(place, str):
+            if any(answer.kind == place for answer in failed):
+                yield from (world, started)
+            return
         # Of the steps that the keep policy lets go some may stay: they are tried again.
         saved = Saved(inner.number, site.clock.true_s, clock=site.times_set)
-        begun = Begun(inner.step, saved, is_local=False)
-        after = world.started(inner.step, site.clock.true_s)
-        if not failed and answers[0]:
-            if inner.is_due(world, site, is_local=True) is not False:
-                yield from world.committed(replace(begun, is_local=True))
-            if world.refuses(inner.step, overwrite=inner.overwrite):
-                return
+        begun = Begun(inner.step, saved, is_local=False, place=place)
+        after = started.begins(inner.step, place)
+        if not failed:
             yield from after.committed(begun, keeps_all=True)
             return
-        if not failed:
-            yield from inner.judge(world, site, answers)
-            return
         if any(answer.kind == "StepExists" for answer in failed):
-            yield from inner.judge(world, site, answers)
             # Of a step that cannot be looked at, nothing says that it may be written.
             yield world
             return
-        sure = world.branched().sure
-        for known in (world, after):
-            yield replace(known, sure=sure)
+        marked = after.branched(inner.step, place)
+        for known in (world, started, after):
+            yield replace(known, sure=marked.sure)
+        if place.is_branch:
+            # What it would have left is marked, or not.
+            yield replace(marked, local=after.local)
         if any(answer.kind == "CommitUnknown" for answer in failed):
-            for there in after.committed(begun, keeps_all=True):
-                # In a group all learn of it with the next save.
+            for there in marked.committed(begun, keeps_all=True):
+                # In a group all learn of it with the next save; its branch begins with that.
+                unheard = marked.left - world.left
+                there = replace(there, restored=marked.restored, unheard=unheard)
                 is_known = site.settings.processes == 1
                 yield there if is_known else replace(there, unlisted=frozenset({inner.step}))
 

@@ -134,6 +134,15 @@ FOUND: dict[str, Life] = {
             Faulty(Save(60, 1), "open", "EMFILE", ENOUGH_FILES),
         ),
     ),
+    **{
+        f"the files of a step that is let go, with {how}": Life(
+            Settings(keep_policy="last"), (Save(1, 1), Forge(1, how), Save(2, 2), Reopen())
+        )
+        for how in FORGERIES
+    },
+    "overwriting on the hosts": Life(
+        Settings(save_policy="named", local=3), (Save(3, 6), Save(0, 1, overwrite=True))
+    ),
     "a copy over files of equal size": Life(Settings(), (Save(1, 1), Save(2, 2), CopyOver(1, 2))),
     "two writers of one path": Life(Settings(), (SaveTwice((1, 2)), SaveTwice((3, 4)))),
     **{

@@ -20,6 +20,7 @@ from .operations import (
     Broken,
     Cancel,
     Delete,
+    GoBack,
     Keep,
     List,
     Look,
@@ -39,7 +40,7 @@ from .policies import HOUR_S, KEEP
 from .refused import SaveThroughLink
 from .settings import Settings, plainer, settings_of, shown
 from .site import Site, descriptors, opened_site, threads
-from .tools import Convert, Copy, CopyOver, Prune, Rival, SaveTwice, Sweep, Verify
+from .tools import Convert, Copy, CopyOver, Prune, Rival, SaveTwice, Sweep, Verify, Watch
 from .world import World
 
 LENGTH = 14  # operations of a life, at most
@@ -89,7 +90,7 @@ def _drawn(rng: random.Random) -> Operation:
     return DRAWN[kind][1](rng)
 
 
-def _save(rng: random.Random) -> Operation:
+def _save(rng: random.Random) -> Save:
     return Save(
         rng.randrange(STEPS),
         rng.randint(1, 30),
@@ -101,6 +102,11 @@ def _save(rng: random.Random) -> Operation:
 
 def _restore(rng: random.Random) -> Operation:
     return Restore(rng.choice([None, None, rng.randrange(STEPS)]))
+
+
+def _go_back(rng: random.Random) -> Operation:
+    steps = tuple(rng.randrange(STEPS) for _ in range(rng.choice([1, 1, 2, 3])))
+    return GoBack(steps, replace(_save(rng), overwrite=rng.random() < 0.1, force=True))
 
 
 def _harm(rng: random.Random) -> Operation:
@@ -138,7 +144,12 @@ def _convert(rng: random.Random) -> Operation:
 
 
 def _rival(rng: random.Random) -> Operation:
-    return Rival(rng.randrange(STEPS), rng.randint(1, 30), overwrite=rng.random() < 0.3)
+    back = rng.choice([None, rng.randrange(STEPS)])
+    return Rival(rng.randrange(STEPS), rng.randint(1, 30), rng.random() < 0.3, back)
+
+
+def _watch(rng: random.Random) -> Operation:
+    return Watch(rng.choice([None, rng.randrange(STEPS), rng.randrange(STEPS)]))
 
 
 def _save_and_call(rng: random.Random) -> Operation:
@@ -157,6 +168,7 @@ def _save_and_change(rng: random.Random) -> Operation:
 DRAWN: dict[type[Operation], tuple[int, Callable[[random.Random], Operation]]] = {
     Save: (24, _save),
     Restore: (12, _restore),
+    GoBack: (8, _go_back),
     List: (6, lambda rng: List()),
     Look: (4, lambda rng: Look(rng.randrange(STEPS))),
     Wait: (2, lambda rng: Wait()),
@@ -182,7 +194,8 @@ DRAWN: dict[type[Operation], tuple[int, Callable[[random.Random], Operation]]] =
     Convert: (1, _convert),
     CopyOver: (1, lambda rng: CopyOver(rng.randrange(STEPS), rng.randrange(STEPS))),
     SaveTwice: (1, lambda rng: SaveTwice((1, 2))),
-    Rival: (1, _rival),
+    Rival: (2, _rival),
+    Watch: (3, _watch),
     SetClock: (1, lambda rng: SetClock(rng.choice([-YEAR_S, YEAR_S]))),
 }
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.steps.claims import FOLDER
 from .contents import CASTS, differs, items_of, new_items_of, reading_of, write_over
 from .policies import HARMED_RECORD, Saved, loss_of
 from .site import Raised, Site
-from .world import Begun, World
+from .world import Begun, Place, World
 
 
 class Broken(AssertionError):
@@ -121,20 +121,23 @@ class Save:
         return None if is_due and is_busy else is_due
 
     def _saved(self, world: World, site: Site, answer: Any, *, is_local: bool) -> Iterator[World]:
+        for ended in world.ended():
+            for before in ended.seen():
+                yield from self._begun(before, site, answer, is_local=is_local)
+
+    def _begun(self, world: World, site: Site, answer: Any, *, is_local: bool) -> Iterator[World]:
         now_s = site.clock.true_s
-        begun = Begun(
-            self.step,
-            Saved(self.number, now_s, clock=site.times_set),
-            is_local=is_local,
-        )
-        for before in world.ended():
-            if not is_local and before.refuses(self.step, overwrite=self.overwrite):
+        saved = Saved(self.number, now_s, clock=site.times_set)
+        started = world if is_local else world.started(self.step, now_s)
+        for place in world.places(self.step, is_local=is_local, overwrite=self.overwrite):
+            if isinstance(place, str):
                 # In a group the others have begun this save, and its policy knows it.
                 is_known = site.settings.processes > 1
-                if answer == "StepExists":
-                    yield before.started(self.step, now_s) if is_known else before
+                if answer == place:
+                    yield started if is_known else world
                 continue
-            after = before if is_local else before.started(self.step, now_s)
+            begun = Begun(self.step, saved, is_local, place)
+            after = started.begins(self.step, place)
             if answer is True and self._is_waited_for(site):
                 yield from after.committed(begun)
             elif answer is True:
@@ -165,13 +168,14 @@ class Cancel:
         answer = alike(found)
         now_s = site.clock.true_s
         saved = Saved(self.number, now_s, clock=site.times_set, has_metrics=False)
-        for before in world.ended():
-            after = before.started(self.step, now_s)
+        for begun in forced(world, self.step, saved, now_s):
+            if answer == "late":
+                yield from begun.ended()
             if answer == "cancelled":
-                # A save that comes to nothing may begin a branch, or none.
-                yield replace(after, sure=after.branched().sure)
-            elif answer == "late":
-                yield from after.committed(Begun(self.step, saved, is_local=False))
+                # A save that comes to nothing may begin a stretch, or none.
+                assert begun.begun is not None
+                sure = begun.branched(self.step, begun.begun.place).sure
+                yield replace(begun, begun=None, sure=sure)
 
 
 def save_forced(operation: Any, site: Site, items: Any, manager: CheckpointManager) -> SaveHandle:
@@ -190,9 +194,19 @@ def commit_of(operation: Any, world: World, site: Site) -> Iterator[World]:
     """Yields the worlds after the commit of `save_forced`."""
     now_s = site.clock.true_s
     saved = Saved(operation.number, now_s, clock=site.times_set, has_metrics=False)
-    for before in world.ended():
-        after = before.started(operation.step, now_s)
-        yield from after.committed(Begun(operation.step, saved, is_local=False))
+    for begun in forced(world, operation.step, saved, now_s):
+        yield from begun.ended()
+
+
+def forced(world: World, step: int, saved: Saved, now_s: float) -> Iterator[World]:
+    """Yields the worlds in which a durable save over whatever is there has begun."""
+    for ended in world.ended():
+        for before in ended.seen():
+            started = before.started(step, now_s)
+            for place in before.places(step, is_local=False, overwrite=True):
+                assert isinstance(place, Place)
+                begun = Begun(step, saved, is_local=False, place=place)
+                yield replace(started.begins(step, place), begun=begun)
 
 
 CALLED_BACK: dict[str, Callable[[CheckpointManager, int], Any]] = {
@@ -310,7 +324,8 @@ def _lists(world: World, answer: Any) -> bool:
         return False
     if steps != sorted(steps):
         return False
-    later = [max(each.all_steps, default=None) for each in world.seen()]
+    told = replace(world, left=world.left - world.unheard)
+    later = [each.newest for now in (world, told) for each in now.seen()]
     return newest in later or (bool(world.unlisted) and newest == max(steps, default=None))
 
 
@@ -407,10 +422,10 @@ class Restore:
         while (step := self._candidate(world, passed)) is not None:
             saved = world.all_steps[step]
             if not saved.harmed and _holds(found, saved.number, site):
-                return world.restored(step, passed)
+                return world.goes_on_from(step, passed)
             if not saved.harmed and not saved.doubtful:
                 return None
-            is_local = step not in world.steps
+            is_local = world.is_local(step)
             gives_way = site.settings.fallback or (is_local and self.step is None)
             if not gives_way:
                 return world if _kinds(found) <= DAMAGED else None
@@ -426,7 +441,9 @@ class Restore:
         """Returns the step that comes back next, None where none is left."""
         if self.step is not None and not world.settings.fallback:
             return self.step if self.step in world.all_steps else None
-        steps = [step for step in world.all_steps if self.step is None or step <= self.step]
+        asked = {step for step in world.all_steps if step == self.step}
+        line = {*world.line, *world.local, *asked}
+        steps = [step for step in line if self.step is None or step <= self.step]
         newest = max((step for step in steps if step not in passed), default=None)
         # Without a fallback no other step of the store follows one that is damaged.
         return None if passed and not world.settings.fallback else newest
@@ -448,6 +465,30 @@ def _difference(answer: Any, number: int, site: Site, rank: int) -> str:
     items = items_of(settings, number, rank)
     expected = {name: reading_of(settings, name, number, rank).expected for name in items}
     return differs(expected, answer)
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """Restores some steps, one after the other, and saves content `number` as a step."""
+
+    steps: tuple[int | None, ...]
+    save: Save
+
+    @property
+    def _parts(self) -> list[Operation]:
+        return [*map(Restore, self.steps), self.save]
+
+    def run(self, site: Site) -> list[Any]:
+        return [part.run(site) for part in self._parts]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        worlds = [world]
+        for part, answers in zip(self._parts, found, strict=True):
+            after: list[World] = []
+            for each in worlds:
+                after += [new for new in part.judge(each, site, answers) if new not in after]
+            worlds = after
+        yield from worlds
 
 
 def explained(operation: Operation, worlds: list[World], site: Site, found: list[Any]) -> str:
@@ -504,6 +545,8 @@ class Reopen:
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
         names, listed, own_names, lost, strange_neighbours, unnamed = found
         allowed = {"steps.json"} if site.settings.step_format else set()
+        if not site.settings.out_of_order:
+            allowed.add("left")
         if site.settings.local is not None:
             allowed.add("openings")
         if site.settings.store == "memory":

@@ -37,7 +37,8 @@ class Saved:
     """A step that is there. `number` says what is in it, `at_s` when its save began, by a clock
     that is right, `harmed` which of its items cannot be read, `doubtful` which perhaps cannot.
 
-    `clock` counts the times that the clock of the processes had been set by then.
+    `clock` counts the times that the clock of the processes had been set by then. A `nameless` one
+    has a record that does not say whose it is.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Saved:
     doubtful: frozenset[str] = field(default_factory=frozenset)
     clock: int = 0
     has_metrics: bool = True
+    nameless: bool = False
 
     @property
     def loss(self) -> float | None:
@@ -164,16 +166,17 @@ def may_stay(name: str, steps: Steps) -> set[int]:
     readings = _readings(steps)
     kept = set.union(*(KEEP[name][1](known) for known in readings))
     kept |= {max(known) for known in readings if known}
-    return kept | {max(steps, default=0)} & set(steps) | _unreadable(steps)
+    return kept | {max(steps, default=0)} & set(steps) | unreadable(steps)
 
 
-def _unreadable(steps: Steps) -> set[int]:
+def unreadable(steps: Steps) -> set[int]:
+    """Returns the steps whose records are damaged, or perhaps are."""
     return {step for step, saved in steps.items() if HARMED_RECORD in saved.harmed | saved.doubtful}
 
 
 def _readings(steps: Steps) -> list[Steps]:
     """Returns what a policy may know: of a damaged record its metrics, from before, or nothing."""
-    damaged = _unreadable(steps)
+    damaged = unreadable(steps)
     return [
         steps,
         {step: saved for step, saved in steps.items() if step not in damaged},

@@ -14,7 +14,7 @@ from holdfast.checkpoint import CheckpointError, CheckpointManager, Files, regis
 from .contents import items_of
 from .operations import alike, attempted, commit_of, save_forced
 from .site import Raised, Site
-from .world import World
+from .world import Place, World
 
 HOWS = ("two fields of one name", "a folder that became a link", "a folder that is gone")
 
@@ -66,8 +66,11 @@ class SaveRefused:
         now_s = site.clock.true_s
         # In a group the others have begun this save, and its policy knows it.
         for ended in world.ended():
-            yield ended
-            yield ended.started(self.step, now_s)
+            for place in ended.places(self.step, is_local=False, overwrite=True):
+                assert isinstance(place, Place)
+                yield ended
+                for known in (ended, ended.begins(self.step, place)):
+                    yield known.started(self.step, now_s)
 
 
 BEYOND = 1000  # a step that no other operation saves
@@ -125,7 +128,7 @@ class SaveThroughLink:
         if is_due and is_same and tells == (is_begun and site.settings.local_strict):
             for before in world.ended():
                 # The first may have begun a branch, or none.
-                yield from commit_of(self, replace(before, sure=before.branched().sure), site)
+                yield from commit_of(self, replace(before, sure=frozenset()), site)
 
 
 def _contents(folder: Path) -> dict[Path, bytes]:

@@ -34,6 +34,7 @@ class Settings:
     local: int | None = None
     local_strict: bool = False
     local_sync: bool = False
+    out_of_order: bool = False
 
     def __repr__(self) -> str:
         return shown(self)
@@ -69,6 +70,7 @@ DOMAINS: dict[str, tuple[Any, ...]] = {
     "local": (None, 1, 2, 3),
     "local_strict": (False, True),
     "local_sync": (False, True),
+    "out_of_order": (False, True),
 }
 
 # Values of two settings that exclude each other: (name, its values, another name, its values).

@@ -149,6 +149,7 @@ class Site:
             step_format=settings.step_format,
             file_mode=0o640 if settings.modes else None,
             folder_mode=0o750 if settings.modes else None,
+            out_of_order=settings.out_of_order,
         )
         return CheckpointManager(
             self.url,

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from click.testing import CliRunner
 
-from holdfast.checkpoint import CheckpointManager, Options, load, save
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Options,
+    iterate_steps,
+    load,
+    save,
+    wait_for_new_step,
+)
 from holdfast.cli.entry import main
 from holdfast.multihost import Solo
 
@@ -22,7 +29,7 @@ from .contents import CASTS, Pair, differs, items_of, reading_of
 from .operations import Broken, alike, attempted
 from .policies import HARMED_RECORD, Saved
 from .site import Raised, Site
-from .world import World
+from .world import Begun, Place, World
 
 WHOLE = 0
 NOTHING_THERE = 3
@@ -85,8 +92,11 @@ class Prune:
             if found[0] is None:
                 yield now
             elif found[0] == (WHOLE if now.steps else NOTHING_THERE):
-                stay = sorted(now.steps)[-self.last :]
-                yield replace(now, steps={step: now.steps[step] for step in stay})
+                newest = max(now.line, default=-1)
+                stay = sorted(now.line)[-self.last :]
+                stay += [step for step in now.left_now if step > newest]
+                steps = {step: now.steps[step] for step in sorted(stay)}
+                yield replace(now, steps=steps, left=now.left & set(steps))
 
 
 @dataclass(frozen=True)
@@ -120,13 +130,16 @@ def _look_at(site: Site, root: Path, **words: Any) -> list[Any]:
     return [attempted(look)]
 
 
-def _is_copy(answer: Any, steps: dict[int, Saved], site: Site) -> bool:
+def _is_copy(answer: Any, world: World, site: Site) -> bool:
+    """Says whether the steps of a copy are those of the world, its newest among them."""
+    line = world.line
     if isinstance(answer, Raised):
-        return bool(steps) and _is_damaged(steps[max(steps)]) is not False
+        # Where all were left behind none is the newest.
+        return bool(world.steps) and (not line or _is_damaged(line[max(line)]) is not False)
     listed, newest = answer
-    if listed != sorted(steps):
+    if listed != sorted(world.steps):
         return False
-    return not steps or not _difference(site, steps[max(steps)].number, newest)
+    return not world.steps or (bool(line) and not _difference(site, line[max(line)].number, newest))
 
 
 def _difference(site: Site, number: int, found: Any) -> str:
@@ -175,7 +188,7 @@ class Copy:
                 continue
             damaged = {_is_damaged(saved) for saved in now.steps.values()}
             if self.by_shell:
-                if _is_copy(answer, dict(now.steps), site):
+                if _is_copy(answer, now, site):
                     yield now
             elif None in damaged or self._fits(now, code, answer, site):
                 yield now
@@ -187,7 +200,8 @@ class Copy:
         expected = WHOLE if whole == world.steps else DAMAGED
         # A record that is in another step's folder is refused before it is read.
         is_alien = any(HARMED_RECORD in saved.harmed for saved in world.steps.values())
-        return (code == expected or is_alien) and _is_copy(answer, whole, site)
+        copied = replace(world, steps=whole)
+        return (code == expected or is_alien) and _is_copy(answer, copied, site)
 
 
 @dataclass(frozen=True)
@@ -304,20 +318,30 @@ class SaveTwice:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another manager, of another process, saves content `number` as a step, and goes."""
+    """Another manager, of another process, saves content `number` as a step, and goes. It may have
+    restored a step before, `back`.
+    """
 
     step: int
     number: int
     overwrite: bool = False
+    back: int | None = None
 
     def run(self, site: Site) -> list[Any]:
         site.settle()
         if site.settings.local is not None or site.has_shares:
             return [None]
-        options = Options(per_process=None, step_format=site.settings.step_format)
+        options = Options(
+            per_process=None,
+            step_format=site.settings.step_format,
+            out_of_order=site.settings.out_of_order,
+        )
 
         def save_alone() -> bool:
             with CheckpointManager(site.url, options=options) as manager:
+                if self.back is not None:
+                    items = dict.fromkeys(items_of(site.settings, 0, 0))
+                    manager.restore(self.back, items=items, types=(Pair,))
                 manager.save(
                     self.step,
                     items=items_of(site.settings, self.number, 0),
@@ -338,8 +362,66 @@ class Rival:
         for now in world.ended():
             if answer is None:
                 yield now
-            elif self.step in now.steps and not self.overwrite:
-                if answer == "StepExists":
+                continue
+            if self.back is not None and not self._restores(now):
+                # Nothing was saved; which error it is, Restore finds out.
+                if answer is not True:
                     yield now
-            elif answer is True:
-                yield replace(now, steps={**now.steps, self.step: saved})
+                continue
+            restored = frozenset() if self.back is None else frozenset({self.back})
+            other = replace(now, restored=restored, own=frozenset(), passed=frozenset())
+            other = replace(other, settings=replace(now.settings, keep_policy="all"))
+            for place in other.places(self.step, is_local=False, overwrite=self.overwrite):
+                if isinstance(place, str) and answer == place:
+                    yield now
+                elif not isinstance(place, str) and answer is True:
+                    yield from self._saved(now, other, place, saved)
+
+    def _saved(self, world: World, other: World, place: Place, saved: Saved) -> Iterator[World]:
+        begun = Begun(self.step, saved, is_local=False, place=place)
+        for after in other.committed(begun):
+            yield replace(world, steps=after.steps, left=after.left, bases=after.bases)
+
+    def _restores(self, world: World) -> bool:
+        saved = world.steps.get(self.back or 0)
+        return saved is not None and not saved.harmed and not saved.doubtful
+
+
+# --- Those who wait for steps
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Asks, as an evaluator does that knows a step, for a newer one, and for all newer ones."""
+
+    after: int | None
+
+    def run(self, site: Site) -> list[Any]:
+        site.settle()
+        newest = attempted(lambda: wait_for_new_step(site.url, self.after, timeout_s=0))
+        each = iterate_steps(
+            site.url, after=self.after, timeout_s=0, hold_s=0, skip_to_newest=False
+        )
+        return [newest, attempted(lambda: list(each))]
+
+    def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
+        newest, each = found
+        for now in world.ended():
+            for floor in self._floors(now):
+                newer = [step for step in sorted(now.line) if floor is None or step > floor]
+                if newest == max(newer, default=None) and each == newer:
+                    yield now
+                    break
+
+    def _floors(self, world: World) -> set[int | None]:
+        """Returns the steps above which there may be new ones: that which is known, or where it was
+        left behind the base of what left it, which may have been left too.
+        """
+        if self.after is None or self.after in world.line or self.after not in world.bases:
+            return {self.after}
+        floors: set[int | None] = set()
+        at = world.bases[self.after]
+        while at not in floors:
+            floors.add(at)
+            at = min(at, world.bases.get(at, at))
+        return floors

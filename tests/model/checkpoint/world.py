@@ -11,10 +11,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from .policies import SAVE, Saved, may_stay, must_stay
+from .policies import SAVE, Saved, may_stay, must_stay, unreadable
 from .settings import Settings
 
-NOTHING = -1  # what an opening goes on from, before it restores
+NOTHING = -1  # below every step
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a save stands. It goes on from `base`, and as a branch leaves what is above that.
+    `gone_back_to` is what was restored by then.
+    """
+
+    base: int
+    is_branch: bool = False
+    gone_back_to: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class Begun:
     step: int
     saved: Saved
     is_local: bool
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -31,11 +43,16 @@ class World:
     """The steps of a root, and what its manager knows.
 
     `local` are the steps that the hosts may have, oldest save first; those in `sure` have to be
-    there. `base` is the step that a new branch goes on from, None while one is open; what the
-    hosts have above it is dead from the next save on. `passed` are steps that a fallback has
-    passed over, `unlisted` those whose commit only the store knows of. `replaced` are local steps
-    that a durable one has replaced: their files stay until the next local save, so that another
-    manager finds them. `last_step` and `last_s` are what a save policy knows of the newest save.
+    there. What the hosts have above the base of a stretch of saves is dead; with `is_open` one goes
+    on, else the next save begins one. `passed` are steps that a fallback has passed over,
+    `unlisted` those whose commit only the store knows of. `replaced` are local steps that a durable
+    one has replaced: their files stay until the next local save, so that another manager finds
+    them. `last_step` and `last_s` are what a save policy knows of the newest save.
+
+    `left` are the steps of the store that were left behind, of which the manager does not know
+    those in `unheard`. `restored` is what it may go on from, `own` what it has saved as a branch
+    since the last restore. `bases` has by each step that was ever left the lowest base of a branch
+    that left it.
     """
 
     settings: Settings
@@ -43,8 +60,12 @@ class World:
     local: Mapping[int, Saved] = field(default_factory=dict)
     sure: frozenset[int] = frozenset()
     begun: Begun | None = None
-    base: int | None = NOTHING
-    has_restored: bool = False
+    is_open: bool = False
+    left: frozenset[int] = frozenset()
+    unheard: frozenset[int] = frozenset()
+    restored: frozenset[int] = frozenset()
+    own: frozenset[int] = frozenset()
+    bases: Mapping[int, int] = field(default_factory=dict)
     passed: frozenset[int] = frozenset()
     unlisted: frozenset[int] = frozenset()
     replaced: Mapping[int, Saved] = field(default_factory=dict)
@@ -53,18 +74,42 @@ class World:
 
     @property
     def all_steps(self) -> dict[int, Saved]:
-        """The steps of store and hosts; of two with one number the durable one."""
-        return {**self.local, **self.steps}
+        """The steps of store and hosts; of two with one number the durable one, unless that was
+        left.
+        """
+        return {**self.steps, **self.local, **self.line}
+
+    @property
+    def left_now(self) -> set[int]:
+        """The steps that are left behind: a mark holds for what says whose it is."""
+        return {step for step in self.left if step in self.steps and not self.steps[step].nameless}
+
+    @property
+    def line(self) -> dict[int, Saved]:
+        """The steps of the store that were not left behind."""
+        left = self.left_now
+        return {step: saved for step, saved in self.steps.items() if step not in left}
+
+    @property
+    def newest(self) -> int | None:
+        """The step that is the newest for everybody."""
+        return max([*self.line, *self.local], default=None)
+
+    def is_local(self, step: int) -> bool:
+        """Says whether a step comes from the hosts."""
+        return step in self.local and step not in self.line
 
     # --- Opening
 
     def opened(self, now_s: float) -> World:
         """Returns the world with a new manager, which knows what the store lists."""
-        newest = max(self.steps, default=None)
+        newest = max(self.line, default=None)
         return replace(
             self,
-            base=NOTHING,
-            has_restored=False,
+            is_open=False,
+            unheard=frozenset(),
+            restored=frozenset(),
+            own=frozenset(),
             passed=frozenset(),
             unlisted=frozenset(),
             local={**self.replaced, **self.local},
@@ -81,47 +126,126 @@ class World:
 
     def wants_locally(self, step: int) -> bool:
         """Says whether the hosts are to have a step that the store is not to have."""
-        return self.settings.local is not None and step not in self.steps
+        is_there = step in self.line and not self._may_go_back(step)
+        return self.settings.local is not None and not is_there
 
-    def refuses(self, step: int, *, overwrite: bool) -> bool:
-        """Says whether a save would replace what it may not."""
-        return step in self.steps and not overwrite and step not in self.passed
+    def _may_go_back(self, step: int) -> bool:
+        return not self.settings.out_of_order and any(each < step for each in self.restored)
+
+    def places(self, step: int, *, is_local: bool, overwrite: bool) -> Iterator[Place | str]:
+        """Yields where a save may stand, or the error that refuses it: of the steps that only the
+        store knows of, nothing says whether the manager does.
+        """
+        told = [self]
+        if self.unheard:
+            told.append(replace(self, left=self.left - self.unheard, unheard=frozenset()))
+        if self.unlisted:
+            steps = {each: saved for each, saved in self.steps.items() if each not in self.unlisted}
+            told.append(replace(self, steps=steps, unlisted=frozenset()))
+        nameless = {each for each, saved in self.steps.items() if saved.nameless}
+        if nameless:
+            told.append(
+                replace(
+                    self,
+                    left=self.left - nameless,
+                    steps={
+                        each: replace(saved, nameless=False) for each, saved in self.steps.items()
+                    },
+                )
+            )
+        found = [each._place(step, is_local=is_local, overwrite=overwrite) for each in told]
+        yield from dict.fromkeys(found)
+
+    def _place(self, step: int, *, is_local: bool, overwrite: bool) -> Place | str:
+        newest = max([*self.line, *(each for each in self.local if each != step)], default=NOTHING)
+        lower = [each for each in self.restored if each < step]
+        is_there = step in self.line and not is_local
+        replaces = overwrite or (step in self.passed and not is_local)
+        if step > newest:
+            return Place(newest)
+        if lower and not overwrite and not self.settings.out_of_order:
+            return Place(max(lower), is_branch=True, gone_back_to=self.restored)
+        if replaces:
+            return Place(newest)
+        if is_there:
+            return "StepExists"
+        return Place(newest) if self.settings.out_of_order else "StepOutOfOrder"
+
+    def begins(self, step: int, place: Place) -> World:
+        """Returns the world in which a save has begun: above the newest step what was restored for
+        a look is forgotten.
+        """
+        if place.is_branch or step <= place.base:
+            return self
+        return replace(self, restored=frozenset())
 
     def started(self, step: int, now_s: float) -> World:
         """Returns the world whose save policy knows of a durable save."""
         return replace(self, last_step=step, last_s=now_s)
 
-    def branched(self) -> World:
-        """Returns the world once something is saved: what the hosts have of branches that were
-        left is dead.
+    def branched(self, step: int, place: Place) -> World:
+        """Returns the world once a save has begun its branch or stretch: what is above the base is
+        left behind in the store, and dead on the hosts.
         """
-        if self.base is None:
+        own = self.own
+        before = self
+        if place.is_branch:
+            leaves = {
+                each
+                for each, saved in self.steps.items()
+                if each > place.base and each not in own and not saved.nameless
+            }
+            fresh = leaves - self.left
+            bases = dict(self.bases)
+            for each in fresh:
+                bases[each] = min(place.base, bases.get(each, place.base))
+            before = replace(
+                self,
+                left=self.left | leaves,
+                unheard=self.unheard | fresh,
+                own=own | {step},
+                bases=bases,
+            )
+        elif self.is_open:
             return self
-        local = {step: saved for step, saved in self.local.items() if step <= self.base}
-        sure = self.sure & set(local)
-        return replace(self, local=local, sure=sure, base=None, has_restored=False)
+        local = {each: saved for each, saved in self.local.items() if each <= place.base}
+        return replace(before, local=local, sure=self.sure & set(local), is_open=True)
 
     def committed(self, begun: Begun, *, keeps_all: bool = False) -> Iterator[World]:
         """Yields what is there once a save is: the step, and what the keep policy lets stay.
 
         With `keeps_all` nothing need be deleted: it is tried again after the next save.
         """
-        before = replace(self.branched(), begun=None)
+        place = begun.place
+        before = replace(self.branched(begun.step, place), begun=None, unheard=frozenset())
+        if place.is_branch:
+            before = replace(before, restored=before.restored - place.gone_back_to)
         if begun.is_local:
             yield before._committed_locally(begun)
             return
         after = {**before.steps, begun.step: begun.saved}
+        before = replace(before, left=before.left - {begun.step})
+        left = replace(before, steps=after).left_now
+        line = {each: saved for each, saved in after.items() if each not in left}
         policy = self.settings.keep_policy
-        must = must_stay(policy, after) | {begun.step}
-        may = set(after) if keeps_all else may_stay(policy, after)
+        waiting = {each for each in left if each > max(line)}
+        overtaken = left - waiting
+        must = must_stay(policy, line) | {begun.step} | waiting
+        may = set(after) if keeps_all else may_stay(policy, line) | waiting
+        if policy == "all":
+            must |= overtaken
+        # A damaged record says nothing that a keep policy could let go.
+        may |= overtaken & unreadable(after)
         free = sorted(may - must)
         local = {step: saved for step, saved in before.local.items() if step != begun.step}
         replaced = {step: saved for step, saved in before.local.items() if step == begun.step}
         for count in range(len(free) + 1):
             for stay in combinations(free, count):
+                there = must.union(stay)
                 yield replace(
                     before,
-                    steps={each: after[each] for each in sorted(must.union(stay))},
+                    steps={each: after[each] for each in sorted(there)},
+                    left=before.left & there,
                     local=local,
                     sure=before.sure & set(local),
                     passed=self.passed - {begun.step},
@@ -148,6 +272,8 @@ class World:
         yield self
         if self.begun is None:
             return
+        if self.begun.place.is_branch:
+            yield self.branched(self.begun.step, self.begun.place)
         for end in self.committed(self.begun):
             yield end
             going = sorted(step for step in self.steps if step not in end.steps)
@@ -184,23 +310,28 @@ class World:
 
     # --- Restoring and deleting
 
-    def restored(self, step: int, passed: set[int]) -> World:
-        """Returns the world that goes on from a step, of several from the lowest."""
-        base = min(step, self.base or 0) if self.has_restored else step
-        return replace(self, base=base, has_restored=True, passed=self.passed | passed)
+    def goes_on_from(self, step: int, passed: set[int]) -> World:
+        """Returns the world that may go on from a step."""
+        return replace(
+            self,
+            is_open=False,
+            restored=self.restored | {step},
+            own=frozenset(),
+            passed=self.passed | passed,
+        )
 
     def without(self, step: int) -> Iterator[World]:
         """Yields the world without a step. The newest takes what the hosts have from there on."""
         steps = {each: saved for each, saved in self.steps.items() if each != step}
-        is_newest = step == max(self.all_steps)
+        is_newest = step == self.newest
         local = {each: saved for each, saved in self.local.items() if each != step}
         if is_newest:
             local = {each: saved for each, saved in local.items() if each < step}
         sure = self.sure & set(local)
-        if step not in self.steps or step in self.local:
+        if step not in self.line or step in self.local:
             # A branch from there on takes the newer ones along.
             sure &= set(range(step))
-        yield replace(self, steps=steps, local=local, sure=sure)
+        yield replace(self, steps=steps, left=self.left - {step}, local=local, sure=sure)
 
     def without_local(self, step: int) -> World:
         """Returns the world in which the hosts have not a step any more."""
@@ -213,6 +344,10 @@ class World:
             text += f", on the hosts {_shown(self.local)}, surely {sorted(self.sure)}"
         if self.begun is not None:
             text += f", begun {self.begun.step}"
+        if self.left:
+            text += f", left {sorted(self.left)}"
+        if self.restored:
+            text += f", restored {sorted(self.restored)}"
         if self.passed:
             text += f", passed over {sorted(self.passed)}"
         return text

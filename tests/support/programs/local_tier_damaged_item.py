@@ -15,7 +15,7 @@ from holdfast.checkpoint.saving.stager import SaveOrder
 SIZE = 1 << 19
 
 items = {"first": state(1, SIZE), "second": state(2, SIZE)}
-manager._catalog.tier.save(SaveOrder(5, items=items)).wait(60)
+manager._parts.lanes[1].save(SaveOrder(5, items=items)).wait(60)
 if index == 1:
     for pack in Path(folders, names[index]).rglob("second/*.safetensors"):
         at = pack.stat().st_size // 2

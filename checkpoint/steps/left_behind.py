@@ -1,0 +1,205 @@
+"""Steps that were left behind: a job went back to an older step, and goes on from there.
+
+`.holdfast/left/<save id>.json` is written, durably, before the first commit of a branch. In one
+file it names the step that the branch goes on from, its base, and the steps above that, each with
+the id of the save that made it. So a mark holds for the record of that very save, wherever the root
+is copied or moved, and for no other that is saved under its number.
+
+Where the first commit never comes, the mark holds all the same: the job had gone back, and the next
+run goes on from the base, as it would have. A mark that held only once its branch has a step would
+have each reader look for that step, and would bring what was left back for as long as saves fail.
+Nothing is lost by it: what was left stays until the branch has a step at or above its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from ..errors import CheckpointError, Corrupt
+from ..format.item_report import SAVE_ID
+from ..format.record import FORMAT, whole
+from ..storage.base import NameTaken, Storage
+from ..storage.path import join
+from ..storage.sure_read import read_surely
+from ..storage.threads import run_side_by_side
+from ..storage.tombstone import RECORD_NAME, body_of, sealed
+from .claims import FOLDER, writer_of
+
+LEFT = f"{FOLDER}/left"
+NOTHING = -1  # the base of what goes on from no step
+KEPT_MARKS = 64  # files that hold for nothing any more: those who wait for steps may need them
+MARK_LIMIT_BYTES = 256 << 20
+_NAME = re.compile(rf"({SAVE_ID.pattern})\.json")
+_HEAD_BYTES = 128
+_HEAD = re.compile(
+    rb'\{"format":"%s","step":\d{1,18},"writer":"(%s)"'
+    % (FORMAT.encode(), SAVE_ID.pattern.encode())
+)
+
+# Returns the id of the save in a folder of a store, "" where nothing says so.
+Identify: TypeAlias = Callable[[Storage, str], str]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one branch has left: `steps` are those above its `base`, with the ids of their saves.
+    `save` is the id of its first save, `base_save` that of the base, "" where it is not known.
+    """
+
+    save: str
+    base: int
+    base_save: str
+    steps: Mapping[int, str]
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file in the root."""
+        return f"{LEFT}/{self.save}.json"
+
+    def to_bytes(self) -> bytes:
+        """Returns the text of its file, which ends in its own checksum as a record does."""
+        return sealed(json.dumps(asdict(self), separators=(",", ":")).encode()[:-1])
+
+
+def _parse(data: bytes, path: str, save: str) -> Mark:
+    try:
+        if data == sealed(body_of(data)):
+            found = json.loads(data)
+            steps = {whole(int(step)): str(each) for step, each in found["steps"].items()}
+            return Mark(save, whole(found["base"] + 1) - 1, str(found["base_save"]), steps)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise Corrupt.at(
+        path,
+        "it says which steps were left behind, and was damaged after it was written; delete it if"
+        " those steps may count as the newest again",
+    )
+
+
+def read_marks(storage: Storage, listed: Collection[str] | None = None) -> list[Mark]:
+    """Returns the marks of a root; `listed` are the names of all its files, where they are known.
+
+    Raises the store's OSError, Corrupt naming a mark that is damaged.
+    """
+    if listed is None:
+        listed = [entry.name for entry in storage.list(LEFT)]
+    names = sorted(name for name in listed if name.startswith(f"{LEFT}/"))
+
+    def read(name: str) -> Mark | None:
+        match = _NAME.fullmatch(name.removeprefix(f"{LEFT}/"))
+        if match is None:
+            return None
+        try:
+            return _parse(storage.fetch(name, MARK_LIMIT_BYTES), join(storage.root, name), match[1])
+        except FileNotFoundError:  # pruned meanwhile
+            return None
+
+    found = run_side_by_side(read, names, storage.max_concurrency)
+    return [mark for mark in found if mark is not None]
+
+
+def identify_own(storage: Storage, folder: str) -> str:
+    """Returns the id of the save of holdfast's in a step's folder, by the beginning of its record.
+
+    One small read. It is "" where there is no record, or its beginning is damaged. Raises the
+    store's OSError, which says nothing of the record.
+    """
+    head = bytearray(_HEAD_BYTES)
+    name = join(folder, RECORD_NAME)
+    try:
+        read_surely(storage, name, lambda: storage.read(name, 0, [memoryview(head)]))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, CheckpointError):
+        return ""
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link in circles, a socket
+            return ""
+        raise
+    match = _HEAD.match(head)
+    return "" if match is None else match[1].decode()
+
+
+def left_among(
+    storage: Storage,
+    folders: Mapping[int, str],
+    marks: Iterable[Mark],
+    identify: Identify = identify_own,
+) -> set[int]:
+    """Returns which of these steps, with the names of their folders, were left behind. It reads of
+    those that a mark names. Raises as `identify`.
+    """
+    saves: dict[int, set[str]] = {}
+    for mark in marks:
+        for step in mark.steps.keys() & folders.keys():
+            saves.setdefault(step, set()).add(mark.steps[step])
+    marked = sorted(saves)
+    found = run_side_by_side(
+        lambda step: identify(storage, folders[step]), marked, storage.max_concurrency
+    )
+    # What a record does not say is no reason to pass its step over: a restore says what is wrong.
+    pairs = zip(marked, found, strict=True)
+    return {step for step, save in pairs if save and save in saves[step]}
+
+
+def leave_behind(
+    storage: Storage,
+    folders: Mapping[int, str],
+    *,
+    base: int,
+    base_folder: str | None,
+    save: str,
+    identify: Identify = identify_own,
+) -> set[int]:
+    """Marks these steps as left by the branch of a save, durably; returns those that are marked.
+
+    One whose record does not say whose it is stays as it is. Raises Fenced, NotCommitted, OSError.
+    """
+    steps = sorted(folders)
+    saves = run_side_by_side(
+        lambda step: identify(storage, folders[step]), steps, storage.max_concurrency
+    )
+    named = {step: each for step, each in zip(steps, saves, strict=True) if each}
+    if not named:
+        return set()
+    base_save = "" if base_folder is None else identify(storage, base_folder)
+    mark = Mark(save, base, base_save, named)
+    # Where the name is taken an answer was lost: the id is this save's alone.
+    with contextlib.suppress(NameTaken):
+        storage.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{writer_of(save)}")
+    return set(named)
+
+
+def prune_marks(storage: Storage, marks: Collection[Mark], left_behind: Collection[int]) -> None:
+    """Deletes marks that hold for no step any more, where there are many. Raises OSError."""
+    void = [mark for mark in marks if not mark.steps.keys() & set(left_behind)]
+    if len(void) > KEPT_MARKS:
+        storage.delete([mark.file_name for mark in void])
+
+
+def goes_on_from(marks: Iterable[Mark], step: int, save: str) -> int:
+    """Returns the step above which those are new that come after this one: itself, or where it was
+    left behind the base of the branch that left it, of several the lowest.
+
+    `save` is the id of the step's save; "" for one that is known by its number alone.
+    """
+    marks = list(marks)
+    seen: set[tuple[int, str]] = set()
+    found = [(step, save)]
+    lowest = step
+    while found:
+        at = found.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        lowest = min(lowest, at[0])
+        found += [
+            (mark.base, mark.base_save)
+            for mark in marks
+            if at[0] in mark.steps and (not at[1] or mark.steps[at[0]] == at[1])
+        ]
+    return lowest
