@@ -258,8 +258,11 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
 def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raises TreeMismatch unless a saved Python value may come back as an array."""
     name = name_of(dtype)
-    is_number = leaf.kind in ("bool", "int", "float", "complex")
-    if shape or not is_number or not np.can_cast(type(leaf.value), dtype, "same_kind"):
+    # An int goes by value, whatever the sign of the dtype.
+    is_number = leaf.kind in ("bool", "int") or (
+        leaf.kind in ("float", "complex") and np.can_cast(type(leaf.value), dtype, "same_kind")
+    )
+    if shape or not is_number:
         refuse(leaf, f"{name}{list(shape)}")
     if not holds(dtype, leaf.value):
         refuse(leaf, f"{name}[], which cannot hold {shown(leaf.value)}")

@@ -46,6 +46,14 @@ def test_forms_of_requests() -> None:
     assert match_leaf(leaf(), np.zeros((4, 2), np.float16), True).dtype == np.float16
 
 
+def test_an_int_goes_by_value() -> None:
+    """Into a dtype without a sign too, where it is not below 0."""
+    assert match_leaf(LeafRecord("n", "int", value=7), np.uint8(0), False).dtype == np.uint8
+    for value, like in ((-1, np.uint8(0)), (1, np.bool_(0))):
+        with pytest.raises(TreeMismatch, match=f"cannot hold {value}"):
+            match_leaf(LeafRecord("n", "int", value=value), like, False)
+
+
 def test_a_sharding_is_taken_over() -> None:
     """A `like` with a sharding is requested on it; one that is not committed is left to jax."""
     sharding = SingleDeviceSharding(jax.devices()[0])

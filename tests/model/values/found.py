@@ -33,6 +33,7 @@ FOUND: Mapping[str, Draw] = {
     "a number on a mesh": Draw("holdfast", {"a": 7}, "elsewhere"),
     "a weak array": Draw("holdfast", {"a": jnp.asarray(0.5)}, "like"),
     "a weak array as it was": Draw("converted", {"a": jnp.asarray(0.5)}, "saved"),
+    "an int without a sign": Draw("holdfast", 0, "cast", dice=1),
     "an int that is rounded": Draw("holdfast", 2**24 + 1, "cast", dice=9),
     "numbers that wrap": Draw("holdfast", [np.array([300, -1, 2**31])] * 9, "cast"),
     "small numbers that wrap": Draw("holdfast", [np.array([9], ml_dtypes.uint4)] * 9, "cast"),
