@@ -359,13 +359,15 @@ class CheckpointManager:
         numpy; SAVED: the saved shardings); for an iterator's item the iterator, which takes its
         state back. An abstract mesh in it means the one that `jax.set_mesh` has set. `items` names
         several, each with its `like` or None, and a dict of them comes back, all of one step.
-        Without a `like`, a class that is not among `types` comes back as `Node`, with
-        `plain=True` as dict or list. `rename` turns the paths of stored leaves into those of
-        `like`: a mapping, rules of (pattern, replacement), or a function. `fallback=True` goes to
-        the newest whole step, on all processes alike, when a newer one is damaged or gone. `hold_s`
-        keeps the step from the keep policy for so many seconds. Of iterators, and of leaves that
-        were kept per process, each process gets its own back, on as many processes as saved;
-        `process` is the one whose to take instead.
+        Without a `like`, a class that is not among `types` comes back as `Node`, with `plain=True`
+        as dict or list. `rename` turns the paths of stored leaves into those of `like`: a mapping,
+        rules of (pattern, replacement), or a function. `cast=True` takes arrays of other dtypes: a
+        number that the dtype of `like` cannot hold is a TreeMismatch, and digits may go. A Python
+        int comes back equal, or is a TreeMismatch. `fallback=True` goes to the newest whole step,
+        on all processes alike, when a newer one is damaged or gone. `hold_s` keeps the step from
+        the keep policy for so many seconds. Of iterators, and of leaves that were kept per process,
+        each process gets its own back, on as many processes as saved; `process` is the one whose to
+        take instead.
 
         `read` says how a group reads what several of its processes need: "each" for itself;
         "once", after which its reader passes it on to the others; "auto" reads once from stores
