@@ -191,6 +191,7 @@ def test_states_of_libraries(tmp_path: Path) -> None:
         ({"a": jax.ShapeDtypeStruct((2,), jnp.float32)}, "a", "save the array"),
         ({(1, 2): 3}, "", "must be str or int"),
         ({"t": {1: 1, "b": 2}}, "t", "use str or int alone"),
+        ([3, Pair(1, Numbered({1: 1, "b": 2}))], "1.second.0", "use str or int alone"),
         ({"t": {"\ud800": 1}}, "'\\ud800'", "not valid UTF-8"),
     ],
 )
