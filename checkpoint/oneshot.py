@@ -38,7 +38,7 @@ from .layouts.detect import (
 from .layouts.inspection import Structure, structure_of
 from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .memory.budget import ALONE, MemoryBudget
-from .options import Options
+from .options import Options, absolute
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import Reading, RestoreOptions, VerifyReport
@@ -86,6 +86,7 @@ def save(  # noqa: PLR0913
     """
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
+    path = absolute(path)
     chosen = _chosen("save", state, item, items)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
@@ -126,6 +127,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
     waits for the save, at most 600 s. Raises what `save` raises before anything is written, and
     ValueError for another `layout`. In a group all processes begin their saves in one order.
     """
+    path = absolute(path)
     given = inspect.signature(save).bind(path, state, **options)
     given.apply_defaults()
     words = given.arguments
@@ -241,7 +243,8 @@ def load(  # noqa: PLR0913
     if group is not None:
         values = _load_alike(path, wanted, options, group, timeout_s)
     else:
-        with naming_path(os.fspath(path)):
+        path = absolute(path)
+        with naming_path(path):
             values = _restore_items(_open_alone(path, wanted), wanted, options)
     return values[item] if items is None else values
 
@@ -274,6 +277,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -
             "load_async: group= expects all processes to load in one order, which threads do not"
             " keep; expected load(...)"
         )
+    path = absolute(path)
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
@@ -310,9 +314,10 @@ def _load_alike(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Loads on all processes of a group what the primary finds; it ends alike on all."""
-    where = os.fspath(path)
-    name = f"checkpoint/load/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
-
+    where = absolute(path)
+    # By the path as it was given: processes may have other current folders.
+    name = f"checkpoint/load/{hashlib.sha256(os.fspath(path).encode()).hexdigest()[:16]}"
+    path = where
     read = options.read
 
     def find() -> tuple[str, bool, bool]:
@@ -389,7 +394,9 @@ def convert(
     match no leaf or the same leaf twice, ValueError for what are no rules, and what `load` raises.
     What was begun is removed then.
     """
-    with naming_path(os.fspath(path)):
+    path = absolute(path)
+    target = absolute(target)
+    with naming_path(path):
         checkpoint = open_checkpoint(path, step)
         with naming_step(checkpoint.info.path, checkpoint.info.step, checkpoint.info.path):
             return convert_checkpoint(
@@ -401,7 +408,8 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """Reads every byte of the checkpoint in `path` (of a root: its latest step) and checks it;
     raises as `load` does.
     """
-    with naming_path(os.fspath(path)):
+    path = absolute(path)
+    with naming_path(path):
         return open_checkpoint(path).verify()
 
 
@@ -412,5 +420,6 @@ def structure(path: str | os.PathLike[str], step: int | None = None) -> Structur
     `load(path, structure(path).items["state"].tree)` restores as saved, where the devices allow it.
     Raises as `load` does.
     """
-    with naming_path(os.fspath(path)):
+    path = absolute(path)
+    with naming_path(path):
         return structure_of(open_checkpoint(path, step))

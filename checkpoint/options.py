@@ -1,14 +1,16 @@
-"""The settings of a manager that are no policy, and of its local tier; what it counts; and how it
-shows progress.
+"""The settings of a manager that are no policy, and of its local tier; what it counts; how it shows
+progress; and what the paths mean that callers give.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from .notebook import html_table
@@ -305,9 +307,59 @@ class Local:
 
     def __post_init__(self) -> None:
         check_save_policy("save_policy", self.save_policy)
+        object.__setattr__(self, "path", absolute(self.path))
+        if "://" in str(self.path):
+            raise ValueError(f"Local: {self.path}: expected a folder of this host, found a URL")
         if self.replicas < 0:
             raise ValueError(f"Local: replicas={self.replicas!r}: expected 0 or more")
         for name in ("keep", "timeout_s", "max_bytes", "rate_bytes_s"):
             bound = getattr(self, name)
             if bound is not None and not bound > 0:
                 raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9_+.-]*://")
+_CUT_URL = re.compile(r"(gs|gcs_grpc|s3|az|memory|file):/(?!/)")
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns a path that means the same folder whatever becomes of the current one: `~` is
+    expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://.
+
+    Raises TypeError, ValueError for what is no path.
+    """
+    text = _text(path)
+    if _URL.match(text):
+        if not text.startswith("file://"):
+            return text
+        text = text.removeprefix("file://")
+    if not text:
+        raise ValueError(
+            f"found the path {path!r}, which is empty; expected a folder or a URL (the current"
+            " folder is '.')"
+        )
+    if cut := _CUT_URL.match(text):
+        raise ValueError(
+            f"found the path {text!r}; expected {cut[1]}://...: pathlib leaves one slash of a URL's"
+            " two, so give the URL as text"
+        )
+    known = Path(os.path.expanduser(text)).absolute()
+    if ".." not in known.parts:
+        return str(known)
+    # What `..` leaves may be a link, whose own folder is meant then.
+    last = len(known.parts) - known.parts[::-1].index("..")
+    return str(Path(os.path.realpath(Path(*known.parts[:last])), *known.parts[last:]))
+
+
+def _text(path: Any) -> str:
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if isinstance(text, str):
+        return text
+    hint = ": write os.fsdecode(path)" if isinstance(text, bytes) else ""
+    raise TypeError(
+        f"found {type(path).__name__} {str(path)[:80]!r} as the path; expected text or a"
+        f" pathlib.Path{hint}"
+    )

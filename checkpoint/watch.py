@@ -59,7 +59,14 @@ def iterate_steps(
     `skip_to_newest` steps that were overtaken are left out; else each one is yielded that is still
     there.
     """
+    # Not in the generator, which begins with the loop: the path is that of this call.
     storage = open_storage(directory)
+    return _iterate(storage, after, timeout_s, hold_s, skip_to_newest=skip_to_newest)
+
+
+def _iterate(
+    storage: Storage, after: int | None, timeout_s: float, hold_s: float, *, skip_to_newest: bool
+) -> Iterator[int]:
     root = _WatchedRoot(storage, after)
     while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
         fresh = [newest] if skip_to_newest else root.fresh()

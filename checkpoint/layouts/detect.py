@@ -209,7 +209,7 @@ def open_checkpoint(
     the one that `path` means: to count, or to fail. Raises StepNotFound saying what is there
     instead, Corrupt, HostileCheckpoint.
     """
-    folder, file = split(os.fspath(path))
+    folder, file = split(path)
     if is_single_file(path):
         from .safetensors import SafetensorsCheckpoint
 
@@ -226,7 +226,7 @@ def open_checkpoint(
 
 def is_single_file(path: str | os.PathLike[str]) -> bool:
     """Says whether a path means one file, of safetensors, and no folder."""
-    return split(os.fspath(path))[1].endswith(".safetensors")
+    return split(path)[1].endswith(".safetensors")
 
 
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:

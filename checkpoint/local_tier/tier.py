@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -84,7 +83,7 @@ class LocalTier:
         lineage: Lineage | NoLineage,
         sharers: Sharers = ALONE,
     ) -> None:
-        path = Path(os.path.abspath(os.fspath(local.path)))
+        path = Path(local.path)
         self.storage = HostStorage(path)
         # The store's disk is not this host's, and a bar for each local save would flicker.
         self.options = replace(

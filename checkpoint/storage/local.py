@@ -20,6 +20,7 @@ from holdfast.coordination import Fenced
 
 from ..errors import Corrupt
 from ..memory.write_behind import WriteBehind
+from ..options import absolute
 from .base import (
     Entry,
     NameTaken,
@@ -73,7 +74,7 @@ class LocalStorage:
         file_mode: int | None = None,
         folder_mode: int | None = None,
     ) -> None:
-        self.path = Path(os.path.abspath(os.fspath(root)))
+        self.path = Path(absolute(root))
         self.folder_mode = folder_mode
         self._single_writer = single_writer
         self._file_mode = file_mode

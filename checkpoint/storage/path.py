@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..errors import Corrupt
+from ..options import absolute as absolute
 from .base import Entry, Storage
 from .bucket import BucketStorage
 from .kvstore import KvStoreStorage
@@ -45,7 +46,7 @@ class StorePath:
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> StorePath:
         """Returns the folder that a path or URL means, in the store of its parent folder."""
-        parent, name = split(os.fspath(path))
+        parent, name = split(path)
         return cls(open_storage(parent), name)
 
     def __truediv__(self, name: str) -> StorePath:
@@ -82,13 +83,14 @@ class StorePath:
         return self.storage.read(join(self.name, name), offset, buffers)
 
 
-def split(path: str) -> tuple[str, str]:
+def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Returns the parent folder of a path or URL, and the last part.
 
     What follows a `?` in a URL stays with the folder.
     """
+    path = absolute(path)
     if "://" not in path:
-        parent, _, name = os.path.abspath(path).rpartition("/")
+        parent, _, name = path.rpartition("/")
         return parent or "/", name
     url, mark, query = path.partition("?")
     parent, _, name = url.rstrip("/").rpartition("/")
@@ -107,9 +109,8 @@ def open_storage(
     The URL begins with gs://, gcs_grpc://, s3://, az://, memory://, or what `register_storage` was
     given. Raises ValueError for modes of files where the store has none.
     """
-    text = os.fspath(path)
-    if "://" not in text or text.startswith("file://"):
-        text = text.removeprefix("file://")
+    text = absolute(path)
+    if "://" not in text:
         return LocalStorage(
             text, single_writer=single_writer, file_mode=file_mode, folder_mode=folder_mode
         )

@@ -28,7 +28,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.layouts.detect import find_steps, newest_step
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
-from holdfast.checkpoint.storage.path import open_storage
+from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from .handlers import is_own, make_args, to_path
@@ -87,6 +87,7 @@ class CheckpointManager(AbstractCheckpointManager):
         self._registry = handler_registry
         self._options = options or CheckpointManagerOptions()
         read_only = self._options.read_only
+        directory = absolute(directory)
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}

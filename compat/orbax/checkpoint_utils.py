@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from holdfast.checkpoint import iterate_steps, wait_for_new_step
+from holdfast.checkpoint.storage.path import absolute
 
 from .args import ArrayRestoreArgs, RestoreArgs
 from .checkpoint_manager import steps_in
@@ -130,14 +131,25 @@ def checkpoints_iterator(
     Ends when `timeout` seconds have passed without one (and `timeout_fn` says so).
     """
     check_names("checkpoints_iterator", names)
+    # Not in the generator, which begins with the loop: the path is that of this call.
+    folder = absolute(checkpoint_dir)
+    return _checkpoints(folder, min_interval_secs, timeout, timeout_fn)
+
+
+def _checkpoints(
+    folder: str,
+    min_interval_s: float,
+    timeout: float | None,
+    timeout_fn: Callable[[], bool] | None,
+) -> Iterator[int]:
     last: int | None = None
     timeout_s = math.inf if timeout is None else timeout
     while True:
         began = time.monotonic()
-        for step in iterate_steps(checkpoint_dir, after=last, timeout_s=timeout_s):
+        for step in iterate_steps(folder, after=last, timeout_s=timeout_s):
             last = step
             yield step
-            time.sleep(max(0.0, min_interval_secs - (time.monotonic() - began)))
+            time.sleep(max(0.0, min_interval_s - (time.monotonic() - began)))
             began = time.monotonic()
         if timeout_fn is None or timeout_fn():
             return

@@ -101,7 +101,8 @@ class WatchedFile(Polled):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, every_s: float = 0.5) -> None:
-        self.path = Path(path)
+        # Looked at for as long as the program runs, whatever its current folder is by then.
+        self.path = Path(path).expanduser().absolute()
         super().__init__(f"file {self.path}", self._read, every_s=every_s)
 
     def _read(self) -> Notice | None:

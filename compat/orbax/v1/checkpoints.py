@@ -14,7 +14,7 @@ from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
 from holdfast.checkpoint import save_async as native_save_async
 from holdfast.checkpoint.layouts.detect import layout_of
-from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.storage.path import StorePath, absolute
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import SavedItem, orbax_errors
@@ -263,7 +263,7 @@ def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: boo
         raise FileNotFoundError(f"Checkpoint does not exist: {path}.")
     try:
         if there and is_primary_host(0):
-            shutil.rmtree(path)
+            shutil.rmtree(absolute(path))
     finally:
         sync_global_processes("holdfast.compat.orbax.v1.deleted")  # it is gone for all
     return there

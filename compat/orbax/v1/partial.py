@@ -17,7 +17,7 @@ from holdfast.checkpoint import save_async as native_save_async
 from holdfast.checkpoint.format.tree import describe
 from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.base import NameTaken
-from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.storage.path import StorePath, absolute
 from holdfast.checkpoint.tools.merge import merge_checkpoints
 from holdfast.multihost import is_primary_host, sync_global_processes
 
@@ -152,7 +152,7 @@ def _final(path: Any) -> str:
         raise not_covered(
             f"partial.save({text!r})", "save all parts as one tree: an object store has no links"
         )
-    return os.path.abspath(text).removesuffix(SUFFIX)
+    return absolute(text).removesuffix(SUFFIX)
 
 
 def _refuse_existing(final: str) -> None:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, Corrupt, Storage, load, register_storage
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    EveryNSteps,
+    Local,
+    Storage,
+    convert,
+    iterate_steps,
+    load,
+    load_async,
+    register_storage,
+    save,
+    save_async,
+    structure,
+    sweep,
+    verify,
+    wait_for_new_step,
+)
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath, open_storage, split
+from holdfast.checkpoint.storage.path import StorePath, absolute, open_storage, split
 
 
 @pytest.mark.parametrize(
@@ -94,3 +113,94 @@ def test_a_folder_lists_its_names_and_fetches_its_files(tmp_path: Path) -> None:
     assert caught.value.file == f"{tmp_path}/a/gone"
     with pytest.raises(Corrupt, match=r"is no metadata file: .* has 10 bytes; at most 9"):
         folder.fetch("file", 9)
+
+
+# --- as callers give it
+
+TREE = {"w": np.arange(3)}
+TAKES_PATH: dict[str, Callable[[Any], object]] = {
+    "save": lambda path: save(path, TREE),
+    "save_async": lambda path: save_async(path, TREE),
+    "load": load,
+    "load_async": load_async,
+    "verify": verify,
+    "structure": structure,
+    "convert": lambda path: convert(path, "target"),
+    "convert to": lambda path: convert("source", path),
+    "sweep": sweep,
+    "iterate_steps": iterate_steps,
+    "wait_for_new_step": wait_for_new_step,
+    "CheckpointManager": CheckpointManager,
+    "Local": lambda path: Local(path, save_policy=EveryNSteps(1)),
+}
+
+
+@pytest.mark.parametrize("call", TAKES_PATH)
+def test_what_is_no_path_is_refused_at_the_call(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written: an empty text, bytes, a tree, a URL that pathlib has cut."""
+    monkeypatch.chdir(tmp_path)
+    take = TAKES_PATH[call]
+    with pytest.raises(
+        ValueError, match=r"the path '', which is empty; expected a folder or a URL"
+    ):
+        take("")
+    with pytest.raises(
+        TypeError, match=r"found bytes .* as the path; .* write os.fsdecode\(path\)"
+    ):
+        take(b"folder")
+    with pytest.raises(TypeError, match=r"found dict .* as the path; expected text or a pathlib"):
+        take(TREE)
+    with pytest.raises(ValueError, match="found the path 's3:/b/x'; expected s3://"):
+        take(Path("s3://b/x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_current_folder_is_that_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for what begins later: a thread, a generator, a local tier."""
+    here = tmp_path / "here"
+    there = tmp_path / "there"
+    for folder, size in ((here, 3), (there, 4)):
+        save(folder / "x", {"w": np.arange(size)})
+    monkeypatch.chdir(here)
+    future = load_async("x")
+    saved = save_async("y", TREE)
+    steps = iterate_steps("x", timeout_s=0.01)
+    local = Local("fast", save_policy=EveryNSteps(1))
+    manager = CheckpointManager("root")
+    monkeypatch.chdir(there)
+    with manager:
+        manager.save(1, TREE)
+    saved.wait()
+    assert future.result()["w"].shape == (3,)
+    assert list(steps) == []
+    assert local.path == str(here / "fast")
+    assert sorted(os.listdir(here)) == ["root", "x", "y"] and os.listdir(there) == ["x"]
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell: at the beginning alone."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    save("~/x", TREE)
+    save(Path("~", "y"), TREE)
+    assert sorted(os.listdir(tmp_path / "home")) == ["x", "y"] and os.listdir(tmp_path) == ["home"]
+    assert absolute("./~/x") == str(tmp_path / "~" / "x")
+
+
+def test_links_stay_but_those_that_dots_lead_out_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is opened as the kernel opens it."""
+    (tmp_path / "far" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "folder")
+    monkeypatch.chdir(tmp_path)
+    assert absolute("link/x") == str(tmp_path / "link" / "x")
+    assert absolute("link/../x") == str(tmp_path / "far" / "x")
+    assert absolute("./a//b/") == str(tmp_path / "a" / "b")
+    assert absolute("s3://bucket/a/../b") == "s3://bucket/a/../b"
+    save("link/../x", TREE)
+    assert (tmp_path / "far" / "x" / "checkpoint.json").exists()
