@@ -173,6 +173,7 @@ class DurableLane:
 
     def close(self, timeout_s: float) -> None:
         """Lets the saving thread end after the save in flight; waits for nothing."""
+        self._has_claim = False  # it is given up with the lane: another save takes it again
         self._saver.close()
         self._scheduler.close()
 

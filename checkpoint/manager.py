@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import time
@@ -19,6 +18,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import close_with_attempt
 
 from .agreement.restore_verdict import wanted_items
+from .errors import error_text
 from .format.limits import check_step
 from .format.rename import Names
 from .lanes import SaveLane
@@ -39,13 +39,21 @@ from .policy import (
 )
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import Reading, RestoreOptions
-from .saving.async_saver import SaveHandle, refuse_in_callback
+from .saving.async_saver import (
+    SaveHandle,
+    is_interpreter_ending,
+    refuse_after_end,
+    refuse_in_callback,
+    settle,
+    settle_at_exit,
+    tell_lost,
+)
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
 from .storage.base import CountsRequests
 from .storage.threads import register_at_exit
 
-_log = logging.getLogger(__name__)
+EXIT_DELETIONS_S = 1.0  # for what the keep policy has let go, when the interpreter ends
 
 
 class CheckpointManager:
@@ -100,7 +108,7 @@ class CheckpointManager:
         self._durable = self._parts.lanes[0]
         self._closed = False
         _open_managers.add(self)
-        close_with_attempt(self._finish_at_exit)
+        close_with_attempt(self._end_with_attempt)
 
     # --- Saving
 
@@ -155,6 +163,7 @@ class CheckpointManager:
         self._refuse_in_callback("save")
         self._parts.watchdog.progress()
         self._check_writable()
+        refuse_after_end(f"step {step} of {self._root.where}")
         order = SaveOrder(
             step,
             state=state,
@@ -178,6 +187,10 @@ class CheckpointManager:
             # Only now: who has heard of a failure, and who has not, begin the same saves.
             if other is not lane:
                 other.raise_error()
+        if is_interpreter_ending():
+            # No call comes that would raise the error, or give the claim up.
+            self._parts.close(EXIT_DELETIONS_S)
+            self._raise_errors(missed=True)
         return handle
 
     def _choose_lane(self, step: int, *, force: bool) -> SaveLane | None:
@@ -441,22 +454,25 @@ class CheckpointManager:
         # No save comes that would try again.
         self._raise_errors(missed=True)
 
-    def _finish_at_exit(self) -> None:
-        """Lets a save in flight finish, within bounds, when the interpreter ends with this manager
-        open.
-        """
+    def _end_with_attempt(self) -> None:
+        """Closes the manager as the process leaves the attempt that it belongs to."""
         self._closed = True
         _open_managers.discard(self)
+        settle()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Tells what has failed, and gives the claim up, once the saves in flight are settled."""
         try:
-            self._durable.join(self._options.exit_timeout_s)
+            self._join_lanes(0.0)
         except TimeoutError:
             # The save still runs: its claim has to stand as long as it may commit.
             return
         try:
-            self._durable.raise_error(missed=True)
-        except HoldfastError as error:
-            _log.error("a save failed before the exit: %s", error)
-        self._parts.close(1.0)
+            self._raise_errors(missed=True)
+        except Exception as error:
+            tell_lost(f"a save to {self._root.where} failed: {error_text(error)}")
+        self._parts.close(EXIT_DELETIONS_S)
 
     def _leave_to_parent(self) -> None:
         """Closes the manager of a forked child without a word to store or group.
@@ -483,7 +499,7 @@ class CheckpointManager:
             error.add_note(f"besides, a save failed: {failed}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not (getattr(self, "_closed", True) or is_interpreter_ending()):
             warnings.warn(
                 f"CheckpointManager of {self._root.where} was not closed",
                 ResourceWarning,
@@ -550,8 +566,10 @@ def _step_to_restore(step: Any) -> int:
 
 
 def _finish_all_at_exit() -> None:
+    settle_at_exit()
     for manager in list(_open_managers):
-        manager._finish_at_exit()
+        # Still open: who saves later, in a hook of atexit, takes the claim again.
+        manager._finish()
 
 
 def _leave_all_to_parent() -> None:

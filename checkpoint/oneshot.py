@@ -43,12 +43,12 @@ from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
 from .restoring.restore import Reading, RestoreOptions, VerifyReport
 from .restoring.surgery_rules import Rules
-from .saving.async_saver import SaveHandle
+from .saving.async_saver import SaveHandle, is_interpreter_ending, refuse_after_end
 from .saving.cast import SaveDtype, cast_tree
 from .saving.stager import SaveOrder
 from .single_save import BackgroundSave, SingleSave
 from .storage.path import StorePath, join, open_storage
-from .storage.threads import start_thread
+from .storage.threads import do_beside
 from .tools.convert import convert as convert_checkpoint
 
 
@@ -87,6 +87,7 @@ def save(  # noqa: PLR0913
     if layout not in ("holdfast", "orbax"):
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     path = absolute(path)
+    refuse_after_end(f"step {step} of {path}")
     chosen = _chosen("save", state, item, items)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
@@ -136,6 +137,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
             f"save_async: layout={words['layout']!r} is written before the call returns; expected"
             " save(...)"
         )
+    refuse_after_end(f"step {words['step']} of {path}")
     order = SaveOrder(
         words["step"],
         items=_chosen("save_async", state, words["item"], words["items"]),
@@ -145,7 +147,10 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
     )
     how = Options(save_timeout_s=words["timeout_s"], per_process=words["per_process"])
     single = BackgroundSave.open(path, words["group"], order, how)
-    return single.begin(single.stage(order))
+    handle = single.begin(single.stage(order))
+    if is_interpreter_ending():
+        handle.wait()  # nobody may ask for the error
+    return handle
 
 
 def _chosen(call: str, state: Any, item: str, items: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -290,7 +295,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -
         except BaseException as error:
             future.set_exception(error)
 
-    start_thread(run)
+    do_beside(run)
     return future
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import weakref
 from dataclasses import dataclass, replace
 from typing import Self
 
-from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
 from .agreement.save_protocol import SaveResult
-from .errors import SaveCancelled, StepExists, failure_of, naming_path
+from .errors import StepExists, failure_of, naming_path
 from .format.limits import check_item_name, check_step
 from .format.step_folders import has_record, other_step
 from .options import Options
@@ -27,11 +24,6 @@ from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
 from .storage.path import open_storage, split
-from .storage.threads import register_at_exit
-
-_log = logging.getLogger(__name__)
-# A thread holds each handle until its save has ended.
-_begun: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -131,21 +123,18 @@ class BackgroundSave(SingleSave):
     def begin(self, request: SaveRequest) -> SaveHandle:
         """Begins the save; returns when the caller may donate or overwrite its arrays."""
         saver = AsyncSaver(self)
-        handle = saver.begin(request)
-        _begun.add(handle)
-        saver.close()
-        return handle
+        try:
+            return saver.begin(request)
+        finally:
+            saver.leave()  # nobody may ask for the error
 
     def run(self, request: SaveRequest) -> SaveResult:
-        """Does the save; a failure is in the result and in the log, for nobody may ask for it."""
+        """Does the save; a failure is in the result."""
         try:
-            result = super().run(request)
+            return super().run(request)
         except Exception as error:
             failure = failure_of(error, request.step, self.root.group.index)
-            result = SaveResult(request.key, failure)
-        if result.error is not None and not isinstance(result.error, SaveCancelled):
-            _log.error("the save to %s failed: %s", self.root.where, result.error)
-        return result
+            return SaveResult(request.key, failure)
 
 
 def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
@@ -162,7 +151,7 @@ def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
     step = check_step(step)
     named = other_step(step, open_storage(path), "")
     if named is not None:
-        name = split(os.fspath(path))[1]
+        name = split(path)[1]
         raise ValueError(
             f"save: the folder {name} is called as step {named} is, and step={step}; call it"
             " otherwise, or leave `step` out"
@@ -179,15 +168,3 @@ def _refuse_existing(storage: Storage) -> None:
             " overwrite=True"
         )
         raise StepExists(message, path=storage.root)
-
-
-def _finish_all_at_exit() -> None:
-    for handle in [each for each in _begun if not each.done()]:
-        try:
-            handle.wait(Options().exit_timeout_s)
-        except (HoldfastError, TimeoutError) as error:
-            _log.error("a save did not end before the exit: %s", error)
-
-
-os.register_at_fork(after_in_child=_begun.clear)
-register_at_exit(_finish_all_at_exit)

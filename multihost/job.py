@@ -113,6 +113,22 @@ class ClearedCache(Protocol):
         """Empties the cache."""
 
 
+_before_leaving: list[Callable[[float], None]] = []
+
+
+def settle_before_leaving(settle: Callable[[float], None]) -> None:
+    """Has a function called with the seconds that it has, before this process leaves its job in
+    order: it waits for what still needs the others.
+    """
+    _before_leaving.append(settle)
+
+
+def settle_all(timeout_s: float) -> None:
+    """Calls what `settle_before_leaving` was given."""
+    for settle in _before_leaving:
+        settle(timeout_s)
+
+
 C = TypeVar("C", bound=ClearedCache)
 _of_backends: list[ClearedCache] = []
 

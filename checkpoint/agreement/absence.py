@@ -5,6 +5,7 @@ A call of `save` that only one process makes is the mistake that waits longest.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from types import TracebackType
@@ -41,7 +42,9 @@ class LateWatch:
     def __enter__(self) -> Self:
         if self._asks:
             # A thread of its own: the one that saves stands in the wait.
-            threading.Thread(target=self._watch, name="holdfast-late-save", daemon=True).start()
+            watcher = threading.Thread(target=self._watch, name="holdfast-late-save", daemon=True)
+            with contextlib.suppress(RuntimeError):  # an interpreter that ends starts none
+                watcher.start()
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ from holdfast.multihost import Group
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
 from ..memory.need import MemoryNeed, SeenLevel, find_shortage
-from ..storage.threads import Latch, start_thread
+from ..storage.threads import Latch, do_beside
 from .exchange import AgreedError, SentError, exchange, first_failed, to_json_bytes
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class RestoreAgreement:
             self._posted.append(posted)
             is_first = len(self._posted) == 1
         if is_first:
-            start_thread(self._exchange_posted)
+            do_beside(self._exchange_posted)
         return posted
 
     @property

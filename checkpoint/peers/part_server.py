@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from ..storage.hedges import LOOK_S
-from ..storage.threads import start_thread
+from ..storage.threads import do_beside, start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class PartServer:
                     return
                 self._counts["connections"] += 1
                 self._connections.add(connection)
-            start_thread(self._serve, connection)
+            do_beside(self._serve, connection)
 
     def _make_room(self) -> bool:
         """Says whether one more connection may be served; ends an idle one for it if need be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -47,7 +48,8 @@ class RunningClock:
     def start(self) -> None:
         """Begins to look."""
         self()
-        start_thread(self._look)
+        with contextlib.suppress(RuntimeError):  # an interpreter that ends starts none
+            start_thread(self._look)
 
     def _look(self) -> None:
         while not self._stopped.wait(LOOK_S):

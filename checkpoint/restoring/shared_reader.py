@@ -26,7 +26,7 @@ from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
-from ..storage.threads import Latch, start_thread
+from ..storage.threads import Latch, do_beside
 from .reader import Allocate, ItemReader, RangeRead, ReadRequest
 from .sharing import (
     Blocks,
@@ -109,7 +109,7 @@ class HeldBlocks:
         if held is None:
             return None
         if is_first:
-            start_thread(self._bring, block, held)
+            do_beside(self._bring, block, held)
         if not held.ended.wait(PENDING_S):
             raise StillReading(f"block {block} is being read")
         return held.result()
@@ -362,7 +362,7 @@ class SharedReader(ItemReader):
     def read_checked(self, file: FileReport, size: int) -> bytes:
         """Returns a header: from another process, where the store does not bring it."""
         own = _Held(users=1)
-        start_thread(self._bring_header, own, file, size)
+        do_beside(self._bring_header, own, file, size)
         trust = self._peers.trust
         began_s = trust.clock()
         while not own.ended.wait(PENDING_S):

@@ -1,6 +1,7 @@
-"""The save in flight, at most one, on a thread of its own.
+"""The save in flight, at most one of a manager, on a thread of its own.
 
-The caller has a handle of it, and the next call its error.
+The caller has a handle of it, and the next call its error. An interpreter that ends waits for the
+saves in flight of all managers, also of those that are gone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +20,10 @@ from typing import Protocol
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
+from holdfast.multihost.group.group import settle_before_leaving
 
 from ..agreement.save_protocol import SaveResult
-from ..errors import SaveCancelled, SaveFailed, error_text
+from ..errors import CheckpointError, SaveCancelled, SaveFailed, error_text
 from ..notebook import html_table, shown_bytes
 from ..options import Options
 from ..storage.base import Storage
@@ -83,10 +87,12 @@ class SaveHandle:
         self._request = request
         self._context = context
         self._ended = Latch()
+        self._told = Latch()  # that it has ended, to callbacks and the log
         self._result: SaveResult | None = None
         self._defect: BaseException | None = None
         self._is_unread = request is not None
         self._is_cancelled_here = False
+        self._is_left = False  # its saver went: nobody asks it for the error
         self._callbacks: collections.deque[Callable[[int], object]] = collections.deque()
         if request is None:
             self._ended.set()
@@ -181,7 +187,6 @@ class SaveHandle:
     def _run(self) -> None:
         """Does the save, on the saving thread."""
         assert self._request is not None and self._context is not None
-        threading.current_thread().name = f"holdfast-save-{self.step}"
         try:
             self._result = self._context.run(self._request)
             if self._result.error is None:
@@ -193,6 +198,47 @@ class SaveHandle:
         # A callback may have come between the last call and the end.
         if self._error() is None:
             self._call_back()
+        else:
+            # Nobody calls them any more, and who holds the handle would hold the saver by them.
+            self._callbacks.clear()
+        if self._is_left:
+            self._tell_lost()
+        _held.discard(self)
+        self._told.set()
+
+    @property
+    def _what(self) -> str:
+        assert self._context is not None
+        return f"the save of step {self.step} to {self._context.storage.root}"
+
+    @property
+    def _exit_timeout_s(self) -> float:
+        assert self._context is not None
+        return self._context.options.exit_timeout_s
+
+    def _leave_to_parent(self) -> None:
+        """Ends it in a forked child, where nothing saves it."""
+        self._defect = ValueError(
+            f"{self._what} belongs to the process that this one was forked from; expected wait()"
+            " there"
+        )
+        self._is_unread = False
+        self._ended = Latch()
+        self._ended.set()
+
+    def _leave(self) -> None:
+        """Notes that nobody asks for the error: the log has it then."""
+        self._is_left = True
+        if self.done():
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        try:
+            error: BaseException | None = self._take_error(missed=True)
+        except BaseException as defect:
+            error = defect
+        if error is not None and not isinstance(error, SaveCancelled):
+            tell_lost(f"{self._what} failed: {error_text(error)}")
 
     def _join(self, timeout_s: float | None = None) -> None:
         """Waits for the end. Raises TimeoutError after `timeout_s`, SaveFailed if a store hangs."""
@@ -271,7 +317,7 @@ class AsyncSaver:
     def __init__(self, context: SaveRunner) -> None:
         self._context = context
         self._last: SaveHandle | None = None
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] | None = None
+        self._queue: queue.SimpleQueue[SaveHandle | None] | None = None
 
     def start(self, request: SaveRequest) -> SaveHandle:
         """Begins a save; the one before has ended."""
@@ -280,14 +326,35 @@ class AsyncSaver:
         return handle
 
     def _enqueue(self, handle: SaveHandle) -> None:
-        # One thread serves all saves: to start a thread holds the caller until the thread runs.
-        if self._queue is None:
-            queued: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            start_thread(_serve, queued)
-            self._queue = queued
-        self._queue.put(handle._run)
+        queued = self._queue_of_thread()
+        if queued is None:
+            self._last = handle
+            handle._run()
+            return
+        try:
+            _held.add(handle)
+            queued.put(handle)
+        except BaseException:
+            _held.discard(handle)
+            raise
         # Last: an interrupt (Ctrl-C) before leaves no save that a later call would wait for.
         self._last = handle
+
+    def _queue_of_thread(self) -> queue.SimpleQueue[SaveHandle | None] | None:
+        """Returns what the saving thread takes saves from; None where the interpreter ends, and the
+        caller has to do them.
+        """
+        if is_interpreter_ending():
+            return None
+        # One thread serves all saves: to start a thread holds the caller until the thread runs.
+        if self._queue is None:
+            queued: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+            try:
+                start_thread(_serve, queued)
+            except RuntimeError:
+                return None
+            self._queue = queued
+        return self._queue
 
     def begin(self, request: SaveRequest) -> SaveHandle:
         """Begins a save as `start` does; returns when the caller may change its arrays.
@@ -325,7 +392,13 @@ class AsyncSaver:
             self._queue.put(None)
             self._queue = None
 
-    __del__ = close
+    def leave(self) -> None:
+        """Closes it, and has the log say what goes wrong with the last save, unless it is read."""
+        self.close()
+        if self._last is not None:
+            self._last._leave()
+
+    __del__ = leave
 
     def busy(self) -> bool:
         """Says whether a save has not ended."""
@@ -368,8 +441,99 @@ def _broken_by(error: BaseException, step: int) -> Exception:
     return SaveFailed(f"it was interrupted: {error!r}", step=step)
 
 
-def _serve(saves: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _serve(saves: queue.SimpleQueue[SaveHandle | None]) -> None:
     """Runs saves until None comes; holds none of them while it waits."""
     while (save := saves.get()) is not None:
-        save()
+        threading.current_thread().name = f"holdfast-save-{save.step}"
+        save._run()
         del save
+
+
+# --- all saves of this process
+
+# A save that was begun is held here until it ends, whoever else has let go of it: with it are held
+# its claim, and the lock that keeps others from sweeping what it writes.
+_held: set[SaveHandle] = set()
+# Nobody waits any more for a save that goes on when its call has returned.
+_ending = threading.Event()
+
+
+def is_interpreter_ending() -> bool:
+    """Says whether nobody waits for saves any more that go on when their call has returned."""
+    return _ending.is_set()
+
+
+def settle(timeout_s: float | None = None) -> None:
+    """Waits for the saves in flight, for each as long as its options say and for at most
+    `timeout_s`. Tells of those that have not ended.
+    """
+    began_s = time.monotonic()
+    for save in list(_held):
+        bound_s = save._exit_timeout_s
+        if timeout_s is not None:
+            bound_s = min(bound_s, timeout_s)
+        try:
+            has_ended = save._told.wait(max(0.0, began_s + bound_s - time.monotonic()))
+        except KeyboardInterrupt:
+            for each in list(_held):
+                tell_lost(f"{each._what} was in flight when the wait for it was interrupted")
+            raise
+        if not has_ended:
+            tell_lost(
+                f"{save._what} was in flight, and has not ended in {bound_s:g} s: it is not waited"
+                " for any longer, and its step may be missing"
+            )
+
+
+def refuse_after_end(what: str) -> None:
+    """Raises CheckpointError where the interpreter has ended all threads: it is too late to save,
+    for instance in the finalizer of a global object.
+    """
+    if sys.is_finalizing():
+        raise CheckpointError(
+            f"{what} is not saved: the interpreter has ended, and all its threads; expected the"
+            " save before, at the latest in a hook of atexit"
+        )
+
+
+def tell_lost(message: str) -> None:
+    """Tells that a save was lost, where no caller is there to raise it to: in the log, and on
+    stderr if the log does not go there.
+    """
+    _log.error("%s", message)
+    if not _log_reaches_stderr() and sys.stderr is not None:
+        print(f"holdfast: {message}", file=sys.stderr, flush=True)
+
+
+def _log_reaches_stderr() -> bool:
+    if not _log.isEnabledFor(logging.ERROR):
+        return False
+    if not _log.hasHandlers():
+        return True  # Python's handler of last resort
+    logger: logging.Logger | None = _log
+    while logger is not None:
+        for handler in logger.handlers:
+            if getattr(handler, "stream", None) is sys.stderr and handler.level <= logging.ERROR:
+                return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def settle_at_exit() -> None:
+    """Waits for the saves in flight; from here on a save is done before its call returns."""
+    _ending.set()
+    try:
+        settle()
+    except KeyboardInterrupt:
+        _held.clear()
+
+
+def _leave_to_parent() -> None:
+    _ending.clear()
+    for save in list(_held):
+        save._leave_to_parent()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+settle_before_leaving(settle)

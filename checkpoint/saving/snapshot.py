@@ -33,7 +33,7 @@ from ..format.tree import FlatTree, is_key, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
 from ..memory.levels import UNLIMITED_BYTES
 from ..memory.pool import POOL
-from ..storage.threads import Latch, run_side_by_side, start_thread
+from ..storage.threads import Latch, do_beside, run_side_by_side
 from .incremental import Unmoved, never_changes
 from .item_files import PIECE_BYTES
 from .plan import PACKS, Plan
@@ -435,7 +435,7 @@ def begin_copies(snapshots: Iterable[Snapshot]) -> None:
             copy.make()
 
     for _ in range(min(COPY_THREADS, sum(copy.chunks for copy in copies))):
-        start_thread(serve)
+        do_beside(serve)
 
 
 def _are_on_host(plan: Plan, leaves: Sequence[Any]) -> bool:

@@ -48,14 +48,20 @@ class BackgroundWorker:
     def _start(self) -> None:
         """Starts the thread where there is none for the jobs; after an interrupt of `put` too."""
         if self._jobs and not self._running:
-            start_thread(self._run)
+            try:
+                start_thread(self._run_on_thread)
+            except RuntimeError:  # an interpreter that ends starts none
+                self._run()
+
+    def _run_on_thread(self) -> None:
+        threading.current_thread().name = "holdfast-background"
+        self._run()
 
     def _run(self) -> None:
         with self._lock:
             if self._running:
                 return
             self._running = True
-        threading.current_thread().name = "holdfast-background"
         while (next_job := self._take()) is not None:
             what, job = next_job
             try:

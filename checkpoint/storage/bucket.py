@@ -8,6 +8,7 @@ waits for them until its deadline, and not beyond.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copy
 import errno
@@ -38,7 +39,7 @@ from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, fill, joined
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
-from .threads import Latch, register_at_exit, run_side_by_side, start_thread
+from .threads import Latch, do_beside, run_side_by_side, start_thread
 
 PART_BYTES = 16 << 20  # of a file that is streamed; a shorter one is one request
 PARTS_AT_ONCE = 16  # on their way from one store; each of its files holds one more
@@ -126,7 +127,11 @@ class BucketStorage(ObjectStorage):
 
     def _once(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
         """Waits for one try. At the deadline, and on Ctrl-C, it is broken off."""
-        future = asyncio.run_coroutine_threadsafe(_awaited(make), _loop(os.getpid()))
+        try:
+            loop = _loop(os.getpid())
+        except RuntimeError:  # the interpreter ends, and starts no thread for it
+            return asyncio.run(asyncio.wait_for(_awaited(make), timeout_s))
+        future = asyncio.run_coroutine_threadsafe(_awaited(make), loop)
         try:
             return future.result(timeout_s)
         except BaseException:
@@ -159,7 +164,7 @@ class BucketStorage(ObjectStorage):
         # obstore tries a part again in its own time. At the deadline nobody waits for it: the
         # upload ends with its next part, and no record will name the file.
         ended = Latch()
-        start_thread(self._send_and_tell, upload, ended)
+        do_beside(self._send_and_tell, upload, ended)
         try:
             in_time = ended.wait(self._patience.end_s - self._patience.clock())
         except BaseException as error:  # Ctrl-C
@@ -507,7 +512,11 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
     A forked child has none of its parent's threads.
     """
     loop = asyncio.new_event_loop()
-    start_thread(loop.run_forever)
+    try:
+        start_thread(loop.run_forever)
+    except RuntimeError:
+        loop.close()
+        raise
     return loop
 
 
@@ -626,4 +635,5 @@ def _some_hand_over() -> bool:
     return False
 
 
-register_at_exit(_let_answers_land)
+# Registered before the hooks that wait for saves, it runs after them.
+atexit.register(_let_answers_land)

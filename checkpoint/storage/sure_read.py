@@ -33,14 +33,18 @@ def read_surely(storage: Storage, name: str, read: Callable[[], T]) -> T:
             if error.errno != errno.EIO:
                 raise
             failure = error
-    path = join(storage.root, name)
     try:
-        is_listed = any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
-    except OSError as error:
-        # An error of the file says more. Only "not found" says nothing without a listing.
-        raise (error if isinstance(failure, FileNotFoundError) else failure) from None
-    if not is_listed:
-        raise failure
-    if isinstance(failure, FileNotFoundError):
-        raise OSError(errno.ESTALE, "it is listed, and cannot be opened", path) from failure
-    raise Corrupt.at(path, f"it cannot be read: {failure.strerror}") from failure
+        path = join(storage.root, name)
+        try:
+            is_listed = any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+        except OSError as error:
+            # An error of the file says more. Only "not found" says nothing without a listing.
+            raise (error if isinstance(failure, FileNotFoundError) else failure) from None
+        if not is_listed:
+            raise failure
+        if isinstance(failure, FileNotFoundError):
+            raise OSError(errno.ESTALE, "it is listed, and cannot be opened", path) from failure
+        raise Corrupt.at(path, f"it cannot be read: {failure.strerror}") from failure
+    finally:
+        # It holds this frame, and so the frames of all callers, with their arrays and managers.
+        del failure

@@ -7,10 +7,10 @@ import atexit
 import collections
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import thread as _executors
 from typing import Any
 
 LOOK_S = 1.0  # how often a wait looks for itself
@@ -50,8 +50,22 @@ class Latch:
 
 
 def start_thread(work: Callable[..., object], *arguments: object) -> None:
-    """Starts a daemon thread, in one operation: see Latch."""
+    """Starts a daemon thread, in one operation: see Latch. Raises RuntimeError where the
+    interpreter starts none any more.
+    """
+    if sys.is_finalizing():  # before Python 3.12 a thread would start, and never run
+        raise RuntimeError("the interpreter has ended its threads")
     _thread.start_new_thread(work, arguments)
+
+
+def do_beside(work: Callable[..., object], *arguments: object) -> None:
+    """Does work that ends on a daemon thread, or here where the interpreter starts none: at its
+    end, and in Python 3.12.0 and 3.12.1 as soon as its main thread has ended.
+    """
+    try:
+        start_thread(work, *arguments)
+    except RuntimeError:
+        work(*arguments)
 
 
 def run_side_by_side(
@@ -82,7 +96,7 @@ def run_side_by_side(
     threads = [Latch() for _ in range(min(max_concurrency, len(items)))]
     try:
         for ended in threads:
-            start_thread(serve, ended)
+            do_beside(serve, ended)
         for ended in threads:
             ended.wait()
     except BaseException:
@@ -97,8 +111,18 @@ def run_side_by_side(
 
 
 def register_at_exit(finish: Callable[[], None]) -> None:
-    """Has `finish` called when the interpreter exits, while threads and executors still work."""
-    # In hooks of `atexit` they are gone. Of these hooks the last registered runs first: that of the
-    # executors, which was registered when their module was imported, runs after ours.
-    assert _executors is not None
-    getattr(threading, "_register_atexit", atexit.register)(finish)
+    """Has `finish` called, once or twice, when the interpreter ends: after the threads that it
+    waits for, before hooks of `atexit` that were registered earlier.
+
+    A child of `multiprocessing` may have no such hooks. There it is called when the main thread
+    ends, and other threads may work on.
+    """
+    atexit.register(finish)
+    # Hooks of `threading` come before the other threads have ended.
+    getattr(threading, "_register_atexit", atexit.register)(_finish_child, finish)
+
+
+def _finish_child(finish: Callable[[], None]) -> None:
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        finish()

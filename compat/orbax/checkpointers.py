@@ -10,7 +10,7 @@ from typing import Any, Self
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.standard as standard
 from holdfast.checkpoint import SaveHandle, save, save_async
-from holdfast.checkpoint.storage.path import open_storage
+from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host
 
 from .handlers import is_own, make_args
@@ -127,14 +127,17 @@ class AsyncCheckpointer(Checkpointer):
     The next save, a restore and `close` wait for it. For one thread at a time.
     """
 
-    _in_flight: tuple[str | os.PathLike[str], SaveHandle] | None = None
+    _in_flight: SaveHandle | None = None
 
     def _save(
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
     ) -> None:
         self.wait_until_finished()
+        directory = absolute(directory)
         handle = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
-        self._in_flight = (directory, handle)
+        # Not by `wait_until_finished`, which a program that ends may not call.
+        handle.on_commit(lambda _: _mark(directory))
+        self._in_flight = handle
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         self.wait_until_finished()
@@ -144,20 +147,19 @@ class AsyncCheckpointer(Checkpointer):
         """Blocks until no save is in flight; raises the error of one that failed, once."""
         if self._in_flight is None:
             return
-        directory, handle = self._in_flight
+        handle = self._in_flight
         self._in_flight = None
         with orbax_errors():
             handle.wait()
-        _mark(directory)
 
     def cancel(self) -> None:
         """Calls the save in flight off; blocks until it has ended. One that commits goes on."""
-        if self._in_flight is not None and cancel(self._in_flight[1]):
+        if self._in_flight is not None and cancel(self._in_flight):
             self._in_flight = None
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed, once. Does not block."""
-        if self._in_flight is not None and self._in_flight[1].done():
+        if self._in_flight is not None and self._in_flight.done():
             self.wait_until_finished()
 
     def close(self) -> None:

@@ -35,7 +35,11 @@ def to_path(directory: Any) -> Any:
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine and returns what it returns. Blocks."""
-    # On a thread of its own, since the caller may be inside of an event loop.
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return contextvars.copy_context().run(asyncio.run, coroutine)
+    # The caller is inside of an event loop, and a thread has one at a time.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 

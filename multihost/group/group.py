@@ -13,6 +13,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..job import clear_with_attempt as clear_with_attempt
 from ..job import current_job
+from ..job import settle_before_leaving as settle_before_leaving
 from .group_client import Client, Deadline, bounded_name, group_client_of
 from .runtime import current_client
 

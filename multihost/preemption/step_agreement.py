@@ -207,10 +207,14 @@ class SyncPoint:
                 name=f"holdfast-wake-{self.name}",
                 daemon=True,
             )
-            waker.start()
-            if self._follower is not threading.current_thread():
-                self._follower.join(2 * TAKE_OVER_S)
-            waker.join(1.0)
+            try:
+                waker.start()
+            except RuntimeError:  # an interpreter that ends starts none
+                self._wake(self._group_client, floor)
+            else:
+                if self._follower is not threading.current_thread():
+                    self._follower.join(2 * TAKE_OVER_S)
+                waker.join(1.0)
         current_job().ensure(_OpenSyncPoints).discard(self)
 
     def _wake(self, group_client: GroupClient, floor: int | None) -> None:

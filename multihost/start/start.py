@@ -33,7 +33,7 @@ from holdfast.coordination.client.fork import keep_for_ever
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
-from ..job import current_job, forget_job
+from ..job import current_job, forget_job, settle_all
 from ..liveness.health import health
 from ..liveness.vitals import last_vitals, start_vitals, stop_vitals
 from ..preemption import preemption
@@ -182,18 +182,21 @@ def _check_early() -> None:
 def shutdown(timeout_s: float | None = None) -> None:
     """Leaves the job in order: waits until all have come here, then disconnects.
 
-    It waits for at most `timeout_s` (default: `initialize()`'s). While it waits, a signal that
+    It waits for at most `timeout_s` (default: `initialize()`'s), first for the saves that this
+    process has in flight, which need the others. While it waits, a signal that
     means preemption is still a notice, on which the others agree; afterwards signals are as before
     `initialize()`. A process that is alone, or has never joined, only stops watching for notices.
     Never raises because of another process: what went wrong is logged. Then somebody waits for this
     process to be gone, and the interpreter ends without its last search for cycles of objects. A
     second call does nothing.
     """
-    member = current_job().take(Membership)
+    member = current_job().get(Membership)
     if member is not None:
+        deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
+        settle_all(deadline.remaining_s())
+        current_job().take(Membership)
         preemption.set_waiting(True)
         health().close()  # from the barrier on the others leave, which is no loss
-        deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
         try:
             # A launcher that sees another process fail lets this one end with its own exit code.
             # Its last step may be newer than what it has reported of itself every few seconds.

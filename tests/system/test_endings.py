@@ -86,6 +86,32 @@ def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
     assert said[-2:] == ["step 2 is the best of 3, by 0.5", "its coordinator is gone"], said
 
 
+IN_FLIGHT = program("endings_in_flight")
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("shutdown", 0),
+        pytest.param("end", 0, marks=pytest.mark.slow),
+        pytest.param("error", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_who_leaves_with_saves_in_flight_waits_for_them(
+    how: str, code: int, tmp_path: Path
+) -> None:
+    """By `shutdown()` or by its end, whoever holds the managers: the steps are there, and nobody
+    hears of threads and hooks.
+    """
+    output = CollectedOutput()
+    command = [sys.executable, str(IN_FLIGHT), str(tmp_path), how]
+    result = run_local(command, 2, RunSettings(), output=output)
+    assert result.exit_code == code, output.text
+    assert [verify(tmp_path / name / name).step for name in "12"] == [1, 2], output.text
+    assert not [text for text in output.text.splitlines() if "gnored in" in text], output.text
+    assert output.text.count("Traceback") == 2 * code, output.text
+
+
 DO_NOT_RESTART = program("endings_do_not_restart")
 
 
