@@ -1,0 +1,1 @@
+"""Lives of processes that save: who saves, who holds the manager, and how the process ends."""
