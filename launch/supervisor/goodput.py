@@ -33,7 +33,8 @@ class Goodput:
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
     redoing_s: float = 0.0  # steps that an earlier attempt had done
     hung_s: float = 0.0  # since the last step, where none came for too long
-    ending_s: float = 0.0  # from a failure to the next start, the back-off included
+    # from a failure to the next start, the back-off included, and after all have come to shutdown()
+    ending_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -174,6 +175,8 @@ class GoodputMeter:
             return "waiting_s"
         if job.state not in RUNS:
             return "ending_s" if job.state is State.RESTARTING or job.final else self._beginning
+        if job.alive and job.alive <= job.leaving:
+            return "ending_s"
         if self._step < 0:
             return self._beginning
         return "redoing_s" if self._step <= self._best else "stepping_s"

@@ -32,6 +32,19 @@ class Account:
         return self.meter.goodput(self.now)
 
 
+def test_who_has_come_to_shutdown_makes_no_steps() -> None:
+    """A program that lives on for long after it has left its job neither steps nor hangs."""
+    account = Account(2)
+    account.at(0, Start())
+    account.at(2, Reserved(1, 2))
+    account.at(10, Progressed(1, 0))
+    account.at(20, Progressed(1, 30, leaving=frozenset({0})))
+    account.at(21, Progressed(1, 30, leaving=frozenset({0, 1})))
+    account.at(100, Exited(1, 0, 0))
+    account.at(130, Exited(1, 1, 0))
+    assert account.goodput == Goodput(starting_s=10.0, stepping_s=11.0, ending_s=109.0)
+
+
 def test_a_run_with_one_failure_is_accounted_for() -> None:
     """Starting, restoring, steps, saves, the end of the attempt, steps that are done again: by
     hand.
