@@ -20,6 +20,7 @@ from holdfast.checkpoint import (
     SaveFailed,
     StepExists,
     StepNotFound,
+    TreeMismatch,
     UnsupportedLeaf,
     convert,
     load,
@@ -294,3 +295,31 @@ def test_items_of_orbax_are_trees_and_json(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"the item 'j'.*keys are text"):
         save(tmp_path / "x", items={"j": Json({1: 2})}, layout="orbax")
     assert not [*tmp_path.glob("x*")]
+
+
+def test_a_number_that_one_process_cannot_hold_is_raised_on_all(tmp_path: Path) -> None:
+    """At the restore's agreement, by value: the error names the leaf and the process."""
+
+    def loaded(group: Group, like: Any) -> Exception | None:
+        try:
+            load(tmp_path / "a", like, cast=True, group=group)
+        except Exception as error:
+            return error
+        return None
+
+    mine = [{"n": np.array([7])}, {"n": np.array([300])}]
+    like = {"n": np.zeros(1, np.int8)}
+    with groups(2) as both:
+        at_once(
+            [
+                lambda group=group: save(
+                    tmp_path / "a", mine[group.index], group=group, per_process=lambda path: True
+                )
+                for group in both
+            ]
+        )
+        errors = at_once([lambda group=group: loaded(group, like) for group in both])
+    for error in errors:
+        assert isinstance(error, TreeMismatch)
+        assert error.process == 1
+        assert "'n' holds 300, which int8 cannot hold" in str(error)
