@@ -34,7 +34,7 @@ BARRIERS = 100
 KILL_FROM_STEP = 6
 KILL_WITHIN_S = 1.0
 COLLECTIVE_S = 25.0
-LEAST_S = 10.0
+LEAST_S = 6.0
 REFUSAL_WORDS = ("Duplicate GPU", "NCCL", "ncclInvalid", "Error:")
 
 
@@ -217,7 +217,7 @@ def report(name: str, life: Life) -> None:
 
 def main() -> None:
     plan = Plan.of_json(sys.argv[1])
-    end_s = time.monotonic() + plan.limit_s - processes.DUMP_S - processes.END_S
+    end_s = time.monotonic() + plan.limit_s - 4  # time to end a job, and to say where it was
     processes.adopt_orphans()
     works, environment = find_collective(plan, end_s)
     loop = "a loop with sums" if works else "a loop local to each device"
