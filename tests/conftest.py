@@ -51,9 +51,9 @@ def _limit_of_slow(item: pytest.Item) -> float:
 
 
 def _starts_processes(item: pytest.Item) -> bool:
-    """Returns whether it is of a folder whose files take long."""
-    folder = item.path.relative_to(TESTS).parts[0]
-    return folder in ("launch", "model", "system", "web")
+    """Returns whether it is of a folder, or a file, that takes long."""
+    first = item.path.relative_to(TESTS).parts[0]
+    return first in ("launch", "model", "system", "test_docs.py", "web")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
