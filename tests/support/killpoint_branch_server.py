@@ -57,7 +57,7 @@ def attempt(root: Path, known: Path, point: int, error: int) -> list[Any]:
         LIBRARY.killpoint_arm(point, error)
         try:
             manager.save(SAVED, state(-1)).wait()
-            known.touch()
+            os.mknod(known)  # a call that killpoint.c does not count
         except HoldfastError as failed:
             how = type(failed).__name__
         manager._state.worker.wait()
