@@ -35,6 +35,11 @@ class Credentials:
 
     def __post_init__(self) -> None:
         require_together(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
+        # Read again at each connection, whatever the current folder is by then.
+        for name in ("token_file", "tls_cert", "tls_key", "tls_ca"):
+            file = getattr(self, name)
+            if file is not None:
+                object.__setattr__(self, name, str(Path(file).expanduser().absolute()))
 
     @property
     def empty(self) -> bool:

@@ -32,6 +32,17 @@ def test_the_token_is_read_when_it_is_shown(tmp_path: Path) -> None:
         )
 
 
+def test_a_file_is_that_of_the_current_folder_at_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that goes to another folder reads it there still, when it connects again."""
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    credentials = Credentials("token")
+    monkeypatch.chdir("/")
+    assert dict(credentials.metadata())[TOKEN_HEADER] == "Bearer secret"
+
+
 def test_a_certificate_alone_shows_the_key_too(tmp_path: Path) -> None:
     """mTLS without a token: the key says whose the process is."""
     own = secure(tmp_path).own
