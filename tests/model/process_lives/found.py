@@ -5,7 +5,7 @@ from __future__ import annotations
 from .life import Life
 
 FOUND: dict[str, Life] = {
-    # The first five: on every Python.
+    # On every Python.
     "a manager that is dropped": Life(holder="collected"),
     "its save fails, and its handle is kept": Life(holder="handle", call="fails"),
     "its save fails, and the log goes to a file": Life(call="fails", quiet=True),
@@ -13,6 +13,7 @@ FOUND: dict[str, Life] = {
         "thread", "global", end="main first", made_first=True
     ),
     "a hook that was there before ours": Life("early hook"),
+    "that hook has a manager of main's": Life("early hook", "global", made_first=True),
     # On those that start no thread at their end.
     "a hook": Life("hook"),
     "a hook saves twice": Life("hook", call="two saves"),

@@ -43,8 +43,8 @@ class Life:
     """Who makes the manager (`maker`), where it is held, which call is the last, and how the
     process ends.
 
-    `made_first`: by the main thread, before its maker uses it. `parent_saves`: the parent of a
-    child has a save in flight itself. `quiet`: the log goes to a file.
+    `made_first`: by the main thread, which saves with it before its maker does. `parent_saves`: the
+    parent of a child has a save in flight itself. `quiet`: the log goes to a file.
     """
 
     maker: str = "main"

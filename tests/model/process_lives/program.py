@@ -180,6 +180,8 @@ def main() -> None:
         logging.basicConfig(filename=f"{FOLDER}/log")
     if LIFE.made_first:
         HELD.append(make())
+        if LIFE.call != "fails":
+            save(HELD[0], 0)
     if LIFE.parent_saves:
         own = CheckpointManager(f"{FOLDER}/parent", options=Options(progress=slowly))
         own.save(7, state(7))
