@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -19,10 +20,16 @@ def failed_array(shape: tuple[int, ...] = ()) -> jax.Array:
     call = jax.jit(
         lambda row: jax.pure_callback(_fail, jax.ShapeDtypeStruct(shape, jnp.float32), row)
     )
-    # A callback fails at its call unless it has to wait for what it is called with.
-    busy = square(square(jnp.ones((1500, 1500))))
-    array: jax.Array = call(busy[0, :2])
-    return array
+    # A callback fails at its call unless it has to wait for what it is called with: longer, where
+    # the machine kept this thread from calling it in time.
+    matrix = jnp.ones((1500, 1500))
+    for attempt in range(1, 9):
+        for _ in range(2 * attempt):
+            matrix = square(matrix)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            array: jax.Array = call(matrix[0, :2])
+            return array
+    raise AssertionError("the computations were done before the callback was called, each time")
 
 
 def forget_failures() -> None:
