@@ -138,7 +138,7 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
             found=type(value).__name__,
         ) from error
     dtype = _encode_dtype(array.dtype)
-    if array.dtype.hasobject or _decode_dtype(json.loads(json.dumps(dtype))) != array.dtype:
+    if dtype is None:
         raise _unsupported(path, value, f" of dtype {array.dtype}")
     data = base64.b64encode(array.tobytes()).decode()
     encoded = [dtype, list(array.shape), data, isinstance(value, np.generic)]
@@ -148,10 +148,20 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
 
 
 def _encode_dtype(dtype: np.dtype[Any]) -> Any:
-    """Returns a dtype as a text, or one with fields as a list of them, as npy files have it."""
+    """Returns a dtype as a text, or one with fields as a list of them, as npy files have it; None
+    for one that it does not describe.
+    """
     if dtype.isnative and (dtype.kind in "biufc" or dtype.name in vars(ml_dtypes)):
         return dtype.name
-    return np.lib.format.dtype_to_descr(dtype)
+    if dtype.hasobject:
+        return None
+    try:
+        described = np.lib.format.dtype_to_descr(dtype)
+        # A dtype of ml_dtypes within fields would become bytes.
+        is_whole = _decode_dtype(json.loads(json.dumps(described))) == dtype
+    except ValueError:  # fields that overlap, or in another order than they lie
+        return None
+    return described if is_whole else None
 
 
 def _decode_dtype(described: Any) -> np.dtype[Any]:

@@ -134,6 +134,9 @@ REFUSED = {
     "recarray": np.zeros(1, [("a", "i4")]).view(np.recarray),
     "ndarray of dtype object": np.array([object()]),
     "ndarray of dtype": np.zeros(1, [("a", jnp.bfloat16)]),
+    "ndarray of dtype .*offsets": np.zeros(
+        1, {"names": ["b", "a"], "formats": ["i4", "i2"], "offsets": [4, 0]}
+    ),
     "complex": 1j,
     "memoryview": memoryview(b"a"),
     "PRNGKeyArray|array of jax": jax.random.key(0),

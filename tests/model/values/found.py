@@ -16,6 +16,9 @@ FOUND: Mapping[str, Draw] = {
     "texts in a state": Draw("iterator", np.array(["ab", "c"])),
     "fields in a state": Draw("iterator", np.zeros(2, [("a", "i4"), ("b", ">f8")])),
     "a scalar of text in a state": Draw("iterator", np.str_("a")),
+    "fields that do not lie in their order": Draw(
+        "iterator", np.zeros(1, {"names": ["b", "a"], "formats": ["i4", "i2"], "offsets": [4, 0]})
+    ),
     "a namedtuple in a state": Draw("iterator", Point(1, 2)),
     "a bytearray in a state": Draw("iterator", bytearray(b"a")),
     "an array of jax in a state": Draw("iterator", jnp.asarray(0.5)),

@@ -69,7 +69,8 @@ jax.tree_util.register_pytree_node(
     lambda keys, children: Bag(zip(keys, children, strict=True)),
 )
 
-KEYS = st.one_of(TEXTS, st.sampled_from(["k", "q", "params", "0", "1"]))
+_NAMES = ["k", "q", "params", "0", "1", "format", "step", "__metadata__", "a\nb", "ax0ab"]
+KEYS = st.one_of(TEXTS, st.sampled_from(_NAMES))
 ODD_KEYS = st.sampled_from([1.5, None, True, (1, 2), b"k", Level.LOW, frozenset()])
 STATICS = st.sampled_from(["dense", 3, None, (1, "a"), Level.LOW])
 
