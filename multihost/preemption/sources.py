@@ -19,10 +19,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Notice:
-    """This machine is to be given back: why, and by when (`deadline_unix_s`; None: not known)."""
+    """This machine is to be given back: why, and by when (`deadline_unix_s`; None: not known).
+
+    Raises TypeError for a reason that is no text, or a time that is no number: no other process
+    could be told.
+    """
 
     reason: str
     deadline_unix_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise TypeError(
+                f"Notice: reason={self.reason!r}: expected a text, found a"
+                f" {type(self.reason).__name__}; write Notice(str(...))"
+            )
+        at = self.deadline_unix_s
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int | float)):
+            raise TypeError(
+                f"Notice: deadline_unix_s={at!r}: expected seconds since 1970 as a float, or None,"
+                f" found a {type(at).__name__}; write Notice(reason, float(...))"
+            )
 
 
 # Takes a source's notice as it now stands; None withdraws it. May be called from any thread, as

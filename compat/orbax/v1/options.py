@@ -9,7 +9,7 @@ import contextvars
 import copy
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
@@ -224,6 +224,19 @@ class ArrayOptions:
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
 
 
+def _own_copy(value: Any) -> Any:
+    """Returns options that may be set on without a change of these. What they hold is the caller's:
+    a handler with a lock can neither be copied, nor would a copy be the handler.
+    """
+    if isinstance(value, dict):
+        return {name: _own_copy(each) for name, each in value.items()}
+    if not isinstance(value, _Tuning) and (not is_dataclass(value) or isinstance(value, type)):
+        return value
+    own = copy.copy(value)
+    vars(own).update(_own_copy(vars(value)))
+    return own
+
+
 class Context:
     """Options that hold inside `with Context(...):`, and for the objects that are given it.
 
@@ -231,7 +244,7 @@ class Context:
     """
 
     def __init__(self, context: Context | None = None, **options: Any) -> None:
-        inherited = {} if context is None else copy.deepcopy(context.options)
+        inherited = {} if context is None else _own_copy(context.options)
         unknown = {name: value for name, value in options.items() if name not in _defaults()}
         refuse("v1.Context", "see holdfast.checkpoint.Options, or leave it out", **unknown)
         given = {name: value for name, value in options.items() if value is not None}

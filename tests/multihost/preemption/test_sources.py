@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import queue
+import re
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast.multihost import GceMetadata, Notice, Polled, SlurmEnd, Source, WatchedFile
@@ -101,3 +104,20 @@ def test_slurms_end_is_a_notice_before_it() -> None:
     with Watched(SlurmEnd(end, lead_s=60, every_s=0.01)) as watched:
         assert watched.next() == Notice("Slurm's time limit", end)
         assert time.time() >= end - 60
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"reason": OSError("gone")}, "reason=OSError('gone'): expected a text, found a OSError"),
+        ({"deadline_unix_s": np.float32(7)}, "expected seconds since 1970 as a float, or None"),
+        ({"deadline_unix_s": True}, "deadline_unix_s=True: expected seconds since 1970"),
+    ],
+)
+def test_a_notice_that_cannot_be_passed_on_is_refused(
+    fields: dict[str, Any], sentence: str
+) -> None:
+    """Where it is made: the other processes are told as JSON, on a thread that could only log."""
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        Notice(**{"reason": "mine"} | fields)
+    assert Notice("mine", np.float64(7)) == Notice("mine", 7)

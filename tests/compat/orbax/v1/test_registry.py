@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from holdfast.compat.orbax import v1 as ours_v1
+from holdfast.compat.orbax.v1 import options as v1_options
 from tests.support.orbax_programs import outcome, run_both
 
 pytestmark = [
@@ -146,16 +149,33 @@ def test_a_handler_that_is_not_there(tmp_path: Path) -> None:
     registry = ours_v1.handlers.local_registry()
     for handler in _handlers(ours_v1):
         registry.add(handler)
-    options = ours_v1.options.CheckpointablesOptions(registry=registry)
+    options = ours_v1.v1_options.CheckpointablesOptions(registry=registry)
     with ours_v1.Context(checkpointables_options=options):
         ours_v1.save_checkpointables(tmp_path / "a", {"point": Point(7)})
     with pytest.raises(ValueError, match=r"'point' is of files.*register_handler"):
         ours_v1.load_checkpointables(tmp_path / "a")
     other = ours_v1.handlers.local_registry()
     other.add(_handlers(ours_v1)[1]).add(type("Third", (registry.get_all_entries()[-1][0],), {}))
-    options = ours_v1.options.CheckpointablesOptions(registry=other)
+    options = ours_v1.v1_options.CheckpointablesOptions(registry=other)
     with (
         ours_v1.Context(checkpointables_options=options),
         pytest.raises(ValueError, match=r"'point' was saved by .*PointHandler.*register_handler"),
     ):
         ours_v1.load_checkpointables(tmp_path / "a")
+
+
+def test_a_context_inherits_what_its_options_hold() -> None:
+    """The very registry, with handlers that no copy could be: they have locks. What is set in the
+    context that inherits holds there alone.
+    """
+    handler = SimpleNamespace(lock=threading.Lock())
+    outer = ours_v1.Context(
+        checkpointables_options=v1_options.CheckpointablesOptions(registry=handler),
+        async_options=v1_options.AsyncOptions(timeout_secs=7),
+    )
+    inner = ours_v1.Context(outer)
+    assert inner.options["checkpointables_options"].registry is handler
+    inner.options["async_options"].timeout_secs = 9
+    inner.options["pytree_options"].saving.use_ocdbt = False
+    assert outer.timeout_s == 7 and inner.timeout_s == 9
+    assert not hasattr(outer.options["pytree_options"].saving, "use_ocdbt")
