@@ -136,7 +136,8 @@ class StepCatalog:
         try:
             place = self.local_place_of(step, overwrite=overwrite)
         except StepOutOfOrder:
-            if not replaces and self._is_known_to_exist(step):
+            is_left = step in self.state.index.left_behind()
+            if not (replaces or is_left) and self._is_known_to_exist(step):
                 raise self._exists_already(step) from None
             if not replaces:
                 raise

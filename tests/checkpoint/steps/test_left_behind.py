@@ -599,3 +599,13 @@ def test_a_save_under_way_is_left_too(tmp_path: Path) -> None:
         go_on.set()
         manager.save(210, value(-1)).wait()
         assert (manager.latest_step(), manager.left_steps()) == (210, [300])
+
+
+def test_a_number_that_was_left_is_none_that_is_there(root: str) -> None:
+    """Out of order it is refused as any other, and the sentence names what to do."""
+    saved(root, 200, 300, 400)
+    with gone_back(root, 200, 350) as manager:
+        with pytest.raises(StepOutOfOrder, match="step 300"):
+            manager.save(300, value(0))
+        with pytest.raises(StepExists):
+            manager.save(350, value(0))

@@ -8,9 +8,11 @@ from .lives import YEAR_S, Life
 from .operations import (
     CALLED_BACK,
     Delete,
+    GoBack,
     Keep,
     List,
     Look,
+    Reload,
     Reopen,
     Restore,
     Save,
@@ -20,9 +22,53 @@ from .operations import (
 )
 from .refused import HOWS, SaveRefused, SaveThroughLink
 from .settings import Settings
-from .tools import Copy, CopyOver, SaveTwice
+from .tools import Copy, CopyOver, Rival, SaveTwice, Watch
+
+_THREE = (Save(1, 1), Save(3, 3), Save(5, 5))
+_GONE_BACK = (*_THREE, GoBack((3, 1), Save(2, 7)))
+# What a job that goes back broke, for itself and for others.
+_GOING_BACK: dict[str, Life] = {
+    "a job that goes back deletes what it saves": Life(
+        Settings(keep_policy="last three"),
+        (*_GONE_BACK, List(), Save(4, 8), List(), Reopen(), Restore(), Save(6, 9), List()),
+    ),
+    "a number that was left is saved again": Life(
+        Settings(), (*_GONE_BACK, Save(5, 8), Restore(), List())
+    ),
+    "a base below what was restored besides": Life(
+        Settings(), (*_THREE, GoBack((1, 3), Save(4, 7)), List(), Restore(3), Save(5, 8), Reopen())
+    ),
+    "a look at an older step": Life(
+        Settings(), (*_THREE, GoBack((1,), Save(6, 7)), List(), Save(4, 8), List())
+    ),
+    "a branch that is gone on from": Life(
+        Settings(), (*_GONE_BACK, Save(2, 8), Save(4, 8), Save(3, 9), List())
+    ),
+    "a run from scratch": Life(Settings(), (*_THREE, Reopen(), Save(2, 7), List())),
+    "an evaluator of a job that goes back": Life(
+        Settings(), (*_GONE_BACK, Watch(5), Watch(3), Watch(2), Watch(None), Save(3, 8), Watch(2))
+    ),
+    "a root of one that went back, copied": Life(
+        Settings(), (*_GONE_BACK, Copy(by_shell=True), Copy(by_shell=False))
+    ),
+    "a rival that goes back": Life(
+        Settings(), (*_THREE, Rival(2, 7, back=1), List(), Restore(), Save(5, 8), List())
+    ),
+    "a job that goes back on its hosts": Life(
+        Settings(save_policy="named", local=2),
+        (Save(1, 1), Save(5, 5), Save(6, 6), GoBack((1,), Save(3, 7)), List(), Reopen(), Restore()),
+    ),
+    **{
+        f"two that go back, {store}": Life(
+            Settings(store=store, processes=2, keep_policy="last three"),
+            (*_GONE_BACK, List(), Save(3, 8), List(), Reload(), List(), Restore(5)),
+        )
+        for store in ("disk", "memory")
+    },
+}
 
 FOUND: dict[str, Life] = {
+    **_GOING_BACK,
     "an incremental item without a chunk": Life(
         Settings(items="values", incremental="yes"), (Save(1, 1),)
     ),

@@ -299,6 +299,7 @@ class List:
                 manager.all_steps(),
                 manager.local_steps(),
                 manager.latest_step(),
+                manager.left_steps(),
             ]
         )
 
@@ -314,7 +315,9 @@ def _lists(world: World, answer: Any) -> bool:
     """Says whether a listing is one of a world, and of what may become of it meanwhile."""
     if isinstance(answer, Raised | str):
         return False
-    steps, local, newest = answer
+    steps, local, newest, left = answer
+    if set(left) not in (world.left_now, world.left_now - world.unheard) and not world.unlisted:
+        return False
     if set(steps) | world.unlisted != set(world.all_steps) | world.unlisted or not set(
         local
     ) <= set(world.local):
