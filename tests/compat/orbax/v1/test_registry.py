@@ -149,14 +149,14 @@ def test_a_handler_that_is_not_there(tmp_path: Path) -> None:
     registry = ours_v1.handlers.local_registry()
     for handler in _handlers(ours_v1):
         registry.add(handler)
-    options = ours_v1.v1_options.CheckpointablesOptions(registry=registry)
+    options = ours_v1.options.CheckpointablesOptions(registry=registry)
     with ours_v1.Context(checkpointables_options=options):
         ours_v1.save_checkpointables(tmp_path / "a", {"point": Point(7)})
     with pytest.raises(ValueError, match=r"'point' is of files.*register_handler"):
         ours_v1.load_checkpointables(tmp_path / "a")
     other = ours_v1.handlers.local_registry()
     other.add(_handlers(ours_v1)[1]).add(type("Third", (registry.get_all_entries()[-1][0],), {}))
-    options = ours_v1.v1_options.CheckpointablesOptions(registry=other)
+    options = ours_v1.options.CheckpointablesOptions(registry=other)
     with (
         ours_v1.Context(checkpointables_options=options),
         pytest.raises(ValueError, match=r"'point' was saved by .*PointHandler.*register_handler"),
