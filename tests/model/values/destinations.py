@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Collection
@@ -72,10 +73,11 @@ class Draw(NamedTuple):
 
 def check(draw: Draw, folder: Path) -> None:
     """Raises Different where what comes back is not what went in, or a refusal is none."""
+    if draw.where in _TREES:
+        _check_tree(draw, folder)
+        return
     with CONTEXTS[draw.context]():
-        if draw.where in _TREES:
-            _check_tree(draw, folder)
-        elif draw.where == "metrics":
+        if draw.where == "metrics":
             _check_metrics(draw, folder)
         else:
             _STATES[draw.where](draw, folder)
@@ -151,11 +153,13 @@ _TREES = {
 
 def _check_tree(draw: Draw, folder: Path) -> None:
     destination = _TREES[draw.where]
+    context = CONTEXTS[draw.context]
     back: Callable[..., Any] | None = None
 
     def put() -> None:
         nonlocal back
-        back = destination.put(folder, draw.value)
+        with context():
+            back = destination.put(folder, draw.value)
 
     if _refused(folder, put):
         if destination.keeps_all and draw.value is not None and may_not_be_refused(draw.value):
@@ -166,9 +170,17 @@ def _check_tree(draw: Draw, folder: Path) -> None:
         _check_safetensors(draw.value, folder)
         return
     way = draw.way
-    if destination.needs_like and way in ("none", "plain", "saved"):
+    if destination.needs_like and way in ("none", "plain", "saved", "swaps"):
         way = "like"
-    WAYS[way](back, draw.value, random.Random(draw.dice))
+    put_back = back
+
+    def load_within(like: Any, **how: Any) -> Any:
+        # The mesh of a way is the inner one.
+        mesh = jax.sharding.get_mesh()
+        with context(), contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh):
+            return put_back(like, **how)
+
+    WAYS[way](load_within, draw.value, random.Random(draw.dice))
 
 
 def _check_safetensors(tree: Any, folder: Path) -> None:

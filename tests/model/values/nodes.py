@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
+import math
 from typing import Any, NamedTuple
 
 import equinox
 import flax.core
 import flax.struct
 import jax
+import numpy as np
 import optax
 from hypothesis import strategies as st
 
@@ -44,6 +47,20 @@ class Bag(dict[str, Any]):
     """A dict that is registered without keys: its children go by position."""
 
 
+class Net:
+    """A module whose leaves are children in the order of their assignment, and all else static."""
+
+    def __init__(self, children: dict[str, Any], static: Any = None) -> None:
+        self.children = children
+        self.static = static
+
+
+class Switch(enum.StrEnum):
+    """Texts that are static."""
+
+    ON = "on"
+
+
 class Params(equinox.Module):
     """A module of equinox."""
 
@@ -69,10 +86,19 @@ jax.tree_util.register_pytree_node(
     lambda keys, children: Bag(zip(keys, children, strict=True)),
 )
 
+jax.tree_util.register_pytree_node(
+    Net,
+    lambda net: (tuple(net.children.values()), (tuple(net.children), net.static)),
+    lambda data, children: Net(dict(zip(data[0], children, strict=True)), data[1]),
+)
+jax.tree_util.register_static(Switch)
+
 _NAMES = ["k", "q", "params", "0", "1", "format", "step", "__metadata__", "a\nb", "ax0ab"]
 KEYS = st.one_of(TEXTS, st.sampled_from(_NAMES))
 ODD_KEYS = st.sampled_from([1.5, None, True, (1, 2), b"k", Level.LOW, frozenset()])
-STATICS = st.sampled_from(["dense", 3, None, (1, "a"), Level.LOW])
+STATICS = st.sampled_from(
+    ["dense", 3, None, (1, "a"), Level.LOW, len, {"a": (1.5, b"b")}, Switch.ON, math.nan]
+)
 
 
 def _params(weight: Any) -> Any:
@@ -95,6 +121,8 @@ def _nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             by_text.map(lambda members: collections.defaultdict(int, members)),
             by_text.map(flax.core.FrozenDict),
             by_text.map(Bag),
+            st.builds(Net, by_text, STATICS | st.just(np.arange(3))),
+            st.just(Switch.ON),
             st.lists(inner, max_size=3),
             st.lists(inner, max_size=3).map(tuple),
             st.builds(Point, inner, inner),
@@ -112,6 +140,26 @@ def _nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 def trees() -> st.SearchStrategy[Any]:
     """Draws any tree."""
     return st.recursive(leaves(), _nodes, max_leaves=6)
+
+
+def swapped(tree: Any) -> tuple[Any, bool]:
+    """Returns a tree in which the children by position of some nodes are in another order, and
+    whether there is such a node.
+    """
+    found = False
+
+    def swap(node: Any) -> Any:
+        nonlocal found
+        if isinstance(node, Bag) and len(node) > 1:
+            found = True
+            return Bag(reversed(node.items()))
+        if isinstance(node, Net) and len(node.children) > 1:
+            found = True
+            return Net(dict(reversed(node.children.items())), node.static)
+        return node
+
+    back = jax.tree_util.tree_map(swap, tree, is_leaf=lambda node: isinstance(node, Bag | Net))
+    return back, found
 
 
 def may_not_be_refused(tree: Any) -> bool:

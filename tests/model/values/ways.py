@@ -15,6 +15,7 @@ from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
 from .casting import TARGETS, check_cast, fits, holds
 from .comparing import Different, check_leaf, check_tree, check_without_like, host_leaf
+from .nodes import swapped
 from .places import meshes
 
 Load = Callable[..., Any]
@@ -67,6 +68,49 @@ def like(load: Load, tree: Any, dice: random.Random) -> None:
 
 def abstract(load: Load, tree: Any, dice: random.Random) -> None:
     check_tree(tree, load(jax.tree_util.tree_map(_abstract, tree)))
+
+
+def typed(load: Load, tree: Any, dice: random.Random) -> None:
+    """Like what jax.eval_shape gives under the mesh on which the arrays are."""
+    on = [
+        leaf.sharding.mesh
+        for leaf in jax.tree_util.tree_leaves(tree)
+        if isinstance(leaf, jax.Array) and _is_explicit(leaf)
+    ]
+    if not on:
+        like(load, tree, dice)
+        return
+    mesh = dice.choice(on)
+
+    def describe(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and _is_explicit(leaf) and leaf.sharding.mesh == mesh:
+            return jax.typeof(leaf)
+        return leaf
+
+    with jax.set_mesh(mesh):
+        found = load(jax.tree_util.tree_map(describe, tree))
+    check_tree(tree, found)
+
+
+def _is_explicit(leaf: jax.Array) -> bool:
+    sharding: Any = leaf.sharding
+    is_named = isinstance(sharding, jax.sharding.NamedSharding)
+    usual = jax.local_devices()[0].default_memory().kind
+    return is_named and sharding.mesh.are_all_axes_explicit and sharding.memory_kind == usual
+
+
+def swaps(load: Load, tree: Any, dice: random.Random) -> None:
+    """Into a tree whose children by position are in another order: refused, never swapped."""
+    wanted, is_other = swapped(tree)
+    try:
+        found = load(wanted)
+    except TreeMismatch:
+        if not is_other:
+            raise
+        return
+    if is_other:
+        raise Different(f"{tree!r} came back as {found!r}")
+    check_tree(tree, found)
 
 
 def partly(load: Load, tree: Any, dice: random.Random) -> None:
@@ -150,7 +194,9 @@ def _may_cast(leaf: Any, target: np.dtype[Any]) -> bool:
 
 WAYS: Mapping[str, Callable[[Load, Any, random.Random], None]] = {
     way.__name__: way
-    for way in (none, plain, saved, like, abstract, partly, renamed, elsewhere, cast)
+    for way in (
+        *(none, plain, saved, like, abstract, typed, swaps, partly, renamed, elsewhere, cast),
+    )
 }
 
 
