@@ -83,7 +83,8 @@ def check_cast(wanted: Any, found: Any, where: str) -> None:
             is_near = int(held) == math.trunc(exact)
         else:
             with np.errstate(all="ignore"):
-                rounded = np.asarray(exact).astype(found.dtype).item()
+                plain = float(exact) if isinstance(exact, int) else exact
+                rounded = np.asarray(plain).astype(found.dtype).item()
             is_near = repr(complex(held)) == repr(complex(rounded))
         if not is_near:
             raise Different(f"{where}: {exact!r} came back as {held!r} in {found.dtype}")
