@@ -14,6 +14,7 @@ FOUND: dict[str, Life] = {
     ),
     "a hook that was there before ours": Life("early hook"),
     "that hook has a manager of main's": Life("early hook", "global", made_first=True),
+    "a save in it fails": Life("early hook", "global", "fails"),
     # On those that start no thread at their end.
     "a hook": Life("hook"),
     "a hook saves twice": Life("hook", call="two saves"),
