@@ -107,7 +107,8 @@ def test_the_save_of_a_preemption_is_raised(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No save comes after it that could try again."""
-    monkeypatch.setattr(scheduler, "reached_preemption", lambda step: step == 2)
+    for asked in ("reached_preemption", "ask_sync_point"):  # by the loop, and by the save
+        monkeypatch.setattr(scheduler, asked, lambda step: step == 2)
     with open_root(tmp_path) as manager:
         disk.error = OSError(5, "Input/output error")
         save(manager, 1)
