@@ -19,8 +19,8 @@ from holdfast.multihost.group.group import given_or_default
 from .agreement.exchange import ask_primary
 from .agreement.host_sharing import find_sharers, launched_sharers
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
+from .arrays.jax_settings import callers_settings
 from .errors import UnsupportedLeaf, naming_path, naming_step
-from .format.jax_settings import callers_settings
 from .format.json_state import Json, is_iterator, is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.limits import copy_json

@@ -139,7 +139,7 @@ def _rows(checkpoint: CheckpointReader, chosen: _Chosen) -> Iterator[dict[str, A
 
 
 def _leaf_row(item: str, leaf: LeafRecord, stats: dict[str, Any] | None) -> dict[str, Any]:
-    from holdfast.checkpoint.format.sharding import show_sharding
+    from holdfast.checkpoint.arrays.sharding import show_sharding
     from holdfast.checkpoint.restoring.match import show_leaf
 
     if leaf.grid is None:

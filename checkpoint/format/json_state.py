@@ -17,8 +17,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from ..arrays.dtypes import as_weak
 from ..errors import CheckpointError, UnsupportedLeaf
-from .dtypes import as_weak
 from .limits import shown
 from .tree import type_name
 

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.dtypes import dtype_named
+from ..arrays.sharding import join_sharding
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
-from .dtypes import dtype_named
 from .grid import Grid, Ints
 from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
 from .own_files import is_folder_name, is_own_name
-from .sharding import join_sharding
 from .static_data import parse_static_data
 from .step_folders import other_step
 from .tree import check_description, paused_gc

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from ..arrays.sharding import spec_of_axes
 from ..errors import CheckpointError, Corrupt, TreeMismatch
 from ..format.record import ItemRecord, LeafRecord
-from ..format.sharding import spec_of_axes
 from ..format.tree import paused_gc, rebuild
 from ..notebook import html_table, shown_bytes
 from ..restoring.match import HostShapeDtypeStruct, saved_sharding

@@ -19,8 +19,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..arrays.dtypes import SAFETENSORS_NAMES, dtype_named
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
-from ..format.dtypes import SAFETENSORS_NAMES, dtype_named
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord

@@ -25,10 +25,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from holdfast.multihost.group.group import clear_with_attempt
 
+from ..arrays.jax_settings import outside_of_meshes
+from ..arrays.sharding import axes_of, chosen_memory_kind, plain_sharding, spec_of_axes
 from ..format.grid import Grid, Ints
-from ..format.jax_settings import outside_of_meshes
 from ..format.record import LeafRecord
-from ..format.sharding import axes_of, chosen_memory_kind, plain_sharding, spec_of_axes
 from ..memory.pool import ALIGN_BYTES
 from .devices import DevicePlacement, Region, overlap, slices_in
 from .match import LeafRequest

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from ..arrays.dtypes import is_weak, name_of
+from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch
-from ..format.dtypes import is_weak, name_of
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
-from ..format.sharding import concrete_sharding, make_sharding, show_sharding
 from ..format.static_data import are_alike, show_static_data
 from ..format.tree import VALUE_TYPES, is_key, type_name
 from .ranges import holds

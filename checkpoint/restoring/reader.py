@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 from crc32c import crc32c
 
+from ..arrays.dtypes import stored_as
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound
-from ..format.dtypes import stored_as
 from ..format.grid import Grid, Ints, chunk_name
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES

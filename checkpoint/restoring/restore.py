@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
+from ..arrays.dtypes import as_weak
+from ..arrays.jax_settings import own_settings
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
-from ..format.dtypes import as_weak
-from ..format.jax_settings import own_settings
 from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
 from ..format.own_files import Files, give_files

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.dtypes import can_store, dtype_named, name_of
 from ..errors import TreeMismatch, UnsupportedLeaf
-from ..format.dtypes import can_store, dtype_named, name_of
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import describe, escape, flatten, plain_name

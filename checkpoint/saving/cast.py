@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..format.jax_settings import cast_array
+from ..arrays.jax_settings import cast_array
 from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None

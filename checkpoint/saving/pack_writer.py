@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
-from ..format.dtypes import dtype_named, stored_as
+from ..arrays.dtypes import dtype_named, stored_as
 from ..format.grid import Chunk
 from ..format.item_report import FileReport, ItemReport, Run, pack_name
 from ..format.pack_header import (

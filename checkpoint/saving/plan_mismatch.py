@@ -18,9 +18,9 @@ from holdfast.multihost import Group
 
 from ..agreement.replica_sums import ReplicaQuestion
 from ..agreement.save_protocol import SaveResult
+from ..arrays.sharding import show_sharding
 from ..errors import SaveFailed
 from ..format.item_report import ItemReport
-from ..format.sharding import show_sharding
 from .plan import Leaf, Plan
 from .replicas import ANSWER_S, ReplicaSums, answer_for
 

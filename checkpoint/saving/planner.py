@@ -15,11 +15,11 @@ from jax.tree_util import PyTreeDef
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import runtime_indices
 
+from ..arrays.dtypes import can_store, is_weak, name_of
+from ..arrays.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
 from ..errors import UnsupportedLeaf
-from ..format.dtypes import can_store, is_weak, name_of
 from ..format.json_state import Json
 from ..format.own_files import Files
-from ..format.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 from .record_builder import check_plan

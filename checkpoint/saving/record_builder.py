@@ -18,12 +18,12 @@ import numpy as np
 
 from holdfast.coordination.distribution import DISTRIBUTION
 
+from ..arrays.sharding import split_sharding
 from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
 from ..format.grid import Ints
 from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES, RECORD_LIMIT_BYTES
 from ..format.record import FORMAT, check_record, chunk_runs, expand_runs
-from ..format.sharding import split_sharding
 from ..format.values import count_value_bytes, encode_value
 from ..storage.tombstone import sealed
 from .pack_writer import plan_pack

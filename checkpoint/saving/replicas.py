@@ -38,8 +38,8 @@ from ..agreement.replica_sums import (
     differing_sets,
 )
 from ..agreement.save_protocol import SaveReport
+from ..arrays.jax_settings import outside_of_meshes, own_settings
 from ..errors import ReplicasDiffer, error_text
-from ..format.jax_settings import outside_of_meshes, own_settings
 from ..format.tree import is_key
 from ..storage.threads import run_side_by_side
 from .plan import Plan, ShardPlacement

@@ -13,8 +13,8 @@ import jax
 from holdfast.multihost import Group
 
 from ..agreement.save_protocol import SaveKey
+from ..arrays.jax_settings import own_settings
 from ..errors import SaveFailed, error_text, failure_of
-from ..format.jax_settings import own_settings
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, check_metrics, copy_json, encode_json

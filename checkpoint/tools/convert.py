@@ -18,8 +18,8 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
 from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
+from ..arrays.dtypes import dtype_named
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
-from ..format.dtypes import dtype_named
 from ..format.grid import Chunk, Grid
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json

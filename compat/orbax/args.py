@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.format.jax_settings import cast_array
+from holdfast.checkpoint.arrays.jax_settings import cast_array
 
 from .refusals import not_covered
 

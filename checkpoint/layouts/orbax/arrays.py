@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
+from ...arrays.dtypes import dtype_named
 from ...errors import CheckpointError, Corrupt, HostileCheckpoint
-from ...format.dtypes import dtype_named
 from ...format.grid import Grid
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten

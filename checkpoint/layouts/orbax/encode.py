@@ -14,12 +14,12 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from ...arrays.dtypes import can_store
+from ...arrays.sharding import describe_sharding
 from ...errors import UnsupportedLeaf
-from ...format.dtypes import can_store
 from ...format.grid import Grid
 from ...format.limits import copy_json
 from ...format.record import LeafRecord
-from ...format.sharding import describe_sharding
 from ...format.tree import VALUE_TYPES as PYTHON_TYPES
 from ...saving.planner import check_leaf
 from . import metadata as orbax

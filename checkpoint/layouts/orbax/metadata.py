@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...arrays.sharding import AXIS_TYPES, MEMORY_KIND, REDUCED, axes_of, parse_sharding
 from ...errors import Corrupt, HostileCheckpoint
-from ...format.sharding import AXIS_TYPES, MEMORY_KIND, REDUCED, axes_of, parse_sharding
 
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 # How the names of handlers of trees end: those of v0, and v1's.

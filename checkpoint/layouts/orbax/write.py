@@ -33,6 +33,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group, Solo
 
 from ...agreement.exchange import ask_primary, raise_of_any
+from ...arrays.jax_settings import own_settings
 from ...errors import (
     Corrupt,
     SaveFailed,
@@ -40,7 +41,6 @@ from ...errors import (
     UnsupportedLeaf,
     error_text,
 )
-from ...format.jax_settings import own_settings
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...saving.snapshot import blamed

@@ -24,8 +24,8 @@ from holdfast.checkpoint import (
     Structure,
     TreeMismatch,
 )
-from holdfast.checkpoint.format.jax_settings import own_settings
-from holdfast.checkpoint.format.sharding import concrete_sharding
+from holdfast.checkpoint.arrays.jax_settings import own_settings
+from holdfast.checkpoint.arrays.sharding import concrete_sharding
 from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from holdfast.checkpoint.format.jax_settings import cast_array
+from holdfast.checkpoint.arrays.jax_settings import cast_array
 
 from .options import Context
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from holdfast.checkpoint.format.dtypes import dtype_named
+from holdfast.checkpoint.arrays.dtypes import dtype_named
 from holdfast.checkpoint.layouts.base import fresh
 from holdfast.checkpoint.memory.pool import ALIGN_BYTES
 from holdfast.checkpoint.restoring.collective_read import (

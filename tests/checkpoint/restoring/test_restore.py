@@ -24,8 +24,8 @@ from holdfast.checkpoint import (
     save,
     structure,
 )
+from holdfast.checkpoint.arrays.sharding import show_sharding
 from holdfast.checkpoint.format.record import LeafRecord
-from holdfast.checkpoint.format.sharding import show_sharding
 from holdfast.checkpoint.restoring.match import saved_sharding
 
 TREE = {

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 
 from holdfast.checkpoint import load, save, verify
-from holdfast.checkpoint.format.dtypes import _AS_BYTES, _BY_NAME, SAFETENSORS_NAMES
+from holdfast.checkpoint.arrays.dtypes import _AS_BYTES, _BY_NAME, SAFETENSORS_NAMES
 from holdfast.checkpoint.saving.incremental import is_unchanged
 from holdfast.checkpoint.saving.pack_writer import SENT_BYTES, ChunkSums
 from holdfast.checkpoint.storage.bucket import BucketStorage

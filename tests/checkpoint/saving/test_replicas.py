@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.agreement.replica_sums import SharedShard
-from holdfast.checkpoint.format.dtypes import can_store
+from holdfast.checkpoint.arrays.dtypes import can_store
 from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.replicas import _bit_sum, plan_replicas, sum_of_words
 from tests.support.checkpointing import run_together

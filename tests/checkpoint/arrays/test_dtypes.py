@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.format.dtypes import (
+from holdfast.checkpoint.arrays.dtypes import (
     _BY_NAME,
     SAFETENSORS_NAMES,
     can_store,

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from holdfast.checkpoint import SAVED, load, save, structure
-from holdfast.checkpoint.format.sharding import (
+from holdfast.checkpoint.arrays.sharding import (
     axes_of,
     describe_sharding,
     join_sharding,

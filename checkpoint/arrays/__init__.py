@@ -1,0 +1,1 @@
+"""Arrays as jax has them: dtypes, shardings, and the settings that they are made under."""
