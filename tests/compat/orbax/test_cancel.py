@@ -61,7 +61,8 @@ def test_a_late_call_leaves_the_checkpoint(tmp_path: Path, held: threading.Event
     held.set()
     with ours.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", TREE)
-        _, handle = checkpointer._in_flight
+        handle = checkpointer._in_flight
+        assert handle is not None
         handle.wait()
         checkpointer.cancel()
     assert (tmp_path / "a" / "checkpoint").is_file()
