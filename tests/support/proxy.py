@@ -64,10 +64,12 @@ class Proxy:
             return None
 
     def _forward(self, what: str, source: socket.socket, sink: socket.socket) -> None:
+        has_lost = False  # no TCP brings what came after bytes that it has lost
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
                 self._moves.wait()
-                if what not in self._dropping:
+                has_lost = has_lost or what in self._dropping
+                if not has_lost:
                     sink.sendall(data)
         self._close(source, sink)
 
@@ -95,7 +97,9 @@ class Proxy:
         self._moves.clear()
 
     def deliver(self) -> None:
-        """Lets everything through again, what was held too; what was dropped is lost."""
+        """Lets everything through again, what was held too, but on connections that have lost
+        something.
+        """
         self._dropping = ()
         self._moves.set()
 

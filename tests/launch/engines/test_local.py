@@ -458,13 +458,13 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
     output = CollectedOutput()
     engine = LocalEngine(
         python("import time; time.sleep(600)"),
-        "j",
+        "prepared",  # no other test's: the folders of all jobs of this machine are looked through
         RunSettings(env=os.environ, restart=RestartPolicy(grace_s=0)),
         output,
     )
 
     def running() -> dict[int, str]:
-        return coordinators("j")
+        return coordinators("prepared")
 
     try:
         engine.carry_out(PrepareNext(2, 2))

@@ -73,9 +73,9 @@ def test_a_manager_with_a_registry(tmp_path: Path) -> None:
                     lambda: manager.save(2, args=args.Composite(state=args.JsonSave({})))
                 ),
                 "other class": outcome(
-                    lambda: manager.save(2, args=args.Composite(state=args.PyTreeSave(TREE)))
+                    lambda: manager.save(3, args=args.Composite(state=args.PyTreeSave(TREE)))
                 ),
-                "other item": manager.save(3, args=args.Composite(more=args.StandardSave(TREE))),
+                "other item": manager.save(4, args=args.Composite(more=args.StandardSave(TREE))),
             }
             manager.wait_until_finished()
             found["steps"] = manager.all_steps()
