@@ -361,17 +361,22 @@ def test_a_job_that_ends_before_the_first_commit(
             assert manager.all_steps() == [210, 300]
 
 
+def _leave_and_fail(manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes back to 200; the first save of the branch marks what it leaves, and then fails."""
+    manager.restore(200)
+    with monkeypatch.context() as patch:
+        _break(patch, manager._root.storage, lambda name: not name.startswith(LEFT))
+        with pytest.raises(Exception, match="broken on purpose"):
+            manager.save(210, value(-1)).wait()
+
+
 def test_a_save_that_failed_after_its_mark_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same manager, and above or at the number that failed."""
     saved(tmp_path, 200, 300)
     with CheckpointManager(tmp_path) as manager:
-        manager.restore(200)
-        with monkeypatch.context() as patch:
-            _break(patch, manager._root.storage, lambda name: not name.startswith(LEFT))
-            with pytest.raises(Exception, match="broken on purpose"):
-                manager.save(210, value(-1)).wait()
+        _leave_and_fail(manager, monkeypatch)
         manager.save(220, value(-2)).wait()
         assert (manager.latest_step(), manager.left_steps()) == (220, [300])
         manager.save(230, value(-3)).wait()
@@ -504,11 +509,7 @@ def test_a_mark_without_a_step_shows_watchers_nothing(
     """Until the branch has one, there is nothing new."""
     saved(tmp_path, 200, 300)
     with CheckpointManager(tmp_path) as manager:
-        manager.restore(200)
-        with monkeypatch.context() as patch:
-            _break(patch, manager._root.storage, lambda name: not name.startswith(LEFT))
-            with pytest.raises(Exception, match="broken on purpose"):
-                manager.save(210, value(-1)).wait()
+        _leave_and_fail(manager, monkeypatch)
         assert wait_for_new_step(tmp_path, 300, timeout_s=0) is None
         assert wait_for_new_step(tmp_path, 200, timeout_s=0) is None
         manager.save(210, value(-1)).wait()
