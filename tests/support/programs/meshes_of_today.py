@@ -4,10 +4,8 @@ by claim.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from claims import print_claims
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint.experimental import v1
 
@@ -195,11 +194,5 @@ def odd_names(path: Path) -> None:
 CLAIMS: dict[str, Callable[[Path], None]] = {
     claim.__name__: claim for claim in (as_saved, in_orbax, abstract, unreduced, odd_names)
 }
-found: dict[str, str] = {}
-for name, claim in CLAIMS.items():
-    found[name] = ""
-    try:
-        claim(folder / name)
-    except Exception:
-        found[name] = traceback.format_exc()
-print(json.dumps(found))
+
+print_claims(CLAIMS, folder)

@@ -4,9 +4,7 @@ claim.
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from claims import print_claims
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from holdfast.checkpoint import SAVED, CheckpointManager, load, load_async, save
@@ -152,11 +151,4 @@ CLAIMS |= {
     "settings travel": settings_travel,
 }
 
-found: dict[str, str] = {}
-for name, claim in CLAIMS.items():
-    found[name] = ""
-    try:
-        claim(folder / name)
-    except Exception:
-        found[name] = traceback.format_exc()
-print(json.dumps(found))
+print_claims(CLAIMS, folder)
