@@ -141,7 +141,8 @@ def beside_a_durable_save(
 
     found: dict[str, list[float]] = {"blocked beside": [], "blocked alone": []}
     local = Local(memory / "beside", save_policy=EveryNSteps(1))
-    options = Options(progress=stretch)
+    # Its number is above those of the local saves beside it.
+    options = Options(progress=stretch, out_of_order=True)
     with CheckpointManager(
         disk / "slow", save_policy=EveryNSteps(10**6), options=options, local=local
     ) as manager:
