@@ -330,23 +330,30 @@ class OrbaxWriter:
     def _open(
         self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool
     ) -> None:
-        pending = {}
-        for leaf in leaves:
+        specs = {}
+        for (
+            leaf
+        ) in leaves:  # each is looked at before one is made: nothing may land after a refusal
             try:
-                pending[leaf.path] = ts.open(
-                    array_spec(base, leaf), context=self._context, create=create, open=not create
-                )
-            except (ValueError, NotImplementedError) as error:
+                specs[leaf.path] = ts.Spec(array_spec(base, leaf))
+            except ValueError as error:
                 raise UnsupportedLeaf(
-                    f"Orbax's layout cannot hold '{leaf.path}': {error}", leaf=leaf.path
+                    f"Orbax's layout cannot hold '{leaf.path}', of {leaf.dtype}; save it as another"
+                    f" dtype: {error}",
+                    leaf=leaf.path,
+                    found=leaf.dtype,
                 ) from error
-        for name, future in pending.items():
-            try:
-                self._stores[item, name] = future.result()
-            except (ValueError, OSError, NotImplementedError) as error:
+        opening = {
+            name: ts.open(spec, context=self._context, create=create, open=not create)
+            for name, spec in specs.items()
+        }
+        errors = {name: future.exception() for name, future in opening.items()}  # of all
+        for name, error in errors.items():
+            if error is not None:
                 raise SaveFailed(
                     f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)
                 ) from error
+            self._stores[item, name] = opening[name].result()
 
     def write(
         self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]
