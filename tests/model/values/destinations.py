@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import (
     CheckpointManager,
     Json,
+    SaveFailed,
+    UnsupportedLeaf,
     convert,
     load,
     save,
     structure,
 )
-from holdfast.checkpoint.format.tree import plain_name
+from holdfast.checkpoint.format.tree import flatten, plain_name
 
+from ...support.failed_arrays import failed_array, forget_failures
 from .comparing import Different, check_json, check_leaf, check_state, check_tree, host_leaf
 from .contexts import CONTEXTS
 from .nodes import may_not_be_refused, metrics, states, trees
@@ -63,6 +66,7 @@ class Draw(NamedTuple):
             *[(name, trees(), ways) for name in _TREES] * 2,
             *((name, states(), no_way) for name in _STATES),
             ("metrics", metrics(), no_way),
+            ("failed", trees(), no_way),
         ]
         return st.one_of(
             st.builds(cls, where=st.just(name), value=values, way=way, context=contexts, dice=dice)
@@ -75,6 +79,9 @@ def check(draw: Draw, folder: Path) -> None:
     """Raises Different where what comes back is not what went in, or a refusal is none."""
     if draw.where in _TREES:
         _check_tree(draw, folder)
+        return
+    if draw.where == "failed":
+        _check_failed(draw, folder)
         return
     with CONTEXTS[draw.context]():
         if draw.where == "metrics":
@@ -181,6 +188,38 @@ def _check_tree(draw: Draw, folder: Path) -> None:
             return put_back(like, **how)
 
     WAYS[way](load_within, draw.value, random.Random(draw.dice))
+
+
+def _check_failed(draw: Draw, folder: Path) -> None:
+    """One leaf is an array whose computation fails: the save does, with its name."""
+    try:
+        leaves, treedef = flatten(draw.value)
+    except UnsupportedLeaf:  # no state at all, which is for the other destinations
+        return
+    place = draw.dice % (len(leaves) + 1)
+    tree: Any
+    if place < len(leaves):
+        tree = treedef.unflatten([*leaves[:place], failed_array(), *leaves[place + 1 :]])
+    else:
+        tree = {"tree": draw.value, "failed": failed_array()}
+    try:
+        with CONTEXTS[draw.context]():
+            if draw.dice // 7 % 2:
+                save(folder / "one", tree, step=3)
+            else:
+                _to_manager(folder, tree)
+    except SaveFailed as error:
+        if not error.leaf:
+            raise Different(f"no leaf is named: {error!r}") from error
+        left = [*folder.rglob("checkpoint.json")]
+        if left or error.step != 3 or repr(error.leaf) not in str(error):
+            raise Different(f"leaf {error.leaf}, step {error.step}, {left}: {error!r}") from error
+    except Exception as error:
+        check_refusal(error, folder)
+    else:
+        raise Different("a state with an array that does not exist was saved")
+    finally:
+        forget_failures()
 
 
 def _check_safetensors(tree: Any, folder: Path) -> None:

@@ -21,6 +21,7 @@ FOUND: Mapping[str, Draw] = {
     ),
     "a namedtuple in a state": Draw("iterator", Point(1, 2)),
     "a bytearray in a state": Draw("iterator", bytearray(b"a")),
+    "an array that its computation owes": Draw("failed", [1.0, 2.0], dice=8),
     "an array of jax in a state": Draw("iterator", jnp.asarray(0.5)),
     "half a character in a state": Draw("iterator", "\ud800"),
     "an int of many digits in a state": Draw("iterator", 10**5000),
@@ -44,6 +45,9 @@ FOUND: Mapping[str, Draw] = {
     "keys of one type that have no order": Draw("holdfast", {1j: 2, 2j: 3}, "like"),
     "a mask in orbax": Draw("orbax", {"a": np.ma.masked_array([1], [True])}, "like"),
     "a large int in orbax": Draw("through orbax", {"a": 2**70}, "like"),
+    "a dtype that orbax lacks, beside others": Draw(
+        "orbax", (2, 2, np.array(1, ml_dtypes.float6_e2m3fn)), "like"
+    ),
     "an array called format": Draw("safetensors", {"format": np.ones(1), "step": np.ones(1)}),
     "a text called step": Draw("safetensors", {"step": "x"}),
     "a name that is not printed": Draw("safetensors", {"a\nb": np.ones(1), "ax0ab": np.ones(1)}),

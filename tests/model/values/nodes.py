@@ -8,12 +8,15 @@ import enum
 import math
 from typing import Any, NamedTuple
 
+import attrs
+import chex
 import equinox
 import flax.core
 import flax.struct
 import jax
 import numpy as np
 import optax
+from flax import nnx
 from hypothesis import strategies as st
 
 from .leaves import TEXTS, Level, is_storable, leaves
@@ -75,6 +78,31 @@ class State(flax.struct.PyTreeNode):
     params: Any
 
 
+class Dense(nnx.Module):
+    """A module of nnx, which is a tree by itself and by its state."""
+
+    def __init__(self, kernel: Any, rate: Any = 0.1) -> None:
+        self.kernel = nnx.Param(kernel)
+        self.rate = rate
+
+
+@chex.dataclass
+class Transition:
+    """A dataclass of chex."""
+
+    reward: Any
+    action: Any
+
+
+@attrs.define
+class Moments:
+    """A class of attrs, which jax has been told the fields of."""
+
+    mean: Any
+    count: Any
+    name: Any = "moments"
+
+
 jax.tree_util.register_pytree_with_keys(
     Box,
     lambda box: (((jax.tree_util.GetAttrKey("inside"), box.inside),), None),
@@ -92,8 +120,11 @@ jax.tree_util.register_pytree_node(
     lambda data, children: Net(dict(zip(data[0], children, strict=True)), data[1]),
 )
 jax.tree_util.register_static(Switch)
+jax.tree_util.register_dataclass(Moments, ["mean", "count"], ["name"])
 
-_NAMES = ["k", "q", "params", "0", "1", "format", "step", "__metadata__", "a\nb", "ax0ab"]
+# "mlp/~/linear_0" is a name as haiku gives them; its trees are plain dicts.
+_NAMES = ["k", "q", "params", "mlp/~/linear_0", "0", "1", "format", "step", "__metadata__"]
+_NAMES += ["a\nb", "ax0ab"]
 KEYS = st.one_of(TEXTS, st.sampled_from(_NAMES))
 ODD_KEYS = st.sampled_from([1.5, None, True, (1, 2), b"k", Level.LOW, frozenset()])
 STATICS = st.sampled_from(
@@ -107,6 +138,21 @@ def _params(weight: Any) -> Any:
         return Params(weight)
     except ValueError:
         return Box(weight)
+
+
+def _nnx(kernel: Any, kind: str) -> Any:
+    """Returns a module of nnx, or its state, which are made only of what nnx can take apart."""
+    try:
+        module = Dense(kernel)
+        made = {
+            "module": module,
+            "state": nnx.state(module),
+            "pure": nnx.to_pure_dict(nnx.state(module)),
+        }[kind]
+        jax.tree_util.tree_flatten_with_path(made)
+    except (TypeError, ValueError, AttributeError):
+        return Box(kernel)
+    return made
 
 
 def _nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -130,6 +176,9 @@ def _nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             st.builds(Box, inner),
             st.builds(_params, inner),
             st.builds(State, inner, inner),
+            st.builds(_nnx, inner, st.sampled_from(["module", "state", "pure"])),
+            st.builds(Transition, reward=inner, action=inner),
+            st.builds(Moments, inner, inner, STATICS),
             st.builds(optax.ScaleByAdamState, inner, inner, inner),
             st.builds(optax.MaskedNode),
             st.none(),
