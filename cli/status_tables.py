@@ -14,6 +14,7 @@ from holdfast.coordination.diagnosis.summary import (
     describe_goodput,
     describe_staying,
     printable,
+    show_rate,
 )
 from holdfast.coordination.diagnosis.verdict import judge
 from holdfast.coordination.process.diagnose import whom_to_ask
@@ -165,7 +166,7 @@ def _progress(task: session_pb2.TaskStatus) -> list[str]:
     values = progress.values
     return [
         str(progress.step) if progress.HasField("step") else "",
-        f"{task.steps_per_second:.2g}" if task.step_age_s >= 0 else "",
+        show_rate(task.steps_per_second) if task.step_age_s >= 0 else "",
         str(progress.saved_step) if progress.HasField("saved_step") else "",
         f"{values['save_blocked_s']:.1f} s" if "save_blocked_s" in values else "",
         f"{values['waiting_share']:.0%}" if "waiting_share" in values else "",

@@ -11,6 +11,9 @@ _DAY_MS = 86_400_000
 HEARTBEATS_PER_TIMEOUT = 4
 """A client is heard of at least so often in one heartbeat timeout."""
 
+RATE_WINDOW_S = 10.0
+"""Over which steps per second are counted."""
+
 
 @dataclass(frozen=True)
 class Limits:

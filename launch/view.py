@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
@@ -13,13 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.coordination.diagnosis.summary import show_rate
 from holdfast.multihost import Preempted
 
 from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
 from .workers.output import ConsoleOutput, Output
 from .workers.progress_watch import ProcessProgress
 
-_WINDOW_S = 10.0  # over which steps per second are counted
 _ORDINARY = (State.SCHEDULING, State.RUNNING, State.FINISHED)
 
 
@@ -42,7 +41,6 @@ class LiveView(ConsoleOutput):
         self.progress: Callable[[], tuple[ProcessProgress, ...]] = lambda: ()
         self._clock = clock
         self._job: Job | None = None
-        self._seen: dict[int, deque[tuple[float, int]]] = {}
         self._saved_at: tuple[int, float] = (-1, 0.0)
         self._live = _Frames(self)
 
@@ -52,34 +50,23 @@ class LiveView(ConsoleOutput):
 
     def observe(self, before: Job, decision: Decision) -> None:
         """Records a decision of the supervisor."""
-        if decision.job.attempt != before.attempt:
-            self._seen = {}
         self._job = decision.job
 
     def frame(self) -> Group:
         """Returns the job's line and the table, as of now."""
         now = self._clock()
         # A title of the table would be broken at the table's width.
-        return Group(Text(self._title(self._job, now), style="italic"), self._table(self._job, now))
+        return Group(Text(self._title(self._job, now), style="italic"), self._table(self._job))
 
-    def _table(self, job: Job | None, now: float) -> Table:
+    def _table(self, job: Job | None) -> Table:
         table = Table(box=None, pad_edge=False)
         for column in ("process", "state", "step", "steps/s", "saved"):
             table.add_column(column, justify="left" if column == "state" else "right")
         if job is not None:
             known = {progress.process: progress for progress in self.progress()}
             for process in range(job.num_processes):
-                table.add_row(*self._row(job, process, known.get(process), now))
+                table.add_row(*_row(job, process, known.get(process)))
         return table
-
-    def _row(
-        self, job: Job, process: int, progress: ProcessProgress | None, now: float
-    ) -> tuple[str, ...]:
-        step = progress.step if progress else -1
-        saved = progress.saved_step if progress else -1
-        rate = self._rate(process, step, now)
-        shown_rate = f"{rate:.1f}" if rate else "-"
-        return str(process), _state(job, process), _number(step), shown_rate, _number(saved)
 
     def _title(self, job: Job | None, now: float) -> str:
         if job is None:
@@ -90,17 +77,6 @@ class LiveView(ConsoleOutput):
         if job.saved_step >= 0:
             saved = f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
         return f"{job.job_id}: {job.state}, attempt {job.attempt}{saved}"
-
-    def _rate(self, process: int, step: int, now: float) -> float:
-        seen = self._seen.setdefault(process, deque())
-        if step >= 0 and (not seen or seen[-1][1] != step):
-            seen.append((now, step))
-        while len(seen) > 2 and now - seen[0][0] > _WINDOW_S:
-            seen.popleft()
-        if not seen or now <= seen[0][0]:
-            return 0.0
-        first_s, first = seen[0]
-        return (seen[-1][1] - first) / (now - first_s)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -130,6 +106,14 @@ class _Frames(Live):
             super().refresh()
 
 
+def _row(job: Job, process: int, progress: ProcessProgress | None) -> tuple[str, ...]:
+    if progress is None or progress.step < 0:
+        return str(process), _state(job, process), "-", "-", "-"
+    saved = str(progress.saved_step) if progress.saved_step >= 0 else "-"
+    rate = show_rate(progress.steps_per_second)
+    return str(process), _state(job, process), str(progress.step), rate, saved
+
+
 def _state(job: Job, process: int) -> str:
     code = job.exit_codes.get(process)
     if code is not None:
@@ -143,10 +127,6 @@ def _ending(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return {DONE: "done", PREEMPTED: "preempted"}.get(code, f"exit {code}")
-
-
-def _number(value: int) -> str:
-    return str(value) if value >= 0 else "-"
 
 
 def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:

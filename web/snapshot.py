@@ -73,8 +73,10 @@ def snapshot(
             for finding in findings
         ],
         "kinds": dict(Counter(kinds)),
-        "furthest": _furthest(status),
-        "processes": rows(status, kinds, odd_ones(kinds) if is_large else everyone),
+        "furthest": _furthest(status, is_now=not gone),
+        "processes": rows(
+            status, kinds, odd_ones(kinds) if is_large else everyone, is_now=not gone
+        ),
         "ranges": [range_facts(status, kinds, each) for each in ranges],
         "root": _root(roots[0]) if roots else None,
         "barriers": [_barrier(barrier) for barrier in status.barriers],
@@ -101,36 +103,42 @@ def encode(shown: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _furthest(status: session_pb2.StatusResponse) -> dict[str, float]:
-    """Returns the most that any process has reached; -1 where none has."""
+def _furthest(status: session_pb2.StatusResponse, *, is_now: bool) -> dict[str, float | None]:
+    """Returns the most that any process has reached; -1 where none has. A status that is not of now
+    says nothing of a rate.
+    """
     steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
     saved = [
         task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")
     ]
-    paces = [
-        task.steps_per_second for task in status.tasks if task.state == coordination_pb2.CONNECTED
-    ]
+    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
     return {
         "step": max(steps, default=-1),
         "saved_step": max(saved, default=-1),
-        "steps_per_second": round(max(paces, default=0.0), 2),
+        "steps_per_second": round(pace, 3) if is_now else None,
     }
 
 
 def rows(
-    status: session_pb2.StatusResponse, kinds: Sequence[str], numbers: Iterable[int]
+    status: session_pb2.StatusResponse,
+    kinds: Sequence[str],
+    numbers: Iterable[int],
+    *,
+    is_now: bool = True,
 ) -> list[dict[str, Any]]:
     """Returns what the page says of single processes, given by their index."""
     count = len(status.tasks)
     num_slices = slices_of(status)
     return [
-        _row(status, status.tasks[number])
+        _row(status, status.tasks[number], is_now=is_now)
         | {"is": kinds[number], "slice": slice_of(number, count, num_slices)}
         for number in numbers
     ]
 
 
-def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> dict[str, Any]:
+def _row(
+    status: session_pb2.StatusResponse, task: session_pb2.TaskStatus, *, is_now: bool
+) -> dict[str, Any]:
     progress = task.progress
     values = progress.values
     return {
@@ -138,10 +146,10 @@ def _row(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> di
         "state": "SILENT" if silent(status, task) else coordination_pb2.TaskState.Name(task.state),
         "host": task.host,
         "pid": task.pid,
-        "heard_s": round(task.heartbeat_age_s, 1),
+        "heard_s": round(task.heartbeat_age_s, 1) if is_now else None,
         "expected_s": expected_s(status, task),
         "step": progress.step if progress.HasField("step") else None,
-        "steps_per_second": round(task.steps_per_second, 2),
+        "steps_per_second": round(task.steps_per_second, 3) if is_now else None,
         "saved_step": progress.saved_step if progress.HasField("saved_step") else None,
         "waiting": values.get("waiting_share"),
         "memory_bytes": values.get("memory_bytes"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from holdfast.proto import session_pb2
 
+from ..limits import RATE_WINDOW_S
 from .status import StatusClient
 
 WHOLE_EACH_S = 30.0
@@ -54,6 +55,8 @@ def _complete(status: session_pb2.StatusResponse, last: session_pb2.StatusRespon
             task.heartbeat_age_s += passed_s
         if task.step_age_s >= 0:
             task.step_age_s += passed_s
+        if min(task.heartbeat_age_s, task.step_age_s) > RATE_WINDOW_S:
+            task.ClearField("steps_per_second")
     del status.tasks[:]
     status.tasks.extend(tasks)
     status.ClearField("partial")

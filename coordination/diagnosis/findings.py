@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .stacks import Frame, Thread, parse
+from .summary import show_rate
 
 STALLED_S = 8.0
 """No step of any process for so long, and for three usual steps: the job does not get on."""
@@ -302,7 +303,9 @@ def _slow(evidence: Evidence) -> Iterator[Finding]:
     place = place_of(evidence, stragglers, working=True)
     pace = max((task.steps_per_second for task in evidence.status.tasks), default=0.0)
     usual = max((task.usual_steps_per_second for task in evidence.status.tasks), default=0.0)
-    slower = f"; {pace:.1f} steps/s, {usual:.1f} at best" if 0 < pace < 0.8 * usual else ""
+    slower = ""
+    if 0 < pace < 0.8 * usual:
+        slower = f"; {show_rate(pace)} steps/s, {show_rate(usual)} at best"
     keep = _verb(stragglers, "keeps", "keep")
     text = (
         f"{who(stragglers)} {keep} the others waiting for {min(shares):.0%} of their"

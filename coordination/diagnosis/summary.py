@@ -35,6 +35,11 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def show_rate(per_second: float) -> str:
+    """Returns a rate with two digits that count, and no fewer than it has: 0.052, 4.1, 1234."""
+    return f"{per_second:.0f}" if per_second >= 99.5 else f"{per_second:.2g}"
+
+
 def describe_goodput(seconds: Mapping[str, float]) -> str:
     """Returns where the time of a job went, the share of new steps first.
 

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .findings import Finding, stalled_s
+from .summary import show_rate
 
 HUNG_S = 60.0
 """Without a step for so long a job is hung, though no process stands out."""
@@ -179,7 +180,7 @@ def _without_findings(status: session_pb2.StatusResponse, *, stepped: bool) -> V
     pace = max(task.steps_per_second for task in status.tasks)
     usual = max(task.usual_steps_per_second for task in status.tasks)
     if 0 < pace < _SLOW_SHARE * usual:
-        text = f"{pace:.2g} steps/s; it made {usual:.2g} at best"
+        text = f"{show_rate(pace)} steps/s; it made {show_rate(usual)} at best"
         return Verdict(JobState.SLOW, text, "Look what has changed since: input, hosts, network.")
     text = f"all {count} processes get on" if count > 1 else "its process gets on"
     return Verdict(JobState.HEALTHY, text)

@@ -14,7 +14,7 @@ from holdfast.proto import session_pb2
 from ..core.barriers import Barrier
 from ..core.machine import Machine
 from ..core.status import TaskProgress
-from ..core.task_table import Task
+from ..core.task_table import Task, TaskState
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
 _MAX_PREFIXES = 50
@@ -128,8 +128,9 @@ def _task(task: Task, now: float, has_session: bool, waiting_calls: int) -> sess
         has_agent=task.agent != 0,
         progress=progress_message(task.progress),
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
-        steps_per_second=task.steps.per_second(now),
-        usual_steps_per_second=task.steps.usual,
+        # Who is gone makes no steps, however fast it was.
+        steps_per_second=task.steps.per_second(now) if task.state is TaskState.CONNECTED else 0.0,
+        usual_steps_per_second=task.steps.usual_per_second(now),
         waiting_calls=waiting_calls,
     )
 

@@ -37,7 +37,7 @@ def _saved_step(task: _Task) -> float | None:
 
 
 def _steps_per_second(task: _Task) -> float | None:
-    return task.steps_per_second if task.step_age_s > 0 else None
+    return task.steps_per_second if task.step_age_s >= 0 else None
 
 
 def _missing(status: _Job) -> float:

@@ -61,6 +61,7 @@ class ProcessProgress:
     process: int
     step: int
     saved_step: int
+    steps_per_second: float
     error: str
 
 
@@ -411,4 +412,6 @@ def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
     progress = task.progress
     step = progress.step if progress.HasField("step") else -1
     saved = progress.saved_step if progress.HasField("saved_step") else -1
-    return ProcessProgress(task.task_id, step, saved, error=task.error)
+    return ProcessProgress(
+        task.task_id, step, saved, steps_per_second=task.steps_per_second, error=task.error
+    )

@@ -54,20 +54,20 @@ def test_the_live_view_on_a_terminal() -> None:
 
 
 def test_the_table_tells_step_rate_and_last_save() -> None:
-    """Steps per second over the last seconds, by a clock that only the test turns."""
+    """The rate is the coordinator's, so that the view says what status and page say."""
     now = [100.0]
     view = LiveView(io.StringIO(), io.StringIO(), 2, clock=lambda: now[0])
     job = Job("j", 2, 2, state=State.RUNNING, attempt=3, alive=frozenset({0, 1}), saved_step=40)
     view.observe(job, Decision(job, (), ""))
     shown = []
     for step in (50, 60, 70):
-        progress = (ProcessProgress(0, step, 40, ""),)
+        progress = (ProcessProgress(0, step, 40, 4.96, ""),)
         view.follow(lambda progress=progress: progress)
         title, table = view.frame().renderables
         now[0] += 2
         shown.append([list(column.cells) for column in table.columns])
     assert str(title) == "j: running, attempt 3, step 40 saved 4 s ago"
-    assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5.0", "-"], ["40", "-"]]
+    assert shown[-1] == [["0", "1"], ["running", "running"], ["70", "-"], ["5", "-"], ["40", "-"]]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -77,13 +77,13 @@ def test_the_frame_is_readable_at_any_width(columns: int) -> None:
     alive = frozenset({0, 1})
     job = Job("local-4f2a81bc", 2, 2, state=State.RUNNING, attempt=3, alive=alive, saved_step=3456)
     view.observe(job, Decision(job, (), ""))
-    view.follow(lambda: (ProcessProgress(0, 123460, 3456, ""),))
+    view.follow(lambda: (ProcessProgress(0, 123460, 3456, 1234.5, ""),))
     console = Console(file=io.StringIO(), width=columns)
     console.print(view.frame())
     line, titles, first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert line.rstrip() == "local-4f2a81bc: running, attempt 3, step 3456 saved 0 s ago"
     assert titles.split() == ["process", "state", "step", "steps/s", "saved"]
-    assert first.split() == ["0", "running", "123460", "-", "3456"]
+    assert first.split() == ["0", "running", "123460", "1234", "3456"]
     assert second.split() == ["1", "running", "-", "-", "-"]
 
 

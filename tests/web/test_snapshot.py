@@ -33,6 +33,19 @@ def test_a_snapshot_is_bounded() -> None:
     assert shown["samples"] == [[5.0, 7, 0.0, -1]] and shown["findings"][0]["processes"] == (1,)
 
 
+def test_a_status_of_earlier_tells_no_rate() -> None:
+    """Where the coordinator is gone, nobody knows how fast the job is now, nor who was heard."""
+    status = session_pb2.StatusResponse(num_processes=1)
+    task = status.tasks.add(state=coordination_pb2.CONNECTED, steps_per_second=4.3)
+    task.progress.step = 7
+    now = snapshot(status, unix_s=1.0)
+    assert now["furthest"]["steps_per_second"] == now["processes"][0]["steps_per_second"] == 4.3
+    gone = snapshot(status, unix_s=1.0, gone="it does not answer")
+    row = gone["processes"][0]
+    assert gone["furthest"]["step"] == row["step"] == 7
+    assert gone["furthest"]["steps_per_second"] is row["steps_per_second"] is row["heard_s"] is None
+
+
 def test_each_attempt_says_who_stayed() -> None:
     """In the words of `holdfast status`."""
     status = session_pb2.StatusResponse()

@@ -67,6 +67,7 @@ function size(bytes) {
 
 const few = (number) => (number >= 100 ? String(Math.round(number)) : String(Number(number.toPrecision(2))));
 const known = (value) => value !== null && value !== undefined;
+const rate = (perSecond) => (known(perSecond) ? few(perSecond) : "–");
 
 // --- First glance
 
@@ -114,7 +115,7 @@ function drawFigures(shown, step) {
   const over = shown.verdict.over;
   replaceAll("figures", [
     figure("step", step >= 0 ? String(step) : "none yet", step >= 0 ? "" : "no process has reported one"),
-    figure("steps per second", step >= 0 && !over ? few(pace) : "–", over ? "it is over" : ""),
+    figure("steps per second", step >= 0 ? rate(pace) : "–", over ? "it is over" : shown.gone ? "not known now" : ""),
     last
       ? figure("last save", over ? clock(last.saved_unix_s) : `${span(shown.unix_s - last.saved_unix_s)} ago`, `step ${last.step}, took ${span(last.took_s)}`)
       : figure("last save", saved >= 0 ? `step ${saved}` : "none yet", saved >= 0 ? "" : "no step was saved in this run"),
@@ -273,7 +274,7 @@ function fillRow(row, process) {
   const kind = process.is, reported = process.step !== null;
   const status = { SILENT: "silent", ERROR: "failed" }[process.state] || (kind === "culprit" ? "named above" : word(kind));
   const texts = [
-    ["number", reported ? String(process.step) : "–"], ["number", reported ? few(process.steps_per_second) : "–"],
+    ["number", reported ? String(process.step) : "–"], ["number", reported ? rate(process.steps_per_second) : "–"],
     ["number folds", known(process.waiting) ? `${Math.round(100 * process.waiting)} %` : "–"],
     ["number folds", known(process.memory_bytes) ? `${(process.memory_bytes / 2 ** 30).toFixed(2)} GiB` : "–"], ["note", groupOf(process)],
   ];
@@ -320,8 +321,8 @@ function drawProcess() {
   const tell = (value, text) => (known(value) ? text(value) : "not reported");
   const facts = {
     host: `${process.host || "unknown"}, pid ${process.pid || "unknown"}`,
-    "last heard": process.heard_s < 0 ? "never" : `${span(process.heard_s)} ago, expected every ${span(process.expected_s)}`,
-    step: tell(process.step, (step) => `${step}, ${few(process.steps_per_second)} steps/s`),
+    "last heard": !known(process.heard_s) ? "not known now" : process.heard_s < 0 ? "never" : `${span(process.heard_s)} ago, expected every ${span(process.expected_s)}`,
+    step: tell(process.step, (step) => (known(process.steps_per_second) ? `${step}, ${few(process.steps_per_second)} steps/s` : `${step}`)),
     saved: tell(process.saved_step, (step) => `step ${step}`),
     "blocked by saves": tell(process.blocked_s, (seconds) => span(seconds)),
     "saves waited for steps": tell(process.waited_s, (seconds) => span(seconds)),

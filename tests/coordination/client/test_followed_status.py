@@ -80,6 +80,24 @@ def test_a_followed_status_is_the_whole_one() -> None:
         assert client.tasks - before >= COUNT
 
 
+def test_a_process_that_is_silent_makes_no_steps() -> None:
+    """A launcher's own status says so too, though no increment has told it: the process is stopped,
+    or in C.
+    """
+    crowd = Crowd(2, heartbeat_timeout_s=10_000.0)
+    crowd.gather()
+    with CrowdClient(crowd) as client:
+        follower = FollowedStatus(client)
+        for step in range(9):
+            crowd.call(0, "Report", session_pb2.ReportRequest(step=step))
+            crowd.tick(0.25)
+        assert follower.look().tasks[0].steps_per_second == 4
+        for _ in range(44):  # at once it would be a pause of the service
+            crowd.tick(0.25)
+        assert follower.look().tasks[0].steps_per_second == 0
+        assert follower.changed == ()
+
+
 def round_ages(task: session_pb2.TaskStatus) -> session_pb2.TaskStatus:
     rounded = session_pb2.TaskStatus()
     rounded.CopyFrom(task)

@@ -287,7 +287,7 @@ def test_who_never_waits_keeps_the_others_waiting() -> None:
     samples = [stack("load_batch", 26), WAITING, stack("load_batch", 26)]
     assert texts(status, {2: samples}) == [
         "process 2 (host b2) keeps the others waiting for 60% of their time (in load_batch,"
-        " train.py:26); 1.3 steps/s, 4.0 at best"
+        " train.py:26); 1.3 steps/s, 4 at best"
     ]
     assert texts(moving(values={n: {"waiting_share": 0.5} for n in range(4)})) == []
 

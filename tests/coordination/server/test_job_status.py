@@ -53,6 +53,30 @@ def test_a_task_is_shown_as_it_reported() -> None:
     )
 
 
+def test_who_is_gone_makes_no_steps() -> None:
+    """However fast it was: a rate is of the processes that run."""
+    driver = Driver(2, recoverable=True)
+    for step in range(5):
+        driver.make(lambda call, at=step: driver.machine.report(call, 0, driver.now, step=at))
+        driver.wait(0.25, beating=(0, 1))
+    assert status_of(driver.machine, 0, driver.now, set()).tasks[0].steps_per_second == 4
+    driver.machine.report_exit(0, -9, driver.now)
+    assert status_of(driver.machine, 0, driver.now, set()).tasks[0].steps_per_second == 0
+
+
+def test_a_loop_that_stands_early_has_a_pace() -> None:
+    """By which its hang is found: four steps in a second, and none for 11 s."""
+    driver = Driver(1)
+    for step in range(5):
+        driver.make(lambda call, at=step: driver.machine.report(call, 0, driver.now, step=at))
+        driver.wait(0.25, beating=(0,))
+    (task,) = status_of(driver.machine, 0, driver.now, set()).tasks
+    assert task.usual_steps_per_second == 0
+    driver.wait(11, beating=(0,))
+    (task,) = status_of(driver.machine, 0, driver.now, set()).tasks
+    assert (task.steps_per_second, task.usual_steps_per_second) == (0, 4)
+
+
 def test_a_task_never_seen_has_no_age() -> None:
     """-1 says so, on the wire."""
     driver = Driver(1, sessions=False)
