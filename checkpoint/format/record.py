@@ -47,7 +47,8 @@ class LeafRecord:
     `files` is, for each chunk, the index of the file that holds it. Leaves with equal grids or
     files share them. `per_process`: the value is a tuple of every process's, and the array
     [processes, ...]. `restoring.per_process` makes one process's leaf of it; `refusal` says why
-    where that process has no copy. `weak`: the array was of a weak type.
+    where that process has no copy. `weak`: the array was of a weak type. An "unreadable" one is of
+    a dtype `impl` of another layout's that numpy lacks: its bytes, with the refusal.
     """
 
     path: str

@@ -3,17 +3,23 @@
 They are read by ranges and written whole. The format: 8 bytes, little-endian, the length of a JSON
 header; the header, {name: {"dtype", "shape", "data_offsets"}} and an optional "__metadata__" of
 strings; then the data, without holes. Nothing here needs the safetensors library.
+
+The index of a folder assigns each tensor to a file, and exactly that is read. Other tensors and
+files are left out with a warning: they are what an older save or another model left there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +30,7 @@ from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
+from ..restoring.match import listed
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport
@@ -32,13 +39,17 @@ from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
 from .base import CheckpointInfo, array_record, find_named, verify_by_reading
 
+log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_RANK = 32
 INDEX_SUFFIX = ".safetensors.index.json"
+# A shard's name says of how many it is one.
+_SHARD = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors")
 BESIDE = "files"  # the item of what lies beside the tensors
 SHARD_BYTES = 5 << 30  # Hugging Face's usual size of a shard
 RANGE_BYTES = 16 << 20  # the most that one thread reads at once
+PACKED_RANGE = 4 << 20  # elements below a byte that are unpacked at once: whole bytes
 # The same weights in other forms: the safetensors files travel, and no second copy of them.
 OTHER_WEIGHTS = (
     "pytorch_model*.bin",
@@ -62,18 +73,45 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    # A byte has two of these, or three bytes four, the first in the lowest bits.
+    "F4": np.dtype(ml_dtypes.float4_e2m1fn),
+    "F6_E2M3": np.dtype(ml_dtypes.float6_e2m3fn),
+    "F6_E3M2": np.dtype(ml_dtypes.float6_e3m2fn),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_PACKED_BITS = {DTYPES["F4"]: 4, DTYPES["F6_E2M3"]: 6, DTYPES["F6_E3M2"]: 6}
+
+
+def bits_of(dtype: np.dtype[Any]) -> int:
+    """Returns the bits that an element takes in a file: in memory it has at least a byte."""
+    return _PACKED_BITS.get(dtype, 8 * dtype.itemsize)
+
+
+def unpack(data: bytes | bytearray, bits: int) -> np.ndarray[Any, Any]:
+    """Returns elements of so many bits as bytes, one each."""
+    spread = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    whole = spread[: spread.size // bits * bits].reshape(-1, bits)
+    return np.packbits(whole, axis=1, bitorder="little").reshape(-1)
+
+
+def pack(elements: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Returns bytes, one for each element, as they lie in a file: the other way round."""
+    spread = np.unpackbits(elements.reshape(-1, 1), axis=1, count=bits, bitorder="little")
+    return np.packbits(spread, bitorder="little")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: where its bytes begin in the file, and what they are."""
+    """One tensor of a file: where its bytes begin in the file, and what they are.
+
+    Of a dtype that numpy lacks, `unread`, it is the bytes.
+    """
 
     file: str
     start: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    unread: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +143,7 @@ class SafetensorsLayout:
     name = "safetensors"
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
-        return any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in names)
+        return any(_is_model(name) or name.endswith(INDEX_SUFFIX) for name in names)
 
     def open(self, folder: StorePath) -> SafetensorsCheckpoint:
         return SafetensorsCheckpoint(folder)
@@ -128,15 +166,16 @@ class SafetensorsCheckpoint:
         self.counter = ReadCounter()
         self._tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
-        sizes = folder.names()
-        self._beside = [] if file else _names_beside(folder, sizes)
-        for name in [file] if file else _files_of(folder, sizes):
-            if name not in sizes:
-                raise Corrupt(
-                    f"{folder}/{name} is missing: {INDEX} says that tensors are in it",
-                    file=f"{folder}/{name}",
-                )
-            self._add(name, sizes[name].size)
+        names = folder.names()
+        sizes = {name: entry.size for name, entry in names.items()}
+        self._beside = [] if file else names_beside(folder, names)
+        if file is not None:
+            self._check_is_there(file, sizes)
+            self._add([file], sizes)
+        elif (index := _index_among(folder, sizes)) is None:
+            self._add(_unindexed(folder, sizes), sizes)
+        else:
+            self._add_indexed(index, sizes)
         items = {"state": "tree"}
         if self._beside:
             items[BESIDE] = "files"
@@ -144,23 +183,65 @@ class SafetensorsCheckpoint:
             "safetensors", str(folder), items, metadata=self._metadata or None
         )
 
-    def _add(self, name: str, size: int | None) -> None:
-        tensors, metadata = read_header(self._folder, name, size)
-        twice = sorted(self._tensors.keys() & tensors.keys())
-        if twice:
-            message = (
-                f"'{twice[0]}' is both in {self._tensors[twice[0]].file} and in {name} of"
-                f" {self._folder}; only one can be meant"
+    def _check_is_there(self, file: str, sizes: Mapping[str, int | None]) -> None:
+        if file not in sizes:
+            models = [name for name in sorted(sizes) if _is_model(name)]
+            raise StepNotFound(
+                f"there is no file {self._folder}/{file}; the folder has"
+                f" {listed(models) if models else 'no safetensors files'}",
+                path=f"{self._folder}/{file}",
             )
-            raise Corrupt(message, file=f"{self._folder}/{name}", leaf=twice[0])
-        self._tensors |= tensors
-        self._metadata |= metadata
+
+    def _add(self, files: Sequence[str], sizes: Mapping[str, int | None]) -> None:
+        for name in files:
+            tensors, metadata = read_header(self._folder, name, sizes[name])
+            twice = sorted(self._tensors.keys() & tensors.keys())
+            if twice:
+                message = (
+                    f"'{twice[0]}' is both in {self._tensors[twice[0]].file} and in {name} of"
+                    f" {self._folder}; only one can be meant: load one of the files by its path, or"
+                    f" write {INDEX}, which says whose it is"
+                )
+                raise Corrupt(message, file=f"{self._folder}/{name}", leaf=twice[0])
+            self._tensors |= tensors
+            self._metadata |= metadata
+
+    def _add_indexed(self, index: str, sizes: Mapping[str, int | None]) -> None:
+        path = f"{self._folder}/{index}"
+        assigned: dict[str, list[str]] = {}
+        for tensor, name in _read_index(self._folder, index).items():
+            assigned.setdefault(name, []).append(tensor)
+        left_out = []
+        for name, wanted in sorted(assigned.items()):
+            promise = f"{path} says that {listed(wanted)} are in {name}"
+            if name not in sizes:
+                other = f", or load {self._folder}/{SINGLE} by itself" if SINGLE in sizes else ""
+                raise Corrupt(
+                    f"{self._folder}/{name} is missing: {promise}; fetch it again{other}",
+                    file=f"{self._folder}/{name}",
+                    leaf=wanted[0],
+                )
+            tensors, metadata = read_header(self._folder, name, sizes[name])
+            missing = [tensor for tensor in wanted if tensor not in tensors]
+            if missing:
+                raise Corrupt(
+                    f"{promise}, and {listed(missing)} {'is' if len(missing) == 1 else 'are'} not:"
+                    " the index and the file are of two versions; fetch both again, or remove the"
+                    " index if the files say it all",
+                    file=f"{self._folder}/{name}",
+                    leaf=missing[0],
+                )
+            self._tensors |= {tensor: tensors[tensor] for tensor in wanted}
+            self._metadata |= metadata
+            left_out += [f"{tensor} in {name}" for tensor in tensors if tensor not in set(wanted)]
+        left_out += [name for name in sorted(sizes) if _is_model(name) and name not in assigned]
+        _warn_of_left_out(path, left_out)
 
     def item(self, name: str) -> ItemRecord:
         self._check_tree(name)
         names = sorted(self._tensors)
         tree = {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}
-        leaves = [_leaf(name, self._tensors[name]) for name in names]
+        leaves = [_leaf(name, self._tensors[name], self._folder) for name in names]
         return ItemRecord("state", "tree", (), tree, tuple(leaves))
 
     def reader(self, name: str) -> SafetensorsArrays:
@@ -212,9 +293,22 @@ class SafetensorsCheckpoint:
                 raise Corrupt(message, file=path, leaf=each.leaf)
 
 
-def _leaf(name: str, tensor: Tensor) -> LeafRecord:
+def _leaf(name: str, tensor: Tensor, folder: StorePath) -> LeafRecord:
     single = tuple(min(1, size) for size in tensor.shape)
-    return array_record(name, "array", tensor.shape, tensor.dtype.name, chunk_shape=single)
+    kind = "unreadable" if tensor.unread else "array"
+    leaf = array_record(
+        name, kind, tensor.shape, tensor.dtype.name, impl=tensor.unread, chunk_shape=single
+    )
+    if not tensor.unread:
+        return leaf
+    return replace(
+        leaf,
+        refusal=(
+            f"{folder}/{tensor.file} has '{name}' as {tensor.unread}, a dtype that numpy and jax do"
+            f" not have; leave it out: partial=lambda path: path != {name!r}, or rules={{{name!r}:"
+            " Drop()}"
+        ),
+    )
 
 
 class SafetensorsArrays:
@@ -227,13 +321,20 @@ class SafetensorsArrays:
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         ranges: list[RangeRead] = []
+        unpacks: list[Callable[[], None]] = []
         for read in reads:
             tensor = self._tensors[read.leaf.path]
             memory = allocate(read.nbytes)
             read.lie_in(memory)
-            if read.nbytes:
+            if read.nbytes and tensor.dtype in _PACKED_BITS:
+                for each, unpack_it in _packed_ranges(read, tensor, memory.data):
+                    ranges.append(each)
+                    unpacks.append(unpack_it)
+            elif read.nbytes:
                 ranges += _ranges_of(read, tensor, memory.data)
         self._checkpoint.read(ranges)
+        for unpack_it in unpacks:
+            unpack_it()
 
 
 def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
@@ -247,20 +348,103 @@ def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterato
             done += size
 
 
-def _files_of(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
-    """Returns the files that make up a model: those of the index, or all there are."""
-    index = next((name for name in sorted(names) if name.endswith(INDEX_SUFFIX)), None)
-    if index is None:
-        return [name for name in sorted(names) if name.endswith(".safetensors")]
+def _packed_ranges(
+    read: ReadRequest, tensor: Tensor, memory: memoryview
+) -> Iterator[tuple[RangeRead, Callable[[], None]]]:
+    """Yields reads of elements below a byte, and what puts each into a request's memory then."""
+    bits = bits_of(tensor.dtype)
+    done = 0
+    for start, length in runs(tensor.shape, read.region, 1):
+        for first in range(start, start + length, PACKED_RANGE):
+            stop = min(first + PACKED_RANGE, start + length)
+            # From a byte in which an element begins: three bytes of six bits each have four.
+            begin = first - first % 4
+            offset = begin * bits // 8
+            data = bytearray(-(-stop * bits // 8) - offset)
+            into = memory[done : done + stop - first]
+            done += stop - first
+            place = RangeRead(read.leaf.path, tensor.file, tensor.start + offset, memoryview(data))
+            yield place, partial(_unpack_into, into, data, bits, first - begin)
+
+
+def _unpack_into(memory: memoryview, data: bytearray, bits: int, skip: int) -> None:
+    elements = unpack(data, bits)[skip : skip + len(memory)]
+    memory[:] = elements.data
+
+
+def _is_model(name: str) -> bool:
+    # Hidden ones are of editors and systems: `._model.safetensors`.
+    return name.endswith(".safetensors") and not name.startswith(".")
+
+
+def _index_among(folder: StorePath, names: Collection[str]) -> str | None:
+    """Returns the index of a model, None where it has none. Raises Corrupt where several models
+    have one, and none is the usual one.
+    """
+    found = [name for name in sorted(names) if name.endswith(INDEX_SUFFIX)]
+    if len(found) > 1 and INDEX in found:
+        _warn_of_left_out(f"{folder}/{INDEX}", [name for name in found if name != INDEX])
+        return INDEX
+    if len(found) > 1:
+        raise Corrupt(
+            f"{folder} has {len(found)} models, by {listed(found)}: only one can be meant; leave"
+            " one index in the folder",
+            file=f"{folder}/{found[0]}",
+        )
+    return found[0] if found else None
+
+
+def _read_index(folder: StorePath, index: str) -> dict[str, str]:
+    """Returns in which file each tensor is. Raises Corrupt, HostileCheckpoint."""
     path = f"{folder}/{index}"
     with _damaged(path):
-        files = sorted(set(json.loads(folder.fetch(index))["weight_map"].values()))
-        if not all(isinstance(name, str) and _is_plain(name) for name in files):
+        assigned = dict(json.loads(folder.fetch(index))["weight_map"].items())
+        if not all(isinstance(name, str) and _is_plain(name) for name in assigned.values()):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
+    if not assigned:
+        raise Corrupt(
+            f"{path} assigns no tensor to a file: its weight_map is empty; fetch it again, or"
+            " remove it, and the files are read as they are",
+            file=path,
+        )
+    return assigned
+
+
+def _unindexed(folder: StorePath, names: Collection[str]) -> list[str]:
+    """Returns the files of a model without an index: the usual one, or all there are.
+
+    Raises Corrupt where one of numbered shards is missing.
+    """
+    files = [name for name in sorted(names) if _is_model(name)]
+    if SINGLE in files:
+        _warn_of_left_out(f"{folder}/{SINGLE}", [name for name in files if name != SINGLE])
+        return [SINGLE]
+    shards: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_SHARD.fullmatch, files)):
+        shards.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, count), numbers in shards.items():
+        if len(numbers) < int(count):
+            number = min(set(range(1, int(count) + 1)) - numbers)
+            missing = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
+            raise Corrupt(
+                f"{folder}/{missing} is missing: {len(numbers)} of {int(count)} shards are there;"
+                " fetch it again, or load one file by its path",
+                file=f"{folder}/{missing}",
+            )
     return files
 
 
-def _names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
+def _warn_of_left_out(chosen: str, left_out: Sequence[str]) -> None:
+    if left_out:
+        log.warning(
+            "%s decides what is read; left out: %s. If that is part of the model, fetch the folder"
+            " again; a file can be loaded by its own path",
+            chosen,
+            listed(left_out),
+        )
+
+
+def names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     """Returns the names of the files that belong to a model, besides its tensors.
 
     Those are in the folder and the folders below it, but for hidden ones, for folders that have
@@ -333,7 +517,7 @@ def read_header(
     tensors = {}
     for key, tensor in packed.items():
         start = 8 + length + tensor.start
-        end = start + math.prod(tensor.shape) * tensor.dtype.itemsize
+        end = start + math.prod(tensor.shape) * bits_of(tensor.dtype) // 8
         if size is not None and end > size:
             message = f"{path} is cut off: '{key}' ends at byte {end}, the file has {size}"
             raise Corrupt(message, file=path, leaf=key)
@@ -344,24 +528,22 @@ def read_header(
 def _tensor(path: str, key: str, value: Any) -> Tensor:
     """Returns a tensor as a header describes it: it starts within the data of the file."""
     name = value["dtype"]
-    if name not in DTYPES:
-        raise Corrupt(
-            f"{path} has '{key}' as {name}, a dtype that numpy and jax do not have",
-            file=path,
-            leaf=key,
-        )
     shape = tuple(int(n) for n in value["shape"])
     begin, end = (int(n) for n in value["data_offsets"])
+    dtype = DTYPES.get(name)
+    nbits = 8 * (end - begin)
     if (
         len(shape) > MAX_RANK
         or min(shape, default=0) < 0
-        or begin < 0
-        or end - begin != math.prod(shape) * DTYPES[name].itemsize
+        or min(begin, nbits) < 0
+        or (dtype is not None and nbits != math.prod(shape) * bits_of(dtype))
     ):
         raise HostileCheckpoint(
             f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path
         )
-    return Tensor(path, begin, shape, DTYPES[name])
+    if dtype is None:
+        return Tensor(path, begin, (end - begin,), np.dtype(np.uint8), unread=str(name))
+    return Tensor(path, begin, shape, dtype)
 
 
 @contextlib.contextmanager
@@ -409,12 +591,12 @@ def header_of(
 
     That order is by falling item size, and else the one that is given.
     """
-    order = sorted(tensors, key=lambda name: -tensors[name][1].itemsize)
+    order = sorted(tensors, key=lambda name: -bits_of(tensors[name][1]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in order:
         shape, dtype = tensors[name]
-        size = math.prod(shape) * dtype.itemsize
+        size = math.prod(shape) * bits_of(dtype) // 8
         header[name] = {
             "dtype": NAMES[dtype],
             "shape": list(shape),

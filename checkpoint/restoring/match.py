@@ -154,6 +154,10 @@ def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
 
 
 def _check_is_there(leaf: LeafRecord) -> None:
+    if leaf.refusal and leaf.kind == "unreadable":
+        raise TreeMismatch(
+            leaf.refusal, leaf=leaf.path, expected="a dtype of numpy's", found=leaf.impl
+        )
     if leaf.refusal:
         raise TreeMismatch(
             leaf.refusal,
@@ -362,4 +366,6 @@ def show_leaf(leaf: LeafRecord) -> str:
         return f"a Python {leaf.kind}"
     if leaf.kind == "key":
         return f"key<{leaf.impl}>{list(leaf.shape[:-1])}"
+    if leaf.kind == "unreadable":
+        return f"{leaf.impl}[{leaf.nbytes} bytes]"
     return f"{leaf.dtype}{list(leaf.shape)}"

@@ -61,6 +61,7 @@ from .surgery_rules import (
 )
 
 BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
+_FIXED_KINDS = ("key", "unreadable")
 _KEY = re.compile(r"(?:[^\\.]|\\.)+", re.DOTALL)
 
 
@@ -84,7 +85,7 @@ class NewLeaf:
     @property
     def is_fixed(self) -> bool:
         """Says whether the leaf can be renamed and dropped, and nothing else."""
-        return self.view is None or self.record.kind == "key" or self.record.per_process
+        return self.view is None or self.record.kind in _FIXED_KINDS or self.record.per_process
 
 
 class Matched(NamedTuple):
@@ -401,6 +402,8 @@ def _what(leaf: NewLeaf) -> str:
         return f"a Python {leaf.record.kind}"
     if leaf.record.kind == "key":
         return "an array of random keys"
+    if leaf.record.kind == "unreadable":
+        return f"of the dtype {leaf.record.impl}"
     if leaf.record.per_process:
         return "kept per process"
     return f"{leaf.view.dtype.name}{list(leaf.view.shape)}"

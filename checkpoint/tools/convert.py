@@ -52,7 +52,9 @@ from ..layouts.safetensors import (
     NAMES,
     SHARD_BYTES,
     SINGLE,
+    bits_of,
     header_of,
+    pack,
     shards_of_index,
     split_evenly,
     split_shards,
@@ -160,6 +162,7 @@ def convert(  # noqa: PLR0913
     if rules is not None:
         check_one_tree(list(wanted), checkpoint.info)
         chosen = {name: operate(*found, rules) for name, found in chosen.items()}
+    _refuse_unreadable(chosen)
     others = {name: kind for name, kind in wanted.items() if kind != "tree"}
     conversion = Conversion(checkpoint, chosen, others, process, progress=progress)
     if to == "holdfast":
@@ -204,6 +207,13 @@ def _selected(selected: Selected, under: str, rename: Names) -> Selected:
         raise StepNotFound(f"the item '{item.name}' has no leaf below '{under}'")
     new = renamed(kept, rename)
     return new, RenamedReader(reader, new, kept)
+
+
+def _refuse_unreadable(chosen: Mapping[str, Selected]) -> None:
+    for item, _ in chosen.values():
+        for leaf in item.leaves:
+            if leaf.kind == "unreadable":
+                raise UnsupportedLeaf(leaf.refusal, leaf=leaf.path, found=leaf.impl)
 
 
 def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
@@ -319,7 +329,9 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
     info = conversion.checkpoint.info
     leaves, texts = _named(conversion.chosen, _header_texts(info))
     shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
-    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+    sizes = {
+        name: math.prod(shape) * bits_of(dtype) // 8 for name, (shape, dtype) in shapes.items()
+    }
     begun: list[str] = []
     with scratch_folder() as scratch:
         beside = _stage_beside(conversion, scratch)
@@ -498,6 +510,13 @@ def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.d
         )
         raise UnsupportedLeaf(message, leaf=leaf.path, found=str(dtype))
     assert dtype is not None
+    if math.prod(leaf.shape) * bits_of(dtype) % 8:
+        raise UnsupportedLeaf(
+            f"a safetensors file cannot hold '{name}', {dtype}{list(leaf.shape)}: its last byte"
+            " would be half full; leave it out (--path) or cast it before saving",
+            leaf=leaf.path,
+            found=str(dtype),
+        )
     return leaf.shape, dtype
 
 
@@ -513,6 +532,9 @@ def _parts(
     for name in order:
         for array in _rows(*leaves[name]):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            bits = bits_of(array.dtype)
+            if bits < 8:
+                data = pack(data, bits)
             if data.nbytes:
                 yield offset, [data.data]
             offset += data.nbytes
@@ -526,7 +548,8 @@ def _rows(leaf: LeafRecord, reader: ArrayReader) -> Iterator[np.ndarray[Any, Any
         return
     whole = tuple((0, size) for size in leaf.shape)
     least = math.prod(leaf.grid.chunk_shape) * leaf.numpy_dtype.itemsize
-    if leaf.nbytes <= CHUNK_BYTES or least > CHUNK_BYTES:
+    is_packed = bits_of(leaf.numpy_dtype) < 8  # rows of such may share a byte
+    if leaf.nbytes <= CHUNK_BYTES or least > CHUNK_BYTES or is_packed:
         rows = leaf.shape[0] if leaf.shape else 1
     else:
         chunk = leaf.grid.chunk_shape[0]

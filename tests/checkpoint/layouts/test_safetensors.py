@@ -20,14 +20,18 @@ from safetensors.numpy import load_file, save_file
 from holdfast.checkpoint import (
     CheckpointError,
     Corrupt,
+    Drop,
     Files,
     HostileCheckpoint,
+    Split,
     Stack,
     StepExists,
+    StepNotFound,
     TreeMismatch,
     UnsupportedLeaf,
     load,
     save,
+    structure,
     verify,
 )
 from holdfast.checkpoint.format.tree import plain_name
@@ -134,7 +138,6 @@ def test_runs_cover_a_region_exactly(data: st.DataObject) -> None:
         (lambda data: data[:-9], "cut off"),
         (lambda data: struct.pack("<Q", 1 << 60) + data[8:], "claims a header of"),
         (lambda data: data[:8] + b"[" + data[9:], "is damaged"),
-        (lambda data: data.replace(b'"F32"', b'"F99"'), "a dtype that numpy and jax do not have"),
         (lambda data: data.replace(b"[0,64]", b"[0,60]"), "gives 'w' 60 bytes for the shape"),
     ],
 )
@@ -162,6 +165,152 @@ def test_an_index_cannot_lead_outside_and_must_be_complete(
     index.write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
     with pytest.raises(Corrupt, match=r"gone\.safetensors is missing"):
         load(folder)
+
+
+INDEX = "model.safetensors.index.json"
+A = "model-00001-of-00002.safetensors"
+B = "model-00002-of-00002.safetensors"
+SINGLE = "model.safetensors"
+
+
+def write_model(folder: Path, files: dict[str, list[str]], index: dict[str, str] | None) -> None:
+    """Writes files of tensors, each filled with the number of its file, and an index."""
+    folder.mkdir()
+    for number, (file, names) in enumerate(files.items()):
+        save_file({name: np.full(2, number, np.float32) for name in names}, folder / file)
+    if index is not None:
+        (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "expected", "left_out"),
+    [
+        # A tensor of an older save, and one that another file has by the index.
+        ({A: ["a", "old", "b"], B: ["b"]}, {"a": A, "b": B}, {"a": 0, "b": 1}, ["old", "b"]),
+        # Files that the index does not name: another model, an older save, the same in another form
+        (
+            {A: ["a"], B: ["b"], SINGLE: ["a", "c"], "adapter_model.safetensors": ["d"]},
+            {"a": A, "b": B},
+            {"a": 0, "b": 1},
+            [SINGLE, "adapter_model.safetensors"],
+        ),
+        # Without an index the usual file is the model.
+        ({"model.fp16.safetensors": ["a"], SINGLE: ["a"]}, None, {"a": 1}, ["model.fp16"]),
+        # What a system leaves there is nothing to speak of.
+        ({"._model.safetensors": ["a"], SINGLE: ["a"]}, None, {"a": 1}, []),
+        ({"one.safetensors": ["a"], "two.safetensors": ["b"]}, None, {"a": 0, "b": 1}, []),
+    ],
+)
+def test_what_the_index_assigns_is_taken_exactly(
+    files: dict[str, list[str]],
+    index: dict[str, str] | None,
+    expected: dict[str, int],
+    left_out: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Other tensors and files are left out, with one warning that names them."""
+    write_model(tmp_path / "hf", files, index)
+    assert {name: int(value[0]) for name, value in load(tmp_path / "hf").items()} == expected
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(left_out)
+    for name in left_out:
+        assert name in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "message"),
+    [
+        ({A: ["a"], B: ["c"]}, {"a": A, "b": B}, rf"says that 'b' are in {B}, and 'b' is not:"),
+        ({A: ["a"], B: ["b"]}, {"a": B, "b": B}, rf"says that 'a', 'b' are in {B}, and 'a' is not"),
+        ({A: ["a"]}, {"a": A, "b": B}, rf"{B} is missing: .* says that 'b' are in {B}; fetch"),
+        ({SINGLE: ["a"]}, {"a": A}, rf"{A} is missing: .*, or load .*/{SINGLE} by itself"),
+        ({A: ["a"]}, {}, rf"{INDEX} assigns no tensor to a file: its weight_map is empty; fetch"),
+        ({A: ["a", "b"], B: ["b"]}, None, rf"'b' is both in {A} and in {B} of .*by its path, or"),
+        ({B: ["b"]}, None, rf"{A} is missing: 1 of 2 shards are there; fetch it again"),
+    ],
+)
+def test_an_index_and_its_files_have_to_agree(
+    files: dict[str, list[str]], index: dict[str, str] | None, message: str, tmp_path: Path
+) -> None:
+    """What is promised and not there is an error that names tensor and file."""
+    write_model(tmp_path / "hf", files, index)
+    with pytest.raises(Corrupt, match=message) as caught:
+        load(tmp_path / "hf")
+    assert caught.value.file.startswith(str(tmp_path / "hf"))
+
+
+def test_the_usual_index_is_that_of_the_model(tmp_path: Path) -> None:
+    """An index of a variant beside it changes nothing; of two others neither is guessed at."""
+    folder = tmp_path / "hf"
+    write_model(folder, {A: ["a"], B: ["b"], "half.safetensors": ["a"]}, {"a": A, "b": B})
+    variant = {"weight_map": {"a": "half.safetensors"}}
+    (folder / "model.fp16.safetensors.index.json").write_text(json.dumps(variant))
+    assert load(folder).keys() == {"a", "b"}
+    (folder / INDEX).rename(folder / "other.safetensors.index.json")
+    with pytest.raises(Corrupt, match=r"has 2 models, by 'model\.fp16.*only one can be meant"):
+        load(folder)
+
+
+def test_a_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    """As itself, and not as one that an index has promised."""
+    write_model(tmp_path / "hf", {A: ["a"]}, None)
+    with pytest.raises(StepNotFound, match=rf"no file .*/hf/x\.safetensors; .* has '{A}'"):
+        load(tmp_path / "hf" / "x.safetensors")
+
+
+def test_a_dtype_that_numpy_lacks_is_one_tensor_s_alone(tmp_path: Path) -> None:
+    """The others are read, listed and verified; the one is named with what leaves it out."""
+    tensors = {name: np.arange(4, dtype=np.float32) for name in ("w", "x")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data.replace(b'"F32"', b'"F99"', 1))
+    with pytest.raises(TreeMismatch, match=r"has 'w' as F99, a dtype that numpy .*; leave it out"):
+        load(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UnsupportedLeaf, match=r"has 'w' as F99.*rules=\{'w': Drop\(\)\}"):
+        to_layout(tmp_path, tmp_path / "out", "holdfast")
+    for found in (
+        load(tmp_path, partial=lambda path: path != "w")["x"],
+        load(tmp_path, {"x": tensors["x"]}, partial=True)["x"],
+        load(tmp_path, rules={"w": Drop()})["x"],
+    ):
+        assert found.tobytes() == tensors["x"].tobytes()
+    assert verify(tmp_path).bytes == 32
+    assert structure(tmp_path).items["state"].nbytes == 32
+
+
+@pytest.mark.parametrize(
+    ("tag", "dtype", "bits"),
+    [("F4", "float4_e2m1fn", 4), ("F6_E2M3", "float6_e2m3fn", 6), ("F6_E3M2", "float6_e3m2fn", 6)],
+)
+def test_elements_below_a_byte(tag: str, dtype: str, bits: int, tmp_path: Path) -> None:
+    """Each number comes back, whole and of any region, and goes out as the library takes it: the
+    first element in the lowest bits.
+    """
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (6, 10)).astype(np.uint8)
+    whole = sum(int(code) << bits * place for place, code in enumerate(codes.reshape(-1)))
+    data = whole.to_bytes(codes.size * bits // 8, "little")
+    header = {"w": {"dtype": tag, "shape": [6, 10], "data_offsets": [0, len(data)]}}
+    head = json.dumps(header).encode()
+    (tmp_path / "hf").mkdir()
+    file = struct.pack("<Q", len(head)) + head + data
+    (tmp_path / "hf" / "model.safetensors").write_bytes(file)
+    expected = codes.view(getattr(ml_dtypes, dtype))
+    assert load(tmp_path / "hf")["w"].tobytes() == expected.tobytes()
+    part = load(tmp_path / "hf", rules={"w": Split("{name}", {"a": 3, "b": 7}, axis=1)})
+    assert part["b"].tobytes() == np.ascontiguousarray(expected[:, 3:]).tobytes()
+    to_layout(
+        Path(to_layout(tmp_path / "hf", tmp_path / "ours", "holdfast")),
+        tmp_path / "out",
+        "safetensors",
+    )
+    ((name, entry),) = deserialize((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert (name, entry["dtype"], entry["shape"]) == ("w", tag, [6, 10])
+    assert bytes(entry["data"]) == data
+    save(tmp_path / "odd", {"w": expected[:1, :1]})
+    with pytest.raises(UnsupportedLeaf, match="last byte would be half full"):
+        to_layout(tmp_path / "odd", tmp_path / "no", "safetensors")
 
 
 def test_renaming_onto_a_model(model: tuple[Path, dict[str, np.ndarray]]) -> None:
