@@ -197,11 +197,12 @@ def _check_failed(draw: Draw, folder: Path) -> None:
     except UnsupportedLeaf:  # no state at all, which is for the other destinations
         return
     place = draw.dice % (len(leaves) + 1)
+    failed = failed_array()
     tree: Any
     if place < len(leaves):
-        tree = treedef.unflatten([*leaves[:place], failed_array(), *leaves[place + 1 :]])
+        tree = treedef.unflatten([*leaves[:place], failed, *leaves[place + 1 :]])
     else:
-        tree = {"tree": draw.value, "failed": failed_array()}
+        tree = {"tree": draw.value, "failed": failed}
     try:
         with CONTEXTS[draw.context]():
             if draw.dice // 7 % 2:
@@ -219,6 +220,8 @@ def _check_failed(draw: Draw, folder: Path) -> None:
     else:
         raise Different("a state with an array that does not exist was saved")
     finally:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            failed.block_until_ready()  # jax aborts a process that ends before its computations
         forget_failures()
 
 
