@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ..arrays.dtypes import as_weak
+from ..arrays.jax_settings import own_settings
 from ..errors import CheckpointError, UnsupportedLeaf
 from .limits import shown
 from .tree import type_name
@@ -129,7 +130,8 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
         # Other classes have more than their data: a mask, names of fields.
         raise _unsupported(path, value)
     try:
-        array = np.asarray(value)
+        with own_settings():
+            array = np.asarray(value)
     except (TypeError, RuntimeError) as error:
         raise UnsupportedLeaf(
             f"{path} is an array of jax's that numpy cannot have: {error}; leave it out, or save"
@@ -227,7 +229,8 @@ def _decode_array(fields: Any) -> Any:
 def _to_jax(array: np.ndarray[Any, Any]) -> jax.Array:
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise ValueError(f"an array of {array.dtype}, which jax has only with jax_enable_x64")
-    return jax.numpy.asarray(array)
+    with own_settings():
+        return jax.numpy.asarray(array)
 
 
 _DECODERS: dict[str, Any] = {

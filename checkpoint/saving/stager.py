@@ -207,7 +207,9 @@ class SaveStager:
             if isinstance(order.metrics, Mapping):
                 for value in order.metrics.values():
                     request.waits.wait(value)
-            return replace(staged, metrics=check_metrics(order.metrics))
+            with own_settings():
+                metrics = check_metrics(order.metrics)
+            return replace(staged, metrics=metrics)
         except BaseException as error:
             staged.release()
             for name, (plan, snapshot) in trees.items():

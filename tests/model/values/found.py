@@ -23,6 +23,9 @@ FOUND: Mapping[str, Draw] = {
     "a bytearray in a state": Draw("iterator", bytearray(b"a")),
     "an array that its computation owes": Draw("failed", [1.0, 2.0], dice=8),
     "an array of jax in a state": Draw("iterator", jnp.asarray(0.5)),
+    "an array of jax in a state, where transfers are refused": Draw(
+        "iterator", [jnp.asarray(1)], context="transfer_guard"
+    ),
     "half a character in a state": Draw("iterator", "\ud800"),
     "an int of many digits in a state": Draw("iterator", 10**5000),
     "two keys of JSON that become one": Draw("JSON", {1: "a", "1": "b"}),
