@@ -267,7 +267,7 @@ def run(**options: Any) -> None:
         raise failure_of(error) from error
     if chosen.as_json:
         print_json(result.as_json())
-    sys.exit(130 if result.interrupted else result.exit_code)
+    sys.exit(result.exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)

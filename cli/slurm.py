@@ -159,4 +159,4 @@ def slurm(
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise failure_of(error) from error
-    sys.exit(130 if result.interrupted else result.exit_code)
+    sys.exit(result.exit_code)

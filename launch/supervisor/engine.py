@@ -14,6 +14,7 @@ from holdfast.multihost import JobError, Preempted, StartupFailed
 from .decide import decide
 from .goodput import Goodput, GoodputMeter
 from .job import (
+    INTERRUPTED,
     Action,
     Decision,
     Event,
@@ -142,17 +143,18 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
 def _result(
     job: Job, attempts: int, reasons: list[str], elapsed_s: float, *, goodput: Goodput
 ) -> JobResult:
+    interrupted = "SIGINT" in job.notices
     return JobResult(
         outcome=_outcome(job),
         job_id=job.job_id,
         attempts=attempts,
-        exit_code=job.exit_code,
+        exit_code=INTERRUPTED if interrupted else job.exit_code,
         error=job.error,
         step=job.step,
         saved_step=job.saved_step,
         reasons=tuple(reasons),
         elapsed_s=elapsed_s,
-        interrupted="SIGINT" in job.notices,
+        interrupted=interrupted,
         goodput=goodput,
     )
 

@@ -16,6 +16,7 @@ DONE = 0
 PREEMPTED = 75
 DO_NOT_RESTART = 93
 HANG = 124
+INTERRUPTED = 130
 
 
 class State(enum.StrEnum):

@@ -248,18 +248,21 @@ def _unread_bytes(pipe: IO[str]) -> int:
     return int(count)
 
 
-def test_control_c_reaches_every_process_as_itself() -> None:
-    """SIGINT is passed on as SIGINT, and the command ends with 130."""
+def test_control_c_reaches_every_process_as_itself(tmp_path: Path) -> None:
+    """SIGINT is passed on as SIGINT, and the command ends with 130, as the status that it leaves
+    says too.
+    """
     script = (
         "import os, time\ntry: print('pid', os.getpid(), flush=True); time.sleep(600)\nexcept"
         " KeyboardInterrupt: print('interrupted')"
     )
-    with holdfast_run("-n", 2, "--", *python(script)) as popen:
+    with holdfast_run("-n", 2, "--log-dir", tmp_path, "--", *python(script)) as popen:
         read_pids(popen, 2)
         popen.send_signal(signal.SIGINT)
         output, _ = popen.communicate(timeout=60)
         assert popen.returncode == 130
         assert output.count("interrupted") == 2
+    assert json.loads((tmp_path / "status.json").read_text())["ended"]["exit_code"] == 130
 
 
 @pytest.mark.parametrize(

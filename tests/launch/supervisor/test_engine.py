@@ -155,12 +155,12 @@ def test_the_engine_waits_until_the_next_wake() -> None:
 
 def test_control_c_is_told_apart_from_other_stops() -> None:
     """A stop by SIGINT is an interruption, one by SIGTERM is not; both end as preempted."""
-    for name, interrupted in (("SIGINT", True), ("SIGTERM", False)):
+    for name, code, interrupted in (("SIGINT", 130, True), ("SIGTERM", 75, False)):
         engine = Script([Reserved(1, 1)], [Stop(name)], [Exited(1, 0, 75)])
         result = supervise(job(1), engine, clock=engine.clock)
         assert (result.outcome, result.exit_code, result.interrupted) == (
             "preempted",
-            75,
+            code,
             interrupted,
         )
 
