@@ -25,7 +25,7 @@ endef
 # Where it is set, each of the suite's thousands of processes compiles the product anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check slow slow-libraries coverage release accelerator lint types proto docs clean setup same-python
+.PHONY: demo test check programs slow slow-libraries coverage release accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
@@ -62,6 +62,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check --quiet $(ROOM) tests/$(ROOM)
 	$(BIN)/mypy -p holdfast.$(subst /,.,$(ROOM))
 	$(BIN)/python -m pytest -q $(FAST) tests/$(ROOM)
+
+# Whole programs, in every ending and under every Python: make programs NAME=plain_jax. tests/programs/README.md says more.
+programs: $(STAMP)
+	$(BIN)/python -m tests.programs $(if $(NAME),--name $(NAME)) $(if $(ENDING),--ending $(ENDING))
 
 slow: $(STAMP) slow-libraries
 	$(BIN)/python -m pytest -m slow -n $(SLOW_WORKERS) --maxschedchunk 1

@@ -4,7 +4,6 @@ Python with the newest jax; and which Python `make` takes.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import environment, find_python
 from tests.support.paths import ROOT
 
 # Those of the Makefile: what the tests reach through an extra.
@@ -48,49 +48,11 @@ ENDS = {
 }
 
 
-def _python(version: str) -> str:
-    """Finds a Python of this version that runs: on PATH, as the Makefile does, or among pyenv's.
-    Without one it skips, and in CI fails.
-    """
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    places = [
-        sys.executable,
-        f"python{version}",
-        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)),
-    ]
-    check = f"import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
-    for place in filter(shutil.which, places):
-        if subprocess.run([place, "-c", check], capture_output=True, check=False).returncode == 0:
-            return place
-    missing = (
-        f"no Python {version} that runs with venv and ensurepip: looked at {', '.join(places)} and"
-        f" in {pyenv}"
-    )
-    assert not os.environ.get("CI"), missing
-    pytest.skip(missing)
-
-
 def _environment(end: str) -> Path:
-    """Makes (once) a virtual environment for one end under build/, and returns its interpreter."""
+    """Returns the interpreter of the environment of one end."""
     version, pins = ENDS[end]
-    folder = ROOT / "build" / "venvs" / end
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{end}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = folder / ".ready"
-        python = folder / "bin" / "python"
-        wanted = f"{pins}\n{(ROOT / 'pyproject.toml').read_text()}"
-        if not ready.exists() or ready.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([_python(version), "-m", "venv", folder], check=True)
-            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            # Older pips know no dependency groups.
-            subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
-            group = f"{ROOT / 'pyproject.toml'}:test"
-            own = [*pip, "-e", f"{ROOT}[{EXTRAS}]", "--group", group]
-            subprocess.run([*own, *pins], check=True)
-            ready.write_text(wanted)
-    return python
+    group = ["--group", f"{ROOT / 'pyproject.toml'}:test"]
+    return environment(end, version, ["-e", f"{ROOT}[{EXTRAS}]", *group, *pins])
 
 
 def test_the_ends_are_those_that_are_promised() -> None:
@@ -178,10 +140,10 @@ def test_a_missing_python_is_an_error_in_ci(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("CI", "true")
     with pytest.raises(AssertionError, match=rf"no Python 3\.1\d that runs .* {tmp_path}"):
-        _python(ENDS[end][0])
+        find_python(ENDS[end][0])
     monkeypatch.delenv("CI")
     with pytest.raises(pytest.skip.Exception, match=r"no Python 3\.1\d"):
-        _python(ENDS[end][0])
+        find_python(ENDS[end][0])
 
 
 def _make(folder: Path, pythons: dict[str, str], *arguments: str) -> str:

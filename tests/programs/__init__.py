@@ -1,0 +1,1 @@
+"""Whole programs, as people write them, in every ending: README.md says how to add one."""

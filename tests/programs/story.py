@@ -1,0 +1,546 @@
+"""Whether all that can be asked about a run tells one story: exit code, the launcher's last lines,
+the log, the status as JSON, the page's snapshots, the report, `ls`, `verify`, statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .drawing import STEPS
+from .endings import Part, Runner
+
+_PREFIX = re.compile(r"^\[(\d+)\] ")
+_SAID = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
+_GOODPUT = re.compile(r"^holdfast: goodput (\d+)% of ([\d.]+) s: (.*)$", re.MULTILINE)
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+_TROUBLE = re.compile(
+    r"Exception ignored in|Fatal Python error|ResourceWarning|was never awaited|Error in atexit"
+)
+# By the exit code of the launcher: its own last word, and the page's.
+_OUTCOMES = {
+    0: ("done", "finished", "Finished"),
+    75: ("preempted", "preempted", "Preempted"),
+    130: ("preempted", "preempted", "Preempted"),
+    124: ("failed", "failed", "Failed"),
+}
+_GOODPUT_PARTS = {
+    "new steps": "stepping_s",
+    "waiting for machines": "waiting_s",
+    "starting": "starting_s",
+    "joining again": "rejoining_s",
+    "restoring": "restoring_s",
+    "blocked in saves": "saving_s",
+    "steps done again": "redoing_s",
+    "hung": "hung_s",
+    "ending attempts": "ending_s",
+}
+_ALONE = {
+    "finished": {0},
+    "resumed": {0},
+    "killed": {-9, 0},
+    "preempted": {0, 75, -15},  # -15: before holdfast is there
+    "interrupted": {0, 1, 130, -2},
+    "hung": {0, -15, -9},
+}
+_TOGETHER = {
+    "finished": {0},
+    "resumed": {0},
+    "killed": {0},
+    "preempted": {0, 75},
+    "interrupted": {0, 130},
+    "hung": {0, 124},
+}
+
+
+Steps: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass
+class Told:
+    """What was said of a part, by whom."""
+
+    said: dict[int, float] = field(default_factory=dict)  # losses by step
+    twice: list[str] = field(default_factory=list)
+    resumed: set[int] = field(default_factory=set)
+    statistics: list[dict[str, Any]] = field(default_factory=list)  # of the primary
+    roots: dict[str, Steps] = field(default_factory=dict)  # by ls
+    verified: dict[str, Steps] = field(default_factory=dict)
+
+    @property
+    def last_said(self) -> int:
+        """Returns the last step that the program has printed; 0 where it printed none."""
+        return max(self.said, default=0)
+
+    @property
+    def listed(self) -> dict[int, dict[str, Any]]:
+        """Returns the steps of all roots that `ls` lists as whole, by number."""
+        return {
+            step["step"]: step
+            for steps in self.roots.values()
+            for step in steps
+            if step["state"] == "whole"
+        }
+
+    @property
+    def newest(self) -> int:
+        """Returns the newest step; 0 where there is none."""
+        return max(self.listed, default=0)
+
+
+class Story:
+    """The story of a run, part by part."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._run = runner.run
+        self._before = Told()  # what was told of the part before
+        self._losses: dict[int, float] = {}
+
+    def listen(self) -> Told:
+        """Returns what the commands say of the folders now."""
+        told = Told()
+        for root in sorted(_roots(self._runner.folder / "run")):
+            name = str(root.relative_to(self._runner.folder))
+            asked = self._runner.holdfast("ls", name, "--json")
+            told.roots[name] = json.loads(asked.stdout)["steps"]
+            if any(step["state"] == "whole" for step in told.roots[name]):
+                asked = self._runner.holdfast("verify", name, "--all", "--json")
+                told.verified[name] = json.loads(asked.stdout)["steps"]
+        return told
+
+    def contradictions(self, part: Part, told: Told) -> Iterator[str]:
+        """Yields where what is told of a part does not agree. To be asked as each part ends."""
+        if part.limit_passed:
+            yield "it had to be ended: it did not end by itself"
+            return
+        _read_log(part, told)
+        yield from _codes(part, self._run.ending, is_last=part.code == 0)
+        yield from _tracebacks(part, self._run.program)
+        yield from self._steps_and_losses(part, told)
+        yield from self._folders(part, told)
+        yield from _statistics(part, told, self._before)
+        if part.launched:
+            yield from _launched(part, told, self._runner)
+        self._before = told
+
+    def end(self) -> Iterator[str]:
+        """Yields what is wrong with how the run as a whole has ended."""
+        last = self._runner.parts[-1]
+        if last.code != 0:
+            yield f"the last start ended with {last.code}, not with 0"
+        elif self._losses and max(self._losses) != STEPS:
+            yield f"the last step is {max(self._losses)}, not {STEPS}"
+
+    def _steps_and_losses(self, part: Part, told: Told) -> Iterator[str]:
+        """A step that is done again has the loss that it had; so has a step that is listed."""
+        yield from told.twice
+        for step, loss in told.said.items():
+            known = self._losses.setdefault(step, loss)
+            if not _near(known, loss):
+                yield f"step {step} had loss {known} in an earlier start, and has {loss}"
+        for step, listed in told.listed.items():
+            metric = listed["metrics"].get("loss")
+            said = self._losses.get(step)
+            if metric is not None and said is not None and not _near(metric, said):
+                yield f"step {step}: the log says loss {said}, ls {metric}"
+        if told.newest > max(self._losses, default=0) > 0:
+            yield f"ls lists step {told.newest}, the program came to {max(self._losses)}"
+        for step in told.resumed:
+            if not part.launched and step != self._before.newest:
+                yield f"it resumed from step {step}; ls had listed {self._before.newest}"
+            if step < self._before.newest:
+                yield f"it resumed from step {step}, below {self._before.newest} of ls"
+        in_last = re.split(r"holdfast: attempt \d+, coordinator", part.log)[-1]
+        if stops := re.findall(r"stops after step (\d+)", in_last):
+            stopped = int(stops[-1])
+            if told.newest != stopped:
+                yield f"it stopped after step {stopped}, and ls lists {told.newest} as the newest"
+        if part.code == 0 and not stops and told.said and told.last_said != part.steps:
+            yield f"exit code 0, and the last step printed is {told.last_said} of {part.steps}"
+
+    def _folders(self, part: Part, told: Told) -> Iterator[str]:
+        """What is listed is whole, what is verified is what is listed."""
+        ended_well = part.code in (0, 75, 130) and not any("KILL" in sent for sent in part.sent)
+        for name, steps in told.roots.items():
+            for step in steps:
+                wrong = step["state"] not in ("whole", "left behind", "unfinished")
+                if wrong or (step["state"] == "unfinished" and ended_well):
+                    yield f"ls {name}: {step['name']} is {step['state']}: {step['note']}"
+            listed = sorted(step["step"] for step in steps if step["state"] == "whole")
+            verified = told.verified.get(name, [])
+            for step in verified:
+                if "error" in step:
+                    yield f"verify {name}: {step['error']}"
+            if listed != sorted(step["step"] for step in verified):
+                yield f"{name}: ls lists {listed}, verify {[s['step'] for s in verified]}"
+
+
+def _read_log(part: Part, told: Told) -> None:
+    """Adds what the program has printed."""
+    lines = [_PREFIX.sub("", line) for line in part.log.splitlines()]
+    for step, loss in _SAID.findall("\n".join(lines)):
+        known = told.said.setdefault(int(step), float(loss))
+        if not _near(known, float(loss)):
+            told.twice.append(f"step {step} had loss {known}, and then {loss}")
+        told.said[int(step)] = float(loss)
+    told.resumed = {int(step) for step in re.findall(r"resumed from step (\d+)", part.log)}
+    for line in part.log.splitlines():
+        if found := re.match(r"(?:\[0\] )?statistics (\{.*\})$", line):
+            told.statistics.append(json.loads(found[1]))
+
+
+def _roots(folder: Path) -> set[Path]:
+    return {record.parent.parent for record in folder.rglob("checkpoint.json")}
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= 2e-3 * max(abs(one), abs(other), 1e-2)
+
+
+def _codes(part: Part, ending: str, *, is_last: bool) -> Iterator[str]:
+    expected = (_TOGETHER if part.launched else _ALONE)[ending]
+    if part.code not in expected:
+        yield f"exit code {part.code}, expected one of {sorted(expected)}"
+    elif part.code and not part.sent:
+        yield f"exit code {part.code}, though nothing was done to it"
+
+
+def _tracebacks(part: Part, program: str) -> Iterator[str]:
+    """No traceback but the program's own (of a Ctrl-C, of a collective whose peer is gone), and no
+    trouble of the interpreter's.
+    """
+    logs = {"its output": part.log}
+    for name in ("launcher.log", "coordinator.log"):
+        path = part.log_dir / name
+        if part.launched and path.exists():
+            logs[name] = path.read_text(errors="replace")
+    lost = bool(part.sent)  # the program's own collective, whose peer is gone
+    interrupted = any(sent.startswith("SIGINT") for sent in part.sent)
+    for name, text in logs.items():
+        streams: dict[str, list[str]] = {}
+        for line in text.splitlines():
+            prefix = _PREFIX.match(line)
+            key = prefix[1] if prefix else ""
+            streams.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
+        for lines in streams.values():
+            for began, line in enumerate(lines):
+                if not line.startswith("Traceback (most recent call last)"):
+                    continue
+                after = range(began + 1, len(lines))
+                ended = next((n for n in after if not lines[n].startswith(" ")), len(lines) - 1)
+                own = f"{program}.py" in "".join(lines[began:ended])
+                if not (
+                    own
+                    and (
+                        (interrupted and lines[ended].startswith("KeyboardInterrupt"))
+                        or (lost and "Gloo" in lines[ended])
+                    )
+                ):
+                    yield f"{name} has a traceback:\n" + "\n".join(lines[began : ended + 1])
+        if trouble := _TROUBLE.search(text):
+            yield f"{name} says {trouble.group()!r}"
+
+
+def _statistics(part: Part, told: Told, before: Told) -> Iterator[str]:
+    """What the manager has counted is what is there."""
+    if len(told.roots) != 1 or not told.statistics:
+        return
+    counted = told.statistics[-1]
+    if counted["saves_failed"] or counted["saves_missed"]:
+        yield f"statistics: {counted['saves_failed']} failed, {counted['saves_missed']} missed"
+    if bool(counted["restores"]) != bool(told.resumed) and len(told.statistics) == 1:
+        yield f"statistics: {counted['restores']} restores; the log: resumed {told.resumed}"
+    if len(_attempts_said(part)) <= 1:
+        there = len(before.listed) + counted["saves"] - counted["steps_deleted"]
+        if there != len(told.listed):
+            yield (
+                f"{len(before.listed)} steps were there, statistics say {counted['saves']} saved,"
+                f" {counted['steps_deleted']} deleted; ls lists {len(told.listed)}"
+            )
+
+
+def _attempts_said(part: Part) -> list[int]:
+    return sorted({int(n) for n in re.findall(r"holdfast: attempt (\d+), coordinator", part.log)})
+
+
+def _launched(part: Part, told: Told, runner: Runner) -> Iterator[str]:
+    """What the launcher has left, and what was seen while it ran."""
+    path = part.log_dir / "status.json"
+    if not path.exists():
+        yield "there is no status.json"
+        return
+    left = json.loads(path.read_text())
+    report = _DATA.search((part.log_dir / "report.html").read_text())
+    if report is None:
+        yield "the report has no data"
+        return
+    shown = json.loads(report[1])
+    yield from _outcome(part, left, shown, runner)
+    yield from _reached(part, told, left["status"], shown)
+    yield from _saved(part, told, left["status"], shown)
+    yield from _seconds(part, told, left["status"], shown)
+    yield from _ended_by(part, left["status"], shown)
+    yield from _live(part, told, left["status"], shown, runner.run.ending)
+
+
+def _outcome(
+    part: Part, left: dict[str, Any], shown: dict[str, Any], runner: Runner
+) -> Iterator[str]:
+    """How it ended."""
+    assert part.code is not None
+    outcome, state, verdict = _OUTCOMES.get(part.code, ("failed", "failed", "Failed"))
+    ended = left["ended"]
+    found = {
+        "status.json outcome": (ended["outcome"], outcome),
+        "status.json exit code": (ended["exit_code"], part.code),
+        "status.json launcher state": (left["status"]["launcher"]["state"], state),
+        "report": (shown["verdict"]["state"], verdict),
+        "report's reason": (shown["verdict"]["text"], ended["reason"]),
+    }
+    sentence = json.loads(runner.holdfast("status", "log", "--json").stdout or "{}").get(
+        "error", ""
+    )
+    said = re.search(r"attempt (\d+), ended .* ago: (\w+), exit code (\d+): (.*)", sentence)
+    if said is None:
+        yield f"`status log` says {sentence!r}"
+    else:
+        found["`status log` attempt"] = (int(said[1]), ended["attempt"])
+        found["`status log` outcome"] = (said[2], outcome)
+        found["`status log` exit code"] = (int(said[3]), part.code)
+        found["`status log` reason"] = (said[4], ended["reason"])
+    words = re.findall(r"^holdfast: (\w+): (.*)$", part.log, re.MULTILINE)
+    own = [(word, text) for word, text in words if word in ("finished", "preempted", "failed")]
+    errors = re.findall(r"^Error: (.*)$", part.log, re.MULTILINE)
+    # A job that ends well in its first attempt has no word of its own.
+    if own:
+        found["the launcher's last word"] = (own[-1][0], state)
+        found["the launcher's reason"] = (own[-1][1], ended["reason"])
+    elif errors:
+        found["the launcher's error"] = (errors[-1], ended["reason"])
+    elif part.code:
+        yield "the launcher's lines do not say how it ended"
+    events = left["status"].get("events", [])
+    launcher_events = [event["text"] for event in events if event["kind"] == "launcher"]
+    if not launcher_events or f" is {state}: " not in launcher_events[-1]:
+        yield f"the last event of the launcher is {launcher_events[-1:]}, not {state}"
+    attempts = left["status"]["launcher"]["attempts"]
+    count = max(_attempts_said(part), default=0)
+    found["attempts of status.json"] = (max(each["number"] for each in attempts), count)
+    found["attempts of the report"] = (max(each["number"] for each in shown["attempts"]), count)
+    for what, (value, expected) in found.items():
+        if value != expected:
+            yield f"{what}: {value!r}, expected {expected!r}"
+
+
+def _furthest(status: dict[str, Any], name: str) -> int:
+    """Returns the most that a process has reached, by protobuf's own JSON or by the status's."""
+    tasks = status.get("tasks", [])
+    return max((int(task.get("progress", {}).get(name, 0)) for task in tasks), default=0)
+
+
+def _reached(
+    part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]
+) -> Iterator[str]:
+    """The last step."""
+    step = _furthest(status, "step")
+    if max(0, shown["furthest"]["step"]) != step:
+        yield f"the report's last step is {shown['furthest']['step']}, status.json's {step}"
+    if part.code in (0, 75, 130) and told.said and step not in (0, told.last_said):
+        yield f"status.json's last step is {step}, the log's {told.last_said}"
+    if part.code == 0 and told.said and step == 0:
+        yield f"status.json knows no step, the log says {told.last_said}"
+    if step > max(told.last_said + 1, *told.resumed, 0) and told.said:
+        yield f"status.json's last step is {step}; the program printed {told.last_said}"
+
+
+def _steps_in_events(events: list[dict[str, Any]]) -> set[int]:
+    """Returns the steps that the history calls saved, one by one or as a range."""
+    saved = set()
+    for event in events:
+        if event["kind"] == "saved":
+            saved.update(int(number) for number in re.findall(r"\d+", event["text"]))
+    return saved
+
+
+def _saved(part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
+    """Saves, the steps that are there, their metrics, and the best."""
+    in_events = _steps_in_events(status.get("events", []))
+    in_report = _steps_in_events(shown["events"])
+    if in_events != in_report:
+        yield f"saved by events of status.json: {sorted(in_events)}, of report: {sorted(in_report)}"
+    if in_events and max(in_events) != told.newest and len(told.roots) == 1:
+        yield f"the newest that was saved is {max(in_events)} by events, {told.newest} by ls"
+    said = _furthest(status, "savedStep")
+    if part.code == 0 and in_events and said != told.newest and len(told.roots) == 1:
+        yield f"status.json's last saved step is {said}, ls's {told.newest}"
+    root = next(
+        (r for t in status.get("tasks", []) if (r := t.get("progress", {}).get("root"))), None
+    )
+    if root is None:
+        if told.roots and part.code == 0:
+            yield "status.json knows no root"
+        return
+    name = next((name for name in told.roots if root["path"].endswith(name)), None)
+    if name is None or part.code != 0:
+        return
+    steps = {int(step["step"]): step for step in root.get("steps", [])}
+    listed = {step["step"]: step for step in told.roots[name] if step["state"] == "whole"}
+    if sorted(steps) != sorted(listed) or int(root.get("numSteps", 0)) != len(listed):
+        count = root.get("numSteps")
+        yield f"{name}: status.json has {sorted(steps)} ({count}), ls {sorted(listed)}"
+        return
+    report = {step["step"]: step for step in (shown["root"] or {"steps": []})["steps"]}
+    if sorted(report) != sorted(listed):
+        yield f"{name}: the report has {sorted(report)}, ls {sorted(listed)}"
+    for number, step in steps.items():
+        metrics = step.get("metrics", {})
+        known = listed[number]["metrics"]
+        if metrics and metrics != known:
+            yield f"step {number}: metrics {metrics} by status.json, {known} by ls"
+        saved_s = step.get("savedUnixS")
+        listed_s = listed[number]["saved_s"]
+        if saved_s and abs(saved_s - listed_s) > 1:
+            yield f"step {number}: saved at {saved_s} by status.json, at {listed_s} by ls"
+    if best := re.findall(r"best step (\d+)", part.log):
+        marked = sorted(number for number, step in steps.items() if step.get("best"))
+        if int(best[-1]) not in marked:
+            yield f"the program's best step is {best[-1]}, status.json marks {marked}"
+        if int(best[-1]) not in listed:
+            yield f"the program's best step is {best[-1]}, ls lists {sorted(listed)}"
+
+
+def _seconds(
+    part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]
+) -> Iterator[str]:
+    """Where the time went."""
+    kept = {name: float(value) for name, value in status.get("goodputS", {}).items()}
+    line = _GOODPUT.search(part.log)
+    if line is None:
+        if part.code == 0 and told.said:
+            yield "the launcher says no goodput"
+        return
+    percent = int(line[1])
+    total_s = float(line[2])
+    parts = {text.rsplit(" ", 1)[0]: float(text.rsplit(" ", 1)[1]) for text in line[3].split(", ")}
+    unknown = set(parts) - set(_GOODPUT_PARTS)
+    if unknown:
+        yield f"goodput has the parts {sorted(unknown)}"
+        return
+    if abs(sum(parts.values()) - total_s) > 0.06 * (len(parts) + 1):
+        yield f"the parts of the goodput sum to {sum(parts.values()):.1f}, not to {total_s}"
+    if not total_s - 0.3 <= part.elapsed_s <= total_s + 6:
+        yield f"goodput is of {total_s} s; the command took {part.elapsed_s:.1f} s"
+    if total_s and abs(percent - 100 * parts["new steps"] / total_s) > 1.6:
+        yield f"goodput is {percent}%; its parts say {100 * parts['new steps'] / total_s:.0f}%"
+    for name, seconds in parts.items():
+        known = _GOODPUT_PARTS[name]
+        if abs(kept.get(known, 0.0) - seconds) > 0.11:
+            yield f"{name}: {seconds} s by the launcher, {kept.get(known, 0.0):.1f} by status.json"
+        reported = shown["goodput_s"].get(known, 0.0)
+        if abs(reported - seconds) > 0.11:
+            yield f"{name}: {seconds} s by the launcher, {reported} by the report"
+    if hang := re.search(r"hangs: .*? for (\d+) s", part.log):
+        if parts["hung"] < int(hang[1]) - 1.5:
+            yield f"a hang of {hang[1]} s is told, and {parts['hung']} s are counted as hung"
+    elif parts["hung"] > 3 and not any("USR1" in s or "STOP" in s for s in part.sent):
+        yield f"{parts['hung']} s are counted as hung; nothing hung"
+
+
+def _ended_by(part: Part, status: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
+    """What was done to it is told, and nothing else."""
+    sent = " ".join(part.sent)
+    lost = [event["text"] for event in status.get("events", []) if event["kind"] == "lost"]
+    pages = [event["text"] for event in shown["events"] if event["kind"] == "lost"]
+    if lost != pages:
+        yield f"lost by status.json: {lost}, by the report: {pages}"
+    killed = "SIGKILL" in sent
+    hung = "SIGUSR1" in sent or "SIGSTOP" in sent
+    if not part.sent and lost:
+        yield f"nothing was done to it, and the history says {lost}"
+    restarts = len(_attempts_said(part)) > 1
+    if restarts and not part.sent:
+        yield "nothing was done to it, and it started again"
+    if killed and restarts and "was ended by signal 9" not in part.log:
+        yield "a process was killed, and no line says so"
+    if hung and (restarts or part.code == 124):
+        pid = int(re.search(r"\((\d+)\)", sent)[1])  # type: ignore[index]
+        number = _process_of(part, pid)
+        told = re.search(r"hang: process (\d+)", part.log)
+        if told is None:
+            yield "it hung, and no line of the log begins with hang:"
+        elif number is not None and int(told[1]) != number:
+            yield f"process {number} hung, the log says process {told[1]}"
+    elif hung is False and "hang:" in part.log:
+        yield "nothing hung, and the log says so"
+
+
+def _process_of(part: Part, pid: int) -> int | None:
+    """Returns which process a pid is, by what the status said while it ran."""
+    for status in part.statuses:
+        for task in status["tasks"]:
+            if task["pid"] == pid:
+                return int(task["task_id"])
+    return None
+
+
+_STATES = {
+    "finished": {"Starting", "Healthy", "Slow", "Finished"},
+    "resumed": {"Starting", "Healthy", "Slow", "Finished"},
+    "preempted": {
+        "Starting",
+        "Healthy",
+        "Slow",
+        "Finished",
+        "Preempting",
+        "Preempted",
+        "Restarting",
+    },
+}
+_STATES["interrupted"] = _STATES["preempted"]
+
+
+def _live(
+    part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any], ending: str
+) -> Iterator[str]:
+    """What the page and the status said while it ran does not contradict how it ended."""
+    if not part.snapshots:
+        yield "the page showed nothing"
+    furthest = max([told.last_said, *told.resumed]) + 1
+    for name, seen in (("the page", part.snapshots), ("status --json", part.statuses)):
+        states = [each["verdict"]["state"] for each in seen]
+        odd = set(states) - _STATES.get(ending, set(states))
+        if odd:
+            texts = {e["verdict"]["text"] for e in seen if e["verdict"]["state"] in odd}
+            yield f"{name} showed {sorted(odd)}: {sorted(texts)}"
+        steps = [
+            each["furthest"]["step"] if "furthest" in each else _furthest(each, "step")
+            for each in seen
+        ]
+        if told.said and max(steps, default=0) > furthest:
+            yield f"{name} showed step {max(steps)}, the log has {furthest - 1}"
+        saved = set().union(*(_steps_in_events(each["events"]) for each in seen)) if seen else set()
+        final = _steps_in_events(status.get("events", []))
+        if not saved <= final:
+            yield f"{name} had steps {sorted(saved - final)} as saved, which the end does not know"
+        for one, other in pairwise(seen):
+            if _events_go(one, other):
+                yield f"{name} showed events that it did not show later: {_events_go(one, other)}"
+                break
+    last = part.snapshots[-1] if part.snapshots else None
+    state = shown["verdict"]["state"]
+    if last and last["verdict"]["over"] and last["verdict"]["state"] != state:
+        yield f"the page ended with {last['verdict']['state']}, the report with {state}"
+
+
+def _events_go(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Returns saves that were in an earlier look and are not in a later one of the same job."""
+    return [
+        str(step)
+        for step in sorted(_steps_in_events(one["events"]) - _steps_in_events(other["events"]))
+    ]

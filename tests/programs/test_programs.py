@@ -1,0 +1,104 @@
+"""Whole programs end as they should, and all that is told of them is one story."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.model.checkpoint.covering import all_pairs, pairs_of
+
+from .__main__ import see, shown
+from .drawing import ENDINGS, ONE_SHAPE, PROGRAMS, SHAPES, Run, draw
+from .endings import Part, Runner
+from .environments import JAXES, PYTHONS
+from .story import Story
+
+HERE = Path(sys.executable)
+SEED = 0
+
+
+def test_each_program_meets_each_ending_and_every_two_values_meet() -> None:
+    """The drawing leaves nothing out, and gives the same runs again."""
+    runs = draw(SEED)
+    assert {(run.program, run.ending) for run in runs} == {
+        (program, ending) for program in PROGRAMS for ending in ENDINGS
+    }
+    kinds = {"ending": ENDINGS, "python": PYTHONS, "jax": tuple(JAXES), "shape": SHAPES}
+    rows = [{name: getattr(run, name) for name in kinds} for run in runs]
+    met = {pair for row in rows for pair in pairs_of(row)}
+    assert all_pairs(kinds, lambda one, other: True) <= met
+    assert all(run.shape == ONE_SHAPE.get(run.program, run.shape) for run in runs)
+    assert draw(SEED) == runs
+
+
+def _lies() -> dict[str, Callable[[Part], Part]]:
+    """What a run could say that is not so."""
+
+    def in_log(old: str, new: str) -> Callable[[Part], Part]:
+        def change(part: Part) -> Part:
+            changed, count = re.subn(old, new, part.log)
+            assert count
+            return replace(part, log=changed)
+
+        return change
+
+    return {
+        "expected one of": lambda part: replace(part, code=1),
+        "the log says loss": in_log(r"step 40 loss \S+", "step 40 loss 7.5"),
+        "the last step printed is 39": in_log(r"step 40 .*\n", ""),
+        "statistics say 9 saved": in_log('"saves": 8', '"saves": 9'),
+        "has a traceback": lambda part: replace(
+            part, log=f"{part.log}Traceback (most recent call last):\n  File x\nOSError\n"
+        ),
+    }
+
+
+def test_a_story_that_is_not_one_is_seen(tmp_path: Path) -> None:
+    """Each lie about a run that went well is found."""
+    run = replace(draw(SEED)[0], program="plain_jax", ending="finished", shape="alone")
+    runner = Runner(run, HERE, tmp_path)
+    (part,) = runner.parts_as_they_end()
+    listed = Story(runner).listen()
+
+    def told_of(part: Part) -> str:
+        return "\n".join(Story(runner).contradictions(part, copy.deepcopy(listed)))
+
+    assert told_of(part) == ""
+    for found, lie in _lies().items():
+        assert found in told_of(lie(part)), found
+    listed.roots["run"].pop()
+    assert "ls lists 2" in told_of(part)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_in_every_ending(program: str) -> None:
+    """Under this Python and jax."""
+    _see_all([run for run in draw(SEED) if run.program == program], HERE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("jax", JAXES)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_programs_under_other_pythons(python: str, jax: str) -> None:
+    """Some of the runs that were drawn for this environment."""
+    runs = [run for run in draw(SEED) if (run.python, run.jax) == (python, jax)]
+    _see_all(runs[::8])
+
+
+def _see_all(runs: list[Run], python: Path | None = None) -> None:
+    """Runs all, and fails with every story that is not one."""
+    seen = [see(run, python) for run in runs]
+    skipped = {each.skipped for each in seen} - {""}
+    if skipped:
+        pytest.skip(skipped.pop())
+    wrong = [shown(each) for each in seen if each.wrong]
+    assert not wrong, "\n".join(wrong)
