@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from .job import Job, Progressed, State
+from .job import Job, Progressed, Stalled, State
 
 HUNG_S = 8.0
 """Without a step for so long, and for three usual steps, the time since the last step is lost."""
@@ -118,6 +118,8 @@ class GoodputMeter:
     def observe(self, job: Job, event: object, now: float) -> None:
         """Takes an event and the job that it has led to."""
         self._count(now)
+        if isinstance(event, Stalled) and event.attempt == self._attempt:
+            self._settle(0, hangs=True)
         if job.attempt != self._attempt:
             self._settle(0)
             self._begin(job)
@@ -160,11 +162,14 @@ class GoodputMeter:
                 self._settle(event.step - self._step)
             self._step = event.step
 
-    def _settle(self, steps: int) -> None:
-        """Decides what the time since the last report was, in which so many steps were made."""
+    def _settle(self, steps: int, *, hangs: bool = False) -> None:
+        """Decides what the time since the last report was, in which so many steps were made.
+
+        With `hangs` the attempt is ended for it, however short it was.
+        """
         spent_s = self._since_step_s
         lost_s = spent_s - steps * self._pace.step_s
-        if lost_s > self._pace.limit_s:
+        if hangs or lost_s > self._pace.limit_s:
             self._move(self._part, "hung_s", lost_s)
         elif steps:
             self._pace = self._pace.after(steps, spent_s)

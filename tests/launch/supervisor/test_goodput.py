@@ -10,7 +10,16 @@ from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS
 from holdfast.launch import RestartPolicy
 from holdfast.launch.supervisor.decide import decide
 from holdfast.launch.supervisor.goodput import Goodput, GoodputMeter
-from holdfast.launch.supervisor.job import Event, Exited, Job, Progressed, Reserved, Start, Tick
+from holdfast.launch.supervisor.job import (
+    Event,
+    Exited,
+    Job,
+    Progressed,
+    Reserved,
+    Stalled,
+    Start,
+    Tick,
+)
 
 
 class Account:
@@ -106,6 +115,13 @@ def test_time_in_a_hang_is_no_progress() -> None:
     assert account.goodput == Goodput(starting_s=10, stepping_s=22, hung_s=58)
     account.at(120, Exited(1, 0, 1))
     assert account.goodput.hung_s == 88.0 and account.goodput.total_s == 120.0
+
+
+def test_an_attempt_that_is_ended_as_hanging_has_hung() -> None:
+    """The launcher's own time limit may be shorter than a hang that is only noticed."""
+    account = stepping()
+    account.at(36, Stalled(1, "no process has made a step for 6 s"))
+    assert account.goodput == Goodput(starting_s=10, stepping_s=20, hung_s=6)
 
 
 def test_a_save_that_blocks_is_no_hang() -> None:
