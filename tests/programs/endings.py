@@ -178,7 +178,7 @@ class Running:
             if asked.returncode == 0:
                 self.part.statuses.append(json.loads(asked.stdout))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.5)
+                self.process.wait(2.5)
 
 
 class Runner:
@@ -232,6 +232,8 @@ class Runner:
         command = ["python", str(CORPUS / f"{self.run.program}.py"), "run", str(steps)]
         if processes > 1:
             logs = ["--log-dir", "log", "--web", *options]
+            if options and self.rng.random() < 0.5:
+                logs.append("--no-standby")
             command = ["holdfast", "run", "-n", str(processes), *logs, "--", *command]
         command[0] = str(self.python.parent / command[0])
         running = Running(Part(command, self.folder, steps, processes > 1), self.environment)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,9 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 _TROUBLE = re.compile(
     r"Exception ignored in|Fatal Python error|ResourceWarning|was never awaited|Error in atexit"
 )
+_CAUSED = ("The above exception was", "During handling of the above")
+# What a program's own call may raise where another process is gone.
+_OF_LOSS = "Gloo|ProcessLost|SaveFailed|CheckpointError|is lost|is gone|is over"
 # By the exit code of the launcher: its own last word, and the page's.
 _OUTCOMES = {
     0: ("done", "finished", "Finished"),
@@ -220,31 +223,42 @@ def _tracebacks(part: Part, program: str) -> Iterator[str]:
         path = part.log_dir / name
         if part.launched and path.exists():
             logs[name] = path.read_text(errors="replace")
-    lost = bool(part.sent)  # the program's own collective, whose peer is gone
-    interrupted = any(sent.startswith("SIGINT") for sent in part.sent)
+    own_errors = "KeyboardInterrupt" if any("SIGINT" in sent for sent in part.sent) else _OF_LOSS
     for name, text in logs.items():
-        streams: dict[str, list[str]] = {}
-        for line in text.splitlines():
-            prefix = _PREFIX.match(line)
-            key = prefix[1] if prefix else ""
-            streams.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
-        for lines in streams.values():
-            for began, line in enumerate(lines):
-                if not line.startswith("Traceback (most recent call last)"):
-                    continue
-                after = range(began + 1, len(lines))
-                ended = next((n for n in after if not lines[n].startswith(" ")), len(lines) - 1)
-                own = f"{program}.py" in "".join(lines[began:ended])
-                if not (
-                    own
-                    and (
-                        (interrupted and lines[ended].startswith("KeyboardInterrupt"))
-                        or (lost and "Gloo" in lines[ended])
-                    )
-                ):
-                    yield f"{name} has a traceback:\n" + "\n".join(lines[began : ended + 1])
+        for lines in _streams(text):
+            for traceback in _tracebacks_in(lines):
+                own = f"{program}.py" in traceback
+                if not (own and part.sent and re.search(own_errors, traceback.splitlines()[-1])):
+                    yield f"{name} has a traceback:\n{traceback}"
         if trouble := _TROUBLE.search(text):
             yield f"{name} says {trouble.group()!r}"
+
+
+def _streams(text: str) -> Iterable[list[str]]:
+    """Returns the lines of each process, without the launcher's prefix."""
+    streams: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        prefix = _PREFIX.match(line)
+        key = prefix[1] if prefix else ""
+        streams.setdefault(key, []).append(_PREFIX.sub("", line))
+    return streams.values()
+
+
+def _tracebacks_in(lines: list[str]) -> Iterator[str]:
+    """Yields each traceback with those that it was caused by."""
+    chain: list[str] = []
+    inside = False
+    for line in lines:
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif chain and not inside and line and not line.startswith(_CAUSED):
+            yield "\n".join(chain)
+            chain = []
+        if inside:
+            chain.append(line)
+            inside = line.startswith((" ", "Traceback"))
+    if chain:
+        yield "\n".join(chain)
 
 
 def _statistics(part: Part, told: Told, before: Told) -> Iterator[str]:
@@ -254,8 +268,8 @@ def _statistics(part: Part, told: Told, before: Told) -> Iterator[str]:
     counted = told.statistics[-1]
     if counted["saves_failed"] or counted["saves_missed"]:
         yield f"statistics: {counted['saves_failed']} failed, {counted['saves_missed']} missed"
-    if bool(counted["restores"]) != bool(told.resumed) and len(told.statistics) == 1:
-        yield f"statistics: {counted['restores']} restores; the log: resumed {told.resumed}"
+    if told.resumed and not counted["restores"]:
+        yield f"it resumed from {told.resumed}, and statistics say no restore"
     if len(_attempts_said(part)) <= 1:
         there = len(before.listed) + counted["saves"] - counted["steps_deleted"]
         if there != len(told.listed):
@@ -338,6 +352,11 @@ def _outcome(
             yield f"{what}: {value!r}, expected {expected!r}"
 
 
+def _may_go_on(part: Part) -> bool:
+    """Returns whether process 0, which prints, may have been gone or still while others went on."""
+    return any(re.search("KILL|STOP|USR1", sent) for sent in part.sent)
+
+
 def _furthest(status: dict[str, Any], name: str) -> int:
     """Returns the most that a process has reached, by protobuf's own JSON or by the status's."""
     tasks = status.get("tasks", [])
@@ -355,7 +374,7 @@ def _reached(
         yield f"status.json's last step is {step}, the log's {told.last_said}"
     if part.code == 0 and told.said and step == 0:
         yield f"status.json knows no step, the log says {told.last_said}"
-    if step > max(told.last_said + 1, *told.resumed, 0) and told.said:
+    if step > max(told.last_said + 1, *told.resumed, 0) and told.said and not _may_go_on(part):
         yield f"status.json's last step is {step}; the program printed {told.last_said}"
 
 
@@ -522,7 +541,7 @@ def _live(
             each["furthest"]["step"] if "furthest" in each else _furthest(each, "step")
             for each in seen
         ]
-        if told.said and max(steps, default=0) > furthest:
+        if told.said and max(steps, default=0) > furthest and not _may_go_on(part):
             yield f"{name} showed step {max(steps)}, the log has {furthest - 1}"
         saved = set().union(*(_steps_in_events(each["events"]) for each in seen)) if seen else set()
         final = _steps_in_events(status.get("events", []))
