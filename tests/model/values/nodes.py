@@ -193,12 +193,14 @@ def trees() -> st.SearchStrategy[Any]:
 
 def swapped(tree: Any) -> tuple[Any, bool]:
     """Returns a tree in which the children by position of some nodes are in another order, and
-    whether there is such a node.
+    whether there is such a node. One without leaves has nothing to swap.
     """
     found = False
 
     def swap(node: Any) -> Any:
         nonlocal found
+        if not jax.tree_util.tree_leaves(node):
+            return node
         if isinstance(node, Bag) and len(node) > 1:
             found = True
             return Bag(reversed(node.items()))
