@@ -91,8 +91,9 @@ def open_manager(
         lineage = _lineage_of(root, opened, index, begins=local is not None)
         tier = _open_tier(local, root, lineage)
         undo.callback(tier.close, 0.0)
-        state = _state_of(root, index, lineage, tier, history=history)
-        catalog = StepCatalog(root, state, ForeignSteps(storage, opened.foreign), tier)
+        foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
+        state = _state_of(root, index, lineage, tier, history=history, foreign=foreign)
+        catalog = StepCatalog(root, state, foreign, tier)
         scheduler = _scheduler_of(root, opened, save_policy)
         undo.callback(scheduler.close)
         durable = DurableLane(
@@ -210,6 +211,7 @@ def _state_of(
     tier: LocalTier | NoTier,
     *,
     history: SaveHistory | None,
+    foreign: ForeignSteps,
 ) -> RootState:
     reporter = (
         RootReporter(root.group, root.where, index, tier.copies)
@@ -225,6 +227,7 @@ def _state_of(
         reporter=reporter,
         misses=Misses(root.options),
         leave=tier.leave,
+        make_way=foreign.make_way,
         history=history,
     )
 

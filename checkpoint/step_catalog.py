@@ -14,7 +14,7 @@ from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, n
 from .format.record import Record, SeenRecord, read_record
 from .format.step_folders import has_record, look_at_root, read_step_names
 from .layouts.base import CheckpointInfo
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify
+from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.no_tier import NoTier
@@ -231,7 +231,8 @@ class StepCatalog:
         if len(steps) > MOST_NAMED:
             nearest = sorted(steps, key=lambda found: abs(found - step))[:MOST_NAMED]
             shown = f"{len(steps):,} steps, the nearest {sorted(nearest)}"
-        message = f"there is no step {step} in {self.root.where}, which has {shown}"
+        stranger = stands_there(self.root.storage, step)
+        message = f"there is no step {step} in {self.root.where}, which has {shown}{stranger}"
         return StepNotFound(message, step=step, path=self.path_of(step))
 
     def facts(self, step: int) -> Record | CheckpointInfo | StepHead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,19 +113,14 @@ class _Copies:
 
 def _folders(src: str, storage: Any, step: int | None) -> list[str]:
     """Returns the folders of the checkpoints to copy, relative to the store's root."""
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint
-    from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, open_if_finished
-    from holdfast.checkpoint.storage.path import StorePath
+    from holdfast.checkpoint import StepNotFound
+    from holdfast.checkpoint.layouts.detect import find_checkpoint, find_steps, open_checkpoint
 
     folders = [name for number, (name, _) in find_steps(storage).items() if step in (None, number)]
     if step is None:
-        try:
-            single = open_if_finished(StorePath(storage)) is not None
-        except (Corrupt, HostileCheckpoint):
-            if not folders:
-                raise
-            single = False
-        folders = [""] if single else folders
+        with contextlib.suppress(StepNotFound):  # every step was left behind
+            folder, _ = find_checkpoint(storage)
+            folders = folders if folder.name else [""]
     if not folders:
         open_checkpoint(src, step)  # raises, saying what is there instead
         raise Failure(

@@ -46,12 +46,17 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
     """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""
     with sentences(), progress_bar("listing", counts=False):
         rows = _rows(root) if local is None else _durable_rows(root) + _local_rows(root, local)
+        beside = _beside(root)
     if as_json:
-        print_json({"root": root, "steps": rows})
+        print_json({"root": root, "steps": rows, "beside": beside})
         return
     click.echo(root)
     console().print(_table(rows))
     notes = [f"{row['name']}: {row['note']}" for row in rows if row["note"]]
+    notes += [
+        f"{name}: a checkpoint ({layout}), but no step of this root; open it by its own path"
+        for name, layout in beside.items()
+    ]
     for line in ["", *notes] if notes else []:
         click.echo(line)
 
@@ -121,12 +126,14 @@ def _rows(root: str) -> list[dict[str, Any]]:
         left_steps,
         nothing_at,
         open_if_finished,
+        strangers,
     )
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(root)
     here = StorePath(storage)
     steps = find_steps(storage)
+    others = {name for name, _ in strangers(storage)}
     left = left_steps(storage, steps)
     folders = {name: step for step, (name, _) in steps.items()}
     rows = [
@@ -137,10 +144,22 @@ def _rows(root: str) -> list[dict[str, Any]]:
         return [_row(here, here.basename, None)]
     if not rows and root.endswith(".safetensors"):
         return [_file_row(root)]
-    rows += [_unfinished(StorePath(storage, name), name) for name in _begun(storage, set(folders))]
+    rows += [
+        _unfinished(StorePath(storage, name), name) for name in _begun(storage, {*folders, *others})
+    ]
     if not rows:
         raise StepNotFound(nothing_at(storage), path=root)
     return rows
+
+
+def _beside(root: str) -> dict[str, str]:
+    """Returns the folders with checkpoints that are called by a number and are no steps, with their
+    layouts.
+    """
+    from holdfast.checkpoint.layouts.detect import strangers
+    from holdfast.checkpoint.storage.path import open_storage
+
+    return dict(strangers(open_storage(root)))
 
 
 def _durable_rows(root: str) -> list[dict[str, Any]]:
@@ -265,8 +284,12 @@ def _begun(storage: Storage, finished: set[str]) -> list[str]:
 
 
 def _unfinished(folder: StorePath, name: str) -> dict[str, Any]:
+    from holdfast.checkpoint.layouts.detect import are_packs
+
     entries = folder.storage.list(folder.name, recursive=True)
     note = "no finished checkpoint: a save is under way, or `holdfast sweep` removes it"
+    if not are_packs(entry.name for entry in entries):
+        note = "no finished checkpoint, and not holdfast's alone: `holdfast sweep` leaves it"
     layout = ""
     if _ORBAX_MARK in name:
         note = "begun by Orbax and never finished"

@@ -82,13 +82,13 @@ def _print_whole(report: dict[str, Any]) -> None:
 
 def _steps(path: str) -> list[int | None]:
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, nothing_at, open_if_finished
+    from holdfast.checkpoint.layouts.detect import find_steps, layout_of, nothing_at
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(path)
     steps: list[int | None] = [*find_steps(storage)]
     if not steps:
-        single = open_if_finished(StorePath(storage)) is not None
+        single = layout_of(StorePath(storage)) is not None
         hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
         raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
     return steps

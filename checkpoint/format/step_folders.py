@@ -7,11 +7,12 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..storage.base import Storage
+from ..storage.base import NameTaken, Storage
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from ..storage.sure_read import read_surely
@@ -19,6 +20,7 @@ from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 LOOKS = 64  # at a root whose steps change meanwhile
 _STEP_FOLDER = re.compile(r"0|[1-9][0-9]{0,17}")
 # no prefix begins with "." or ends in a digit
@@ -26,6 +28,8 @@ _STEP_PREFIX = re.compile(r"(?!\.)[A-Za-z0-9_.-]{0,63}[A-Za-z_.-]|")
 _STEP_FORMAT = re.compile(r"([^{}]*)\{(?::(?:0(\d+))?d)?\}")
 _DIGITS_AT_END = re.compile(r"[0-9]{1,18}$")
 STEP_NAMES = ".holdfast/steps.json"
+# How another library's steps are called, beside which the first of ours was saved.
+FOREIGN_NAMES = ".holdfast/foreign.json"
 # An object that each save into a bucket replaces. Whoever waits for steps polls this one key, and
 # lists the bucket when it has changed. It says "look now" and nothing else: only a record makes a
 # step exist. It may come late, or never, so that the bucket is listed now and then all the same.
@@ -90,26 +94,57 @@ def read_step_names(storage: Storage) -> StepNames:
 
     Raises HostileCheckpoint where that file is not one that holdfast writes.
     """
-    try:
-        data = read_surely(storage, STEP_NAMES, lambda: storage.fetch(STEP_NAMES, 1 << 16))
-        names = json.loads(data)
-        prefix = names["prefix"]
+
+    def parse(names: Any) -> StepNames:
         width = names["width"]
         if type(width) is not int:
             raise ValueError(f"width {width!r}")
-        return StepNames(prefix, width).check()
+        return StepNames(names["prefix"], width).check()
+
+    return _read_names(storage, STEP_NAMES, parse, "a prefix and a width of 1 to 18") or PLAIN_NAMES
+
+
+def read_foreign_prefix(storage: Storage) -> str | None:
+    """Returns what the names of another library's steps begin with, by FOREIGN_NAMES; None where
+    none are called otherwise than by plain numbers. Raises as `read_step_names`.
+    """
+
+    def parse(names: Any) -> str:
+        prefix = names["prefix"]
+        if not isinstance(prefix, str):
+            raise ValueError(f"prefix {prefix!r}")
+        return prefix
+
+    return _read_names(storage, FOREIGN_NAMES, parse, "a prefix")
+
+
+def note_foreign_prefix(storage: Storage, prefix: str, claim: str) -> None:
+    """Writes FOREIGN_NAMES, once; what it says already stays. Raises what a commit raises."""
+    with contextlib.suppress(NameTaken, FileExistsError):
+        storage.commit(FOREIGN_NAMES, json.dumps({"prefix": prefix}).encode(), claim)
+
+
+def prefix_of(name: str) -> str:
+    """Returns what stands before the number at the end of a folder's name."""
+    return name.rstrip("0123456789")
+
+
+def _read_names(storage: Storage, file: str, parse: Callable[[Any], T], expected: str) -> T | None:
+    """Returns what a file says of folders' names; None where it is not there."""
+    try:
+        return parse(json.loads(read_surely(storage, file, lambda: storage.fetch(file, 1 << 16))))
     except (FileNotFoundError, NotADirectoryError):
-        return PLAIN_NAMES
+        return None
     except Corrupt:
         # The store says so too where a folder above the file is no folder.
-        if not _is_listed(storage, STEP_NAMES):
-            return PLAIN_NAMES
+        if not _is_listed(storage, file):
+            return None
         raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise HostileCheckpoint.at(
-            join(storage.root, STEP_NAMES),
-            f"this does not say how the folders of steps are called: {error!r}; expected a prefix"
-            " and a width of 1 to 18",
+            join(storage.root, file),
+            f"this does not say how the folders of steps are called: {error!r}; expected"
+            f" {expected}",
         ) from error
 
 

@@ -94,9 +94,13 @@ class CheckpointReader(Protocol):
 
 
 class CheckpointLayout(Protocol):
-    """The seam for one layout: how its checkpoints are recognised, opened, and called in a root."""
+    """The seam for one layout: how its checkpoints are recognised, opened, and called in a root.
+
+    `keeps_roots` says whether its library keeps roots of steps: a manager goes on with those.
+    """
 
     name: str
+    keeps_roots: bool
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         """Says whether `folder`, which holds `names`, is a finished checkpoint of this layout."""

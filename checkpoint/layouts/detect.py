@@ -9,30 +9,43 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import CheckpointError, StepGone, StepNotFound, TreeMismatch
+from ..errors import CheckpointError, StepExists, StepGone, StepNotFound, TreeMismatch
+from ..format.item_report import FILE_NAME
 from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
-from ..format.record import ItemRecord
-from ..format.step_folders import LOOKS, RootListing, StepNames, read_step_names, root_folders
+from ..format.record import ItemRecord, read_record
+from ..format.step_folders import (
+    LOOKS,
+    PLAIN_NAMES,
+    RootListing,
+    StepNames,
+    has_record,
+    note_foreign_prefix,
+    prefix_of,
+    read_foreign_prefix,
+    read_step_names,
+    root_folders,
+)
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..restoring.surgery import operate
-from ..steps.left_behind import identify_own, left_among, read_marks
+from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
-from ..storage.path import StorePath, open_storage, split
+from ..storage.path import StorePath, join, open_storage, split
+from ..storage.tombstone import RECORD_NAME
 from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
 from .holdfast import HoldfastCheckpoint, HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
-_NUMBERED = re.compile(r".*?(\d+)")
+_NUMBERED = re.compile(r"(?<![0-9])[0-9]{1,18}\Z")
 _PICKLE = "it is a pickle, and to read one is to run it"
 # Weights that no layout here reads, by the ends of their names, and why.
 NOT_READ = {
@@ -73,26 +86,112 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
 
     Our own step comes before another layout's of the same number.
     """
-    steps: dict[int, tuple[str, CheckpointLayout]] = {}
-    for step, name, layout in _finished_steps(
-        storage, read_step_names(storage), root_folders(storage)
-    ):
-        if step not in steps or layout.name == "holdfast":
-            steps[step] = (name, layout)
-    return dict(sorted(steps.items()))
+    for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
+        steps: dict[int, tuple[str, CheckpointLayout]] = {}
+        for step, name, layout in kind.finished():
+            if step not in steps or layout.name == "holdfast":
+                steps[step] = (name, layout)
+        if steps:
+            return dict(sorted(steps.items()))
+    return {}
 
 
 def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames) -> dict[int, str]:
-    """Returns the folders' names of a root's finished steps in other people's layouts, ascending.
+    """Returns the folders' names of a root's finished steps of other libraries, ascending, with
+    which a manager goes on: of those that keep roots of steps.
 
     The steps of `listing` are holdfast's: they are not looked into.
     """
     known = {names.name_of(step) for step in listing.steps}
-    finished = _finished_steps(
-        storage, names, [name for name in listing.folders if name not in known]
-    )
-    foreign = {step: name for step, name, layout in finished if layout.name != "holdfast"}
-    return dict(sorted(foreign.items()))
+    folders = [name for name in listing.folders if name not in known]
+    for kind in _kinds(storage, folders, names):
+        if not kind.keeps_roots:
+            break
+        foreign: dict[int, str] = {}
+        for step, name, layout in kind.finished():
+            if layout.name != "holdfast":
+                foreign.setdefault(step, name)
+        if foreign or known:
+            return dict(sorted(foreign.items()))
+    return {}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Folders of a root with the numbers that their names end in. They are steps where they hold a
+    checkpoint of holdfast's under a name of holdfast's, or of a library that keeps roots of steps,
+    or does not.
+    """
+
+    storage: Storage
+    names: StepNames
+    numbers: Mapping[str, int]
+    keeps_roots: bool = True
+
+    def finished(self) -> Iterator[tuple[int, str, CheckpointLayout]]:
+        """Yields the steps that are there, the newest first, and of equal numbers in the order of
+        `numbers`.
+        """
+        for name in self._newest_first():
+            layout = self._layout_of(name)
+            if layout is not None:
+                yield self.numbers[name], name, layout
+
+    def latest(self, marks: Collection[Mark]) -> tuple[str, CheckpointLayout] | None:
+        """Returns folder and layout of the newest step that was not left behind; of two with one
+        number our own.
+        """
+        best: tuple[str, CheckpointLayout] | None = None
+        for name in self._newest_first():
+            step = self.numbers[name]
+            if best is not None and step != self.numbers[best[0]]:
+                break
+            layout = self._layout_of(name)
+            if layout is None or left_among(self.storage, {step: name}, marks, identify):
+                continue
+            if best is None or layout.name == "holdfast":
+                best = (name, layout)
+        return best
+
+    def _newest_first(self) -> list[str]:
+        return sorted(self.numbers, key=lambda name: -self.numbers[name])
+
+    def _layout_of(self, name: str) -> CheckpointLayout | None:
+        """Returns the layout of the step in a folder; None where there is no step."""
+        layout = layout_of(StorePath(self.storage, name))
+        if layout is None:
+            return None
+        is_own = self.names.step_of(name) is not None
+        if layout.name == "holdfast":
+            return layout if is_own and self.keeps_roots else None
+        is_called_so = is_own or layout.step_of(name) is not None
+        return layout if is_called_so and layout.keeps_roots == self.keeps_roots else None
+
+
+def _kinds(storage: Storage, folders: Collection[str], names: StepNames) -> Iterator[_Kind]:
+    """Yields what a root's steps may be. They are of the first kind that has a step.
+
+    First our own, and beside them what another library has called as we do, by plain numbers, or as
+    it did when our first step was saved. Then what it calls otherwise, if it does so in one way.
+    Then folders of plain numbers of libraries that keep no roots of steps.
+    """
+    numbers = _numbered(folders)
+    own = {name: number for name, number in numbers.items() if names.step_of(name) is not None}
+    plain = {name: number for name, number in numbers.items() if prefix_of(name) == ""}
+    others = {name: number for name, number in numbers.items() if name not in own | plain}
+    noted: dict[str, int] = {}
+    if others:
+        prefix = read_foreign_prefix(storage)
+        noted = {name: number for name, number in others.items() if prefix_of(name) == prefix}
+    yield _Kind(storage, names, own | plain | noted)
+    by_prefix: dict[str, dict[str, int]] = {}
+    for name, number in others.items():
+        by_prefix.setdefault(prefix_of(name), {})[name] = number
+    kinds = [_Kind(storage, names, each) for each in by_prefix.values()]
+    called = [kind for kind in kinds if next(kind.finished(), None) is not None]
+    if len(called) == 1:
+        yield called[0]
+    yield _Kind(storage, names, plain, keeps_roots=False)
 
 
 def identify(storage: Storage, folder: str) -> str:
@@ -122,55 +221,104 @@ def newest_step(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayou
     return max(steps.keys() - left_steps(storage, steps), default=None)
 
 
-def _finished_steps(
-    storage: Storage, names: StepNames, folders: Collection[str]
-) -> Iterator[tuple[int, str, CheckpointLayout]]:
-    for name in _numbered(folders):
-        layout = layout_of(StorePath(storage, name))
-        if layout is None:
-            continue
-        step = _step_in(name, layout, names)
-        if step is not None:
-            yield step, name, layout
-
-
-def _step_in(name: str, layout: CheckpointLayout, names: StepNames) -> int | None:
-    """Returns the step that a folder of a root is, by its name; None for no step's name.
-
-    `names` are the root's own.
-    """
-    return names.step_of(name) if layout.name == "holdfast" else layout.step_of(name)
-
-
 def _numbered(folders: Collection[str]) -> dict[str, int]:
     """Returns the folders of a root that may be steps in some layout, with their numbers."""
-    matches = {name: _NUMBERED.fullmatch(name) for name in folders}
-    return {name: int(match[1]) for name, match in matches.items() if match}
+    matches = {name: _NUMBERED.search(name) for name in folders}
+    return {name: int(match[0]) for name, match in matches.items() if match}
 
 
-def _latest_of(storage: Storage, numbers: Mapping[str, int]) -> tuple[str, CheckpointLayout] | None:
-    """Returns folder and layout of the last of `find_steps`, and looks into few folders for it."""
-    best: tuple[str, CheckpointLayout] | None = None
-    names = read_step_names(storage)
-    marks = read_marks(storage)
-    for name in sorted(numbers, key=lambda name: -numbers[name]):
-        if best is not None and numbers[name] != numbers[best[0]]:
-            break
-        layout = layout_of(StorePath(storage, name))
-        step = None if layout is None else _step_in(name, layout, names)
-        if layout is None or step is None or left_among(storage, {step: name}, marks, identify):
-            continue
-        if best is None or layout.name == "holdfast":
-            best = (name, layout)
-    return best
+@dataclass(frozen=True)
+class _RootLook:
+    """What one look at a root has shown: its files and folders."""
+
+    storage: Storage
+    entries: Mapping[str, Entry]
+
+    @property
+    def folders(self) -> list[str]:
+        return [name[:-1] for name in self.entries if name.endswith("/")]
+
+    def checkpoint(self) -> tuple[str, CheckpointLayout] | None:
+        """Returns what the root means: the folder of its latest step, or "" for itself, and the
+        layout. It looks into few folders for it. None where there is nothing, or all was left.
+        """
+        names = read_step_names(self.storage)
+        if self._has_own_record(names):
+            return "", HoldfastLayout()
+        marks = read_marks(self.storage)
+        kinds = _kinds(self.storage, self.folders, names)
+        beside_own = next(kinds)
+        found = beside_own.latest(marks)
+        if found is not None and found[1].name == "holdfast":
+            return found
+        whole = layout_of(StorePath(self.storage))
+        if whole is not None and self._has_own_steps(names):
+            return found
+        if whole is not None and whole.keeps_roots:
+            return "", whole
+        for kind in (beside_own, *kinds):
+            if whole is not None and not kind.keeps_roots:
+                return "", whole
+            if next(kind.finished(), None) is not None:
+                return kind.latest(marks)
+        return None
+
+    def _has_own_record(self, names: StepNames) -> bool:
+        """Says whether a record of ours lies in the root itself. One that cannot be read counts
+        only where the root has no steps.
+        """
+        if RECORD_NAME not in self.entries:
+            return False
+        try:
+            read_record(self.storage, "")
+        except CheckpointError as error:
+            beside_own = next(_kinds(self.storage, self.folders, names))
+            if next(beside_own.finished(), None) is None:
+                return True
+            log.warning("%s; it is passed over for the steps of %s", error, self.storage.root)
+            return False
+        return True
+
+    def _has_own_steps(self, names: StepNames) -> bool:
+        own = [name for name in self.folders if names.step_of(name) is not None]
+        return any(has_record(self.storage, name) for name in own)
 
 
 class ForeignSteps:
-    """The steps of a root that are in other people's layouts, as the root was listed."""
+    """The steps of a root that are in other people's layouts, as the root was listed, which calls
+    its own steps by `names`.
+    """
 
-    def __init__(self, storage: Storage, folders: Mapping[int, str]) -> None:
+    def __init__(
+        self, storage: Storage, folders: Mapping[int, str], names: StepNames = PLAIN_NAMES
+    ) -> None:
         self._storage = storage
         self._folders = dict(folders)
+        self._names = names
+        self._is_noted = False
+
+    def make_way(self, storage: Storage, folder: str, claim: str) -> None:
+        """Readies the root for a save of ours into `folder`; for the primary, before it writes.
+        `storage` is the root's, as the save may use it.
+
+        What calls these steps otherwise than by plain numbers is noted once: after our first step
+        only that shows which folders are steps. Raises StepExists where the folder holds another
+        library's checkpoint, and what a commit raises.
+        """
+        layout = layout_of(StorePath(storage, folder))
+        if layout is not None and layout.name != "holdfast":
+            where = join(storage.root, folder)
+            raise StepExists(
+                f"{where} holds a checkpoint of another library ({layout.name}): nothing was"
+                " written. Save another step, or move that one elsewhere",
+                path=where,
+                step=self._names.step_of(folder),
+            )
+        called = [name for name in self._folders.values() if self._names.step_of(name) is None]
+        prefixes = {prefix_of(name) for name in called} - {""}
+        if prefixes and not self._is_noted and read_foreign_prefix(storage) is None:
+            note_foreign_prefix(storage, prefixes.pop(), claim)
+        self._is_noted = True
 
     def adopt(self, folders: Mapping[int, str]) -> None:
         """Knows these from now on, and no others."""
@@ -232,31 +380,29 @@ def is_single_file(path: str | os.PathLike[str]) -> bool:
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
     """Returns where a store has its checkpoint, and in which layout. Raises StepNotFound.
 
-    That is at its root, or in the folder of the latest step. A writer may delete steps and add
-    newer ones meanwhile: then it looks again.
+    That is at its root, or in the folder of the latest step; our own steps come before whatever
+    else lies in the root. A writer may delete steps and add newer ones meanwhile: then it looks
+    again.
     """
-    numbers: dict[str, int] = {}
+    before: set[str] = set()
     for _ in range(LOOKS):
-        layout = layout_of(StorePath(storage))
-        if layout is not None:
-            return StorePath(storage), layout
-        before = numbers
-        numbers = _numbered(root_folders(storage))
-        latest = _latest_of(storage, numbers)
-        # Where the newest folder has no checkpoint it may have been deleted for a newer one.
-        if latest is not None and (numbers == before or _is_newest(latest[0], numbers)):
-            name, layout = latest
-            folder = StorePath(storage, name)
-            count = len(numbers)
-            log.info("%s is a root of %d steps: taking the latest, %s", storage.root, count, folder)
-            return folder, layout
-        if numbers == before:
+        look = _RootLook(storage, StorePath(storage).names())
+        found = look.checkpoint()
+        if found is not None and not found[0]:
+            return StorePath(storage), found[1]
+        numbers = _numbered(look.folders)
+        # Where a newer folder has no checkpoint it may have been deleted for a newer one.
+        above = -1 if found is None else numbers[found[0]]
+        if {name for name, number in numbers.items() if number > above} <= before:
             break
-    raise StepNotFound(nothing_at(storage), path=storage.root)
-
-
-def _is_newest(name: str, numbers: Mapping[str, int]) -> bool:
-    return numbers[name] == max(numbers.values())
+        before = set(numbers)
+    if found is None:
+        raise StepNotFound(nothing_at(storage), path=storage.root)
+    name, layout = found
+    folder = StorePath(storage, name)
+    count = len(numbers)
+    log.info("%s is a root of %d steps: taking the latest, %s", storage.root, count, folder)
+    return folder, layout
 
 
 def _open_latest(storage: Storage) -> CheckpointReader:
@@ -289,7 +435,8 @@ def open_found(folder: StorePath) -> CheckpointReader:
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
     """Returns a sentence: why there is no checkpoint in a root, and what is there instead."""
     if steps:
-        return f"{storage.root} has no step {step}; it has {', '.join(map(str, steps[-10:]))}"
+        shown = ", ".join(map(str, steps[-10:]))
+        return f"{storage.root} has no step {step}; it has {shown}{stands_there(storage, step)}"
     if "://" not in storage.root and os.path.isfile(storage.root):
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
@@ -316,10 +463,51 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             " all"
         )
     names = [entry.name for entry in entries]
+    if found := strangers(storage):
+        called = _some([f"{name} ({layout})" for name, layout in found])
+        return (
+            f"{storage.root} has no steps, but checkpoints whose names are no steps' of one root:"
+            f" {called}. Open one by its own path"
+        )
     return (
         f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"
         f" holds {_some(names)}{_why_not_read(names)}"
     )
+
+
+def stands_there(storage: Storage, step: int | None) -> str:
+    """Returns which checkpoint lies in a root under a step's number, and is none of its steps; ""
+    where none does.
+    """
+    for name, layout in strangers(storage):
+        if step == _numbered([name])[name]:
+            return (
+                f". {name} there is a checkpoint ({layout}), but no step of this root: open it by"
+                " its own path"
+            )
+    return ""
+
+
+def strangers(storage: Storage) -> list[tuple[str, str]]:
+    """Returns the folders of a root that hold a checkpoint, with its layout, and are called by a
+    number, but are none of its steps.
+    """
+    steps = find_steps(storage)
+    taken = {name for name, _ in steps.values()}
+    found = []
+    for name, number in sorted(_numbered(root_folders(storage)).items()):
+        if name in taken:
+            continue
+        layout = layout_of(StorePath(storage, name))
+        # Of another library's step our own of that number is the one that counts.
+        if layout is not None and number not in steps:
+            found.append((name, layout.name))
+    return found
+
+
+def are_packs(names: Iterable[str]) -> bool:
+    """Says whether files are called as holdfast calls those of a step, beside its record."""
+    return all(FILE_NAME.fullmatch(name.rpartition("/")[2]) for name in names)
 
 
 def _why_not_read(names: Sequence[str]) -> str:

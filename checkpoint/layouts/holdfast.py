@@ -29,6 +29,7 @@ class HoldfastLayout:
     """Our own layout: a folder with a record."""
 
     name = "holdfast"
+    keeps_roots = True
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         return RECORD_NAME in names

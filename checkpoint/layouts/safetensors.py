@@ -141,6 +141,7 @@ class SafetensorsLayout:
     """A folder of safetensors files that is none of ours."""
 
     name = "safetensors"
+    keeps_roots = False
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         return any(_is_model(name) or name.endswith(INDEX_SUFFIX) for name in names)

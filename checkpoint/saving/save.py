@@ -250,6 +250,8 @@ class RootState:
     """What one process knows of a root that it has open, and its worker there.
 
     `leave` takes the branch and the number of each step that is saved: see `LocalTier.leave`.
+    `make_way` takes the store, the folder of each step before the primary writes there, and the
+    claim: see `ForeignSteps.make_way`.
     """
 
     index: StepIndex
@@ -260,6 +262,7 @@ class RootState:
     reporter: RootReporter | NoReporter
     misses: Misses
     leave: Callable[[BranchStart, int], None] = lambda branch, step: None
+    make_way: Callable[[Storage, str, str], None] = lambda storage, folder, claim: None
     history: SaveHistory | None = None  # of incremental saves
 
 
@@ -273,6 +276,13 @@ class _StepWork(SnapshotWork):
             request, target, options, history=state.history, statistics=state.statistics
         )
         self._state = state
+
+    def write(self) -> Mapping[str, ItemReport]:
+        """Writes this process's share, durably; reports it. Raises StepExists too."""
+        if self._process == 0:
+            target = self._target
+            self._state.make_way(target.timed_storage, target.folder, target.claim)
+        return super().write()
 
     def _current_branch(self) -> BranchStart | None:
         branch = self._state.lineage.current(self._request.key, self._request.place)

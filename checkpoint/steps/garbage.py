@@ -232,9 +232,11 @@ def _named(storage: Storage, step_dir: str) -> set[str] | None:
 
 def _delete_empty(storage: Storage, step_dir: str) -> None:
     """Removes empty folders: a writer may die after it made a folder, before it made a file."""
+    # Where a file is left, at any depth, the folders may be somebody else's.
+    if storage.list(step_dir, recursive=True, names_only=True):
+        return
     entries = storage.list(step_dir, names_only=True)
-    if all(entry.name.endswith("/") for entry in entries):
-        storage.delete([entry.name for entry in entries] + [f"{step_dir}/"])
+    storage.delete([entry.name for entry in entries] + [f"{step_dir}/"])
 
 
 def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:

@@ -11,7 +11,7 @@ from holdfast.multihost.group.runtime import launched_spec, unjoined_spec
 
 from ..errors import CheckpointError
 from ..format.record import read_record
-from ..format.step_folders import has_record
+from ..format.step_folders import has_record, list_steps
 from ..storage.base import Storage
 from ..storage.path import open_storage, split
 from .claims import FOLDER, Writer, this_writer
@@ -21,7 +21,8 @@ from .opening import OpenRoot
 def refuse_step_folder(storage: Storage) -> None:
     """Raises CheckpointError where a manager's root is the folder of a step of another root.
 
-    A checkpoint that was saved by itself, as step 0, may be a root.
+    A checkpoint that was saved by itself, as step 0, may be a root. So is a folder of steps where
+    another program's file bears the record's name.
     """
     if not has_record(storage, ""):
         return
@@ -31,6 +32,8 @@ def refuse_step_folder(storage: Storage) -> None:
         step = read_record(storage, "").step
     except (CheckpointError, OSError):
         step = None  # a record that is damaged does not say whose it is
+        if list_steps(storage):
+            return
     if step or _is_root(parent, of=where):
         called = name if step is None else step
         raise CheckpointError(

@@ -45,7 +45,7 @@ from ..layouts.base import (
     leaves_below,
     read_leaves,
 )
-from ..layouts.detect import check_one_tree
+from ..layouts.detect import ForeignSteps, check_one_tree, find_foreign_steps, identify
 from ..layouts.safetensors import (
     INDEX,
     INDEX_SUFFIX,
@@ -79,6 +79,7 @@ from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
 from ..storage.path import StorePath, join, open_storage
 from ..storage.threads import run_side_by_side
+from ..storage.tombstone import RECORD_NAME
 
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
@@ -322,9 +323,9 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
     UnsupportedLeaf.
     """
     there = folder.names()
-    if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
+    if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
         raise StepExists(
-            f"{folder} holds safetensors files already; choose another folder", path=str(folder)
+            f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
         )
     info = conversion.checkpoint.info
     leaves, texts = _named(conversion.chosen, _header_texts(info))
@@ -573,7 +574,9 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     """
     storage = root.storage
     step = conversion.step
-    opened = open_root(storage, claims, Solo(), Options())
+    opened = open_root(
+        storage, claims, Solo(), Options(), find_foreign=find_foreign_steps, identify=identify
+    )
     writer_id = opened.writer.id
     folder = opened.step_names.name_of(step)
     try:
@@ -583,6 +586,8 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
                 path=str(root),
                 step=step,
             )
+        foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
+        foreign.make_way(storage, folder, f"{FOLDER}/{writer_id}")
         target = SaveTarget(
             storage,
             Solo(),

@@ -12,8 +12,16 @@ from holdfast.multihost import Solo
 
 from ..errors import CheckpointError, Corrupt, StepExists
 from ..format.record import Record, parse_record, read_record
-from ..format.step_folders import has_record, other_step, read_step_names
-from ..layouts.detect import open_if_finished
+from ..format.step_folders import (
+    has_record,
+    list_steps,
+    note_foreign_prefix,
+    other_step,
+    prefix_of,
+    read_foreign_prefix,
+    read_step_names,
+)
+from ..layouts.detect import layout_of, open_if_finished
 from ..layouts.orbax import metadata as orbax
 from ..options import Options
 from ..restoring.restore import verify_step
@@ -65,6 +73,14 @@ def copy_checkpoint(
     never appears. Where the target takes no files as long as a pack, its chunks go into more.
     Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
     """
+    there = layout_of(target)
+    layout = layout_of(source)
+    if there is not None and layout is not None and there.name != layout.name:
+        raise StepExists(
+            f"{target} holds a checkpoint in another layout ({there.name}) than {source}"
+            f" ({layout.name}); choose another place",
+            path=str(target),
+        )
     if RECORD_NAME in source.names():
         return _copy_ours(source, target, claims, progress)
     files = file_sizes(source)
@@ -88,15 +104,24 @@ def copy_step_names(
 ) -> None:
     """Makes a root call its steps as the source does, before it gets steps from these folders.
 
-    Only steps of ours need it. Raises CheckpointError where the target calls its steps otherwise.
+    Raises CheckpointError where the target calls its steps otherwise.
     """
     names = read_step_names(source)
-    if names == read_step_names(target):
+    ours = [folder for folder in folders if has_record(source, folder)]
+    prefix = read_foreign_prefix(source)
+    others = {prefix_of(folder) for folder in folders if folder not in ours} - {""}
+    if prefix is None and others and list_steps(target):
+        prefix = others.pop()
+    is_called_so = not ours or names == read_step_names(target)
+    if is_called_so and prefix in (None, read_foreign_prefix(target)):
         return
-    if not any(has_record(source, folder) for folder in folders):
-        return
-    opened = open_root(target, claims, Solo(), Options(step_format=names.format))
-    claims.fence(opened.writer.id)
+    options = Options() if is_called_so else Options(step_format=names.format)
+    opened = open_root(target, claims, Solo(), options)
+    try:
+        if prefix is not None:
+            note_foreign_prefix(target, prefix, f"{FOLDER}/{opened.writer.id}")
+    finally:
+        claims.fence(opened.writer.id)
 
 
 def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:

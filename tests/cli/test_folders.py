@@ -514,3 +514,35 @@ def test_commands_go_by_the_names_of_the_root(tmp_path: Path) -> None:
     assert json.loads(run("prune", tmp_path / "run", "--keep", "last:1", "--json").output)[
         "deleted"
     ] == [1, 2]
+
+
+def test_commands_on_a_root_take_its_steps(root: Path, tmp_path: Path) -> None:
+    """A model, a folder of Orbax's and half a record in the root are passed over, and a checkpoint
+    that is called by a number is named; `cp` brings how Orbax's steps are called.
+    """
+    run("convert", root, root, "--step=1", "--to=safetensors")
+    run("convert", root, tmp_path / "made", "--step=1", "--to=orbax")
+    shutil.copytree(tmp_path / "made/1", root / "export_2024")
+    shutil.copytree(tmp_path / "made/1/state", root / "export")
+    (root / "checkpoint.json").write_text('{"format":')
+    (root / "7").mkdir()
+    (root / "7/notes.txt").write_text("mine")
+    listed = json.loads(run("ls", root, "--json").output)
+    assert [row["step"] for row in listed["steps"] if row["state"] == "whole"] == [1, 2, 3]
+    assert listed["beside"] == {"export_2024": "orbax"}
+    said = " ".join(run("ls", root).output.split())
+    assert "export_2024: a checkpoint (orbax), but no step of this root" in said
+    assert "7: no finished checkpoint, and not holdfast's alone: `holdfast sweep` leaves" in said
+    assert "step 3 of" in run("show", root).output
+    assert f"{root / '3'}: whole" in run("verify", root).output
+    assert len(json.loads(run("verify", root, "--all", "--json").output)["steps"]) == 3
+    assert "export_2024 there is a" in run("show", root, "--step", 2024, code=3).output
+    run("prune", root, "--keep", "last:1", "--dry-run")
+    run("sweep", root)
+    (root / ".holdfast").mkdir(exist_ok=True)
+    (root / ".holdfast/foreign.json").write_text('{"prefix": "export_"}')
+    run("cp", root, tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path / "copy")) == [".holdfast", "1", "2", "3", "export_2024"]
+    rows = json.loads(run("ls", tmp_path / "copy", "--json").output)["steps"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 2024]
+    run("convert", root, root / "3", "--to", "safetensors", code=5)

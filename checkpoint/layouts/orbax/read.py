@@ -27,6 +27,7 @@ class OrbaxLayout:
     """Orbax's layout: a folder of items, or (v0, "direct") the files of one item."""
 
     name = "orbax"
+    keeps_roots = True
 
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         if orbax.TEMPORARY in folder.basename:
@@ -41,12 +42,16 @@ class OrbaxLayout:
                 not folder.storage.root.startswith(("gs://", "gcs_grpc://"))
                 or orbax.COMMITTED in names
             )
-        folders = [
-            name for name in names if name.endswith("/") and orbax.step_of(name[:-1]) is None
-        ]
-        return any(
-            not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name[:-1]).names())
+        folders = [name[:-1] for name in names if name.endswith("/")]
+        numbered = [name for name in folders if orbax.step_of(name) is not None]
+        has_items = any(
+            not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name).names())
             for name in folders
+            if name not in numbered
+        )
+        # A root of steps may hold such a folder beside them.
+        return has_items and not any(
+            orbax.CHECKPOINT_METADATA in (folder / name).names() for name in numbered
         )
 
     def open(self, folder: StorePath) -> OrbaxCheckpoint:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
+from holdfast.checkpoint.format.step_folders import root_folders
 from holdfast.checkpoint.layouts.detect import find_steps, layout_of, left_steps
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 
@@ -66,18 +67,31 @@ class NameFormat:
 
     def find_all(self, base_path: Any) -> Iterator[Metadata]:
         """Yields the finished steps of a root that are called so, ascending."""
-        for step, folder in _finished(base_path).items():
-            if folder == self.build_name(step):
-                yield Metadata(step, to_path(base_path) / folder)
+        for step, folder in _called(base_path, self).items():
+            yield Metadata(step, to_path(base_path) / folder)
 
     def find_step(self, base_path: Any, step: int) -> Metadata:
         """Returns a finished step of a root. Raises ValueError."""
         name = self.build_name(step)
-        if _finished(base_path).get(step) != name:
+        if step not in _called(base_path, self):
             raise ValueError(
                 f"{base_path}: step {step} is not there under the name {name!r} of {self}"
             )
         return Metadata(step, to_path(base_path) / name)
+
+
+def _called(root: Any, names: NameFormat) -> dict[int, str]:
+    """Returns the folders of the finished checkpoints of a root that are called so, ascending."""
+    storage = open_storage(root)
+    found = {}
+    for folder in root_folders(storage):
+        digits = re.search(r"[0-9]{1,18}$", folder)
+        if digits is None or names.build_name(int(digits[0])) != folder:
+            continue
+        layout = layout_of(StorePath(storage, folder))
+        if layout is not None and layout.keeps_roots:
+            found[int(digits[0])] = folder
+    return dict(sorted(found.items()))
 
 
 def _finished(root: Any) -> dict[int, str]:

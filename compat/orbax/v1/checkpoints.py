@@ -13,8 +13,8 @@ from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, struct
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
 from holdfast.checkpoint import save_async as native_save_async
-from holdfast.checkpoint.layouts.detect import layout_of
-from holdfast.checkpoint.storage.path import StorePath, absolute
+from holdfast.checkpoint.layouts.detect import find_checkpoint
+from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import SavedItem, orbax_errors
@@ -241,10 +241,10 @@ def describe_all(
 def is_orbax_checkpoint(path: Any) -> bool:
     """Says whether `load` can read it: a checkpoint of Orbax's or of holdfast's is there."""
     try:
-        layout = layout_of(StorePath.of(path))
+        folder, layout = find_checkpoint(open_storage(path))
     except (CheckpointError, OSError):
         return False
-    return layout is not None and layout.name in ("orbax", "holdfast")
+    return not folder.name and layout.name in ("orbax", "holdfast")
 
 
 def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
@@ -257,7 +257,7 @@ def delete(path: Any, *, checkpointable_name: str | None = None, missing_ok: boo
             "delete of an item, or in an object store",
             "delete whole steps by training.Checkpointer.delete",
         )
-    there = layout_of(StorePath.of(path)) is not None
+    there = is_orbax_checkpoint(path)
     sync_global_processes("holdfast.compat.orbax.v1.delete")  # all have looked
     if not there and not missing_ok:
         raise FileNotFoundError(f"Checkpoint does not exist: {path}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,13 +13,18 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointManager,
     Corrupt,
+    HostileCheckpoint,
     KeepAnyOf,
     KeepEvery,
     KeepLast,
+    Options,
+    StepExists,
     StepGone,
     StepNotFound,
+    convert,
     load,
     save,
+    structure,
     verify,
 )
 from holdfast.checkpoint.format.step_folders import PLAIN_NAMES, list_steps, look_at_root
@@ -44,16 +50,16 @@ def foreign_steps(storage: Storage) -> dict[int, str]:
 
 
 def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
-    """One root may hold steps of all three; ours comes first where two claim one number."""
+    """One root may hold our steps and Orbax's; a folder of safetensors is never one beside them."""
     for number, layout in enumerate(LAYOUTS, 7):
         written = write(layout, str(tmp_path / layout))
         Path(written).rename(tmp_path / str(number))
     assert {
         step: layout.name for step, (_, layout) in find_steps(open_storage(tmp_path)).items()
-    } == dict(enumerate(LAYOUTS, 7))
+    } == {7: "holdfast", 8: "orbax"}
     with CheckpointManager(tmp_path) as manager:
-        assert manager.all_steps() == [7, 8, 9]
-        for step in (7, 8, 9):
+        assert manager.all_steps() == [7, 8]
+        for step in (7, 8):
             assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
 
 
@@ -82,10 +88,10 @@ def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
 
 
 def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """load, verify and open_checkpoint agree: the highest number that is finished, whosever layout
-    it is in; the log says which.
+    """load, verify and open_checkpoint agree: the highest number that is finished, of ours and of
+    Orbax's; the log says which.
     """
-    for number, layout in ((7, "holdfast"), (9, "orbax"), (8, "safetensors")):
+    for number, layout in ((7, "holdfast"), (9, "orbax"), (12, "safetensors")):
         Path(write(layout, str(tmp_path / layout))).rename(tmp_path / str(number))
         shutil.rmtree(tmp_path / layout)
     (tmp_path / "10").mkdir()
@@ -94,10 +100,11 @@ def test_the_latest_step_is_of_any_layout(tmp_path: Path, caplog: pytest.LogCapt
             tmp_path / "9"
         )
     assert f"taking the latest, {tmp_path / '9'}" in caplog.text
-    assert load(tmp_path)["c"] == 2.5 and open_checkpoint(tmp_path, 8).info.layout == "safetensors"
-    assert foreign_steps(LocalStorage(tmp_path)) == {8: "8", 9: "9"} and list(
-        find_steps(LocalStorage(tmp_path))
-    ) == [7, 8, 9]
+    assert load(tmp_path)["c"] == 2.5
+    with pytest.raises(StepNotFound, match=r"has no step 12; it has 7, 9\. 12 there is a"):
+        open_checkpoint(tmp_path, 12)
+    assert foreign_steps(LocalStorage(tmp_path)) == {9: "9"}
+    assert list(find_steps(LocalStorage(tmp_path))) == [7, 9]
 
 
 @pytest.mark.parametrize("looked_at", ["root", "step"])
@@ -171,16 +178,15 @@ def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -
 
 def test_ours_comes_first_where_two_claim_one_number(tmp_path: Path) -> None:
     """Of two folders with the same number ours is the step, whichever is listed first."""
-    for name, layout in (("7", "holdfast"), ("a_7", "orbax"), ("ck_000007", "orbax")):
+    for name, layout in (("7", "holdfast"), ("a_7", "orbax"), ("000007", "orbax")):
         Path(write(layout, str(tmp_path / "made"))).rename(tmp_path / name)
         shutil.rmtree(tmp_path / "made")
     assert {
         step: (name, layout.name)
         for step, (name, layout) in find_steps(LocalStorage(tmp_path)).items()
     } == {7: ("7", "holdfast")}
-    assert open_checkpoint(tmp_path).info.layout == "holdfast" and set(
-        foreign_steps(LocalStorage(tmp_path))
-    ) == {7}
+    assert open_checkpoint(tmp_path).info.layout == "holdfast"
+    assert foreign_steps(LocalStorage(tmp_path)) == {7: "000007"}
 
 
 def test_a_store_may_be_put_in_front(tmp_path: Path) -> None:
@@ -269,3 +275,128 @@ def test_weights_in_other_forms_are_refused_by_name(name: str, why: str, tmp_pat
     for path in (tmp_path, tmp_path / name):
         with pytest.raises(StepNotFound, match=message):
             load(path)
+
+
+def put(root: Path, name: str, layout: str) -> None:
+    """Puts a checkpoint of TREE, in a layout, into a root under a name."""
+    made = root.parent / f"made {name}"
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    Path(write(layout, str(made))).rename(root / name)
+    shutil.rmtree(made)
+
+
+def put_safetensors(root: Path) -> None:
+    put(root, "other", "safetensors")
+    (root / "other/model.safetensors").rename(root / "model.safetensors")
+    (root / "other").rmdir()
+
+
+STRANGERS: dict[str, Callable[[Path], object]] = {
+    "a safetensors file": put_safetensors,
+    "half of one": lambda root: (root / "model.safetensors").write_bytes(b"\x10"),
+    "an index alone": lambda root: (root / "model.safetensors.index.json").write_text("{"),
+    "a folder of Orbax's": lambda root: put(root, "export", "orbax"),
+    "Orbax's own files": lambda root: (root / "_CHECKPOINT_METADATA").write_text("{"),
+    "half a record": lambda root: (root / "checkpoint.json").write_text('{"format":"hold'),
+    "a name with a number": lambda root: put(root, "export_2024", "orbax"),
+    "a model of a number": lambda root: put(root, "2024", "safetensors"),
+    "our own, called otherwise": lambda root: put(root, "export_2024", "holdfast"),
+    "files of a number": lambda root: (root / "2024").mkdir(),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_own_steps_come_before_what_lies_beside_them(stranger: str, tmp_path: Path) -> None:
+    """Whatever lies in a root, it means its own newest step: to load, structure, verify, convert
+    and a manager.
+    """
+    root = tmp_path / "root"
+    for step in (1, 2):
+        save(root / str(step), {"n": step}, step=step)
+    STRANGERS[stranger](root)
+    assert load(root) == {"n": 2}
+    assert structure(root).step == verify(root).step == 2
+    assert Path(convert(root, tmp_path / "to")).name == "2"
+    assert list(find_steps(LocalStorage(root))) == [1, 2]
+    with CheckpointManager(root) as manager:
+        assert manager.all_steps() == [1, 2]
+        assert manager.restore(None) == {"n": 2}
+        assert manager.save(3, {"n": 3})
+    assert load(root) == {"n": 3}
+
+
+def test_orbax_steps_stay_steps_under_the_names_that_they_had(tmp_path: Path) -> None:
+    """The first save of ours notes how Orbax calls its steps. What comes later under another name
+    is none, but one that fits is; a manager that only looks notes nothing.
+    """
+    put(tmp_path, "checkpoint_5", "orbax")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() == 5
+    assert not (tmp_path / ".holdfast/foreign.json").exists()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(6, {"n": 6})
+    assert (tmp_path / ".holdfast/foreign.json").read_text() == '{"prefix": "checkpoint_"}'
+    put(tmp_path, "export_2024", "orbax")
+    put(tmp_path, "checkpoint_0004", "orbax")
+    put(tmp_path, "3", "orbax")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [3, 4, 5, 6] == list(find_steps(LocalStorage(tmp_path)))
+        assert manager.restore(4, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
+        with pytest.raises(StepNotFound, match=r"export_2024 there is a checkpoint \(orb"):
+            manager.restore(2024)
+    (tmp_path / ".holdfast/foreign.json").write_text('{"prefix": 7}')
+    with pytest.raises(HostileCheckpoint, match="expected a prefix"):
+        load(tmp_path)
+
+
+def test_checkpoints_without_one_way_of_names_are_no_steps(tmp_path: Path) -> None:
+    """In a folder where Orbax's are called in two ways none is the latest: they are named.
+    `step_format` chooses one way, beside plain numbers.
+    """
+    put(tmp_path, "teacher_100", "orbax")
+    assert open_checkpoint(tmp_path).info.path == str(tmp_path / "teacher_100")
+    put(tmp_path, "student_200", "orbax")
+    with pytest.raises(StepNotFound, match=r"student_200 \(orbax\), teacher_100 \(orbax\)"):
+        load(tmp_path)
+    with CheckpointManager(tmp_path, options=Options(step_format="student_{:d}")) as manager:
+        assert manager.all_steps() == [200]
+    put(tmp_path, "7", "orbax")
+    assert list(find_steps(LocalStorage(tmp_path))) == [7, 200]
+
+
+@pytest.mark.parametrize("beside", ["export", "model.safetensors"])
+def test_a_root_of_orbax_is_a_root_too(beside: str, tmp_path: Path) -> None:
+    """Steps of Orbax's come before a model or another checkpoint that lies in their root."""
+    put(tmp_path, "7", "orbax")
+    if beside == "export":
+        put(tmp_path, beside, "orbax")
+    else:
+        put_safetensors(tmp_path)
+    assert open_checkpoint(tmp_path).info.path == str(tmp_path / "7")
+
+
+@pytest.mark.parametrize("layout", ["orbax", "safetensors"])
+def test_no_save_goes_into_another_librarys_checkpoint(layout: str, tmp_path: Path) -> None:
+    """A manager's save and a conversion that come to such a folder, made before the opening or
+    after it, are StepExists: nothing is written there.
+    """
+    put(tmp_path, "4", layout)
+    files = sorted(tmp_path.rglob("*"))
+
+    def save_step(manager: CheckpointManager, step: int) -> None:
+        manager.save(step, {"n": step})
+        manager.wait_until_finished()
+
+    with CheckpointManager(tmp_path) as manager, pytest.raises(StepExists, match="another library"):
+        save_step(manager, 4)
+    made = tmp_path.parent / f"{tmp_path.name} made"
+    save(made / "4", {"n": 4}, step=4)
+    with pytest.raises(StepExists):
+        convert(made / "4", tmp_path)
+    assert sorted(tmp_path.rglob("*")) == files
+    with CheckpointManager(tmp_path) as manager:
+        put(tmp_path, "5", layout)
+        files = sorted((tmp_path / "5").rglob("*"))
+        with pytest.raises(StepExists, match="another library"):
+            save_step(manager, 5)
+    assert sorted((tmp_path / "5").rglob("*")) == files

@@ -165,3 +165,17 @@ def test_a_file_too_long_for_the_store_is_refused_with_a_hint(tmp_path: Path) ->
     local = open_storage(tmp_path / "b")
     with pytest.raises(CheckpointError, match="--to safetensors"):
         copy_checkpoint(source, StorePath(Short(local, lambda done: None), "7"), open_claims(local))
+
+
+@pytest.mark.parametrize("layouts", [("holdfast", "orbax"), ("orbax", "holdfast")])
+def test_two_layouts_do_not_come_into_one_folder(layouts: tuple[str, str], tmp_path: Path) -> None:
+    """A copy onto another library's checkpoint is StepExists, and so the other way round: the
+    folder stays as it was.
+    """
+    source = Path(write(layouts[0], str(tmp_path / "source")))
+    target = Path(write(layouts[1], str(tmp_path / "target")))
+    files = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    storage = open_storage(target.parent)
+    with pytest.raises(StepExists, match="in another layout"):
+        copy_checkpoint(StorePath.of(source), StorePath(storage, target.name), open_claims(storage))
+    assert files == {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}

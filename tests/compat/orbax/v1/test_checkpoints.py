@@ -12,7 +12,7 @@ import orbax.checkpoint as real_v0
 import pytest
 from orbax.checkpoint.experimental import v1 as real
 
-from holdfast.checkpoint import load, structure
+from holdfast.checkpoint import load, save, structure
 from holdfast.compat.orbax import v1 as ours
 from tests.support.orbax_programs import assert_equal, outcome, run_both
 
@@ -131,3 +131,18 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(NotImplementedError, match=rf"{message}.*docs/from-orbax\.md"):
             call()
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("beside", ["export", "model.safetensors"])
+def test_a_root_of_steps_is_not_deleted(beside: str, tmp_path: Path) -> None:
+    """What lies beside the steps makes no checkpoint of their root: `delete` finds none."""
+    root = tmp_path / "root"
+    save(root / "1", {"n": 1}, step=1)
+    if beside == "export":
+        save(root / beside, {"default": jnp.ones(2)}, layout="orbax")
+        (root / beside / "_CHECKPOINT_METADATA").unlink()
+    else:
+        (root / beside).write_bytes(bytes(8))
+    with pytest.raises(FileNotFoundError):
+        ours.delete(root)
+    assert load(root) == {"n": 1}
