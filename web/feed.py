@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from .snapshot import encode, rows, snapshot
 _INTERVAL_S = 1.0
 _PROCESSES_PER_S = 512  # asked for in a second: a job of 4,096 is drawn every eight seconds
 _DIAGNOSIS_INTERVAL_S = 10.0
+_PASSING_S = 10.0  # between a coordinator that has ended and its launcher's word
 _LEFT = "Left by its watchdog: "
 _MOST_LOG_BYTES = 65_536
 _MOST_LOG_LINES = 200
@@ -78,6 +80,7 @@ class Feed:
         self._status: session_pb2.StatusResponse | None = None
         self._findings: list[Finding] = []
         self._curve = StepCurve()
+        self._answered_s = -math.inf
         self._wanted = threading.Event()  # stacks
         self._threads = [
             threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)
@@ -147,7 +150,7 @@ class Feed:
     def _watch(self) -> None:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
-            gone = self._ask()
+            gone = self._lasting(self._ask())
             self._take_word(gone)
             shown = snapshot(
                 self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone
@@ -158,6 +161,19 @@ class Feed:
 
     def _word(self) -> LauncherWord | None:
         return self._launched(self._status.job if self._status is not None else "")
+
+    def _lasting(self, gone: str) -> str:
+        """Returns why there is no answer, "" for a while where a launcher here runs the job: its
+        coordinator ends with the last process, before the launcher has said how the job ended.
+        """
+        now_s = time.monotonic()
+        if not gone:
+            self._answered_s = now_s
+        elif now_s < self._answered_s + _PASSING_S:
+            word = self._word()
+            if word is not None and word.launcher.state == "running":
+                return ""
+        return gone
 
     def _take_word(self, gone: str) -> None:
         """Takes the launcher's own word where no coordinator passes it on."""

@@ -122,6 +122,8 @@ class Story:
         if part.limit_passed:
             yield "it had to be ended: it did not end by itself"
             return
+        if part.launched and part.code == -15 and not part.log:
+            return  # it was asked to stop before it was there
         _read_log(part, told)
         yield from _codes(part, self._run.ending, is_last=part.code == 0)
         yield from _tracebacks(part, self._run.program)

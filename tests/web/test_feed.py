@@ -7,8 +7,11 @@ import queue
 import threading
 from pathlib import Path
 
+import pytest
+
 from holdfast.coordination import CoordinationService, Credentials, JobIdentity
 from holdfast.proto import session_pb2
+from holdfast.web import feed
 from holdfast.web.feed import CoordinatorAddress, Feed, LauncherWord
 from tests.support.pages import processes
 
@@ -78,6 +81,27 @@ def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
             pass
         assert shown["over"] and shown["text"] == "all are done"
         assert feed.log(0).endswith("see --log-dir")
+
+
+def test_a_job_that_ends_is_not_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator is gone before its launcher has said how it ended; one that stays away is
+    told.
+    """
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    target: list[CoordinatorAddress | None] = [None]
+    word = LauncherWord(session_pb2.Launcher(state="running", why="attempt 1 starts"))
+    with CoordinationService.spawn(1) as service:
+        target[0] = CoordinatorAddress(service.address, Credentials())
+        with Feed(lambda: target[0], published.put, lambda job: word):
+            while json.loads(published.get(timeout=30))["gone"]:
+                pass
+            target[0] = None
+            looks = [json.loads(published.get(timeout=30)) for _ in range(3)]
+            assert {shown["verdict"]["state"] for shown in looks} == {"Starting"}
+            monkeypatch.setattr(feed, "_PASSING_S", 0.0)
+            while (shown := json.loads(published.get(timeout=30)))["gone"] == "":
+                pass
+            assert shown["verdict"]["state"] == "Out of reach"
 
 
 def test_the_history_of_a_process_is_bounded() -> None:
