@@ -6,7 +6,8 @@ Alone on a laptop, and as four processes of a machine:
     holdfast run -n 4 -- python examples/train_digits.py --directory /tmp/digits
 
 Run it again with the same directory, on as many processes as you like: it goes on from the last
-saved step. What is holdfast's is marked with a number; all else is plain jax.
+saved step. What is holdfast's is marked with a number; all else is plain jax. The digits come with
+scikit-learn: pip install scikit-learn.
 """
 
 import argparse
@@ -21,9 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.progress import track
-from sklearn.datasets import load_digits
 
 from holdfast import checkpoint, multihost
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    sys.exit("the digits come with scikit-learn, which is not installed: pip install scikit-learn")
 
 BATCH = 256  # images a step, over all processes
 LEARNING_RATE = 2e-3

@@ -17,18 +17,14 @@ import click
 import pytest
 
 from holdfast.cli.entry import main
+from tests.support.doc_pages import BLOCK, PAGES, libraries_of, program_of
 from tests.support.libraries import need_installed
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SLOW = {"brax.md", "keras.md"}  # need what `make slow` alone installs
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
-
-
-_ANY = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^(?:export|holdfast|kill|make|mpirun|pip) [^:\n]*$", re.MULTILINE)
 _COMMENT = re.compile(r"\s+# .*$", re.MULTILINE)
 # Commands that do not run here, and why.
@@ -47,7 +43,7 @@ def commands(page: Path) -> list[str]:
     """Returns the commands in the plain blocks of a page, without comments."""
     lines = (
         line.strip()
-        for kind, block in _ANY.findall(page.read_text())
+        for kind, block in BLOCK.findall(page.read_text())
         if not kind
         for line in _COMMENT.sub("", block).splitlines()
     )
@@ -62,13 +58,13 @@ def runs_here(command: str) -> bool:
 def _has_code(page: Path) -> bool:
     # The commands of a tutorial are of its program: tests/test_tutorials.py.
     has_commands = any(map(runs_here, commands(page))) and not page.name.startswith("tutorial-")
-    return has_commands or _BLOCK.search(page.read_text()) is not None
+    return has_commands or program_of(page) != ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_block_is_code_on_the_site_too(page: Path) -> None:
     """A fence has one word at most: the site takes one with more for text, and its block too."""
-    kinds = {kind for kind, _ in _ANY.findall(page.read_text())}
+    kinds = {kind for kind, _ in BLOCK.findall(page.read_text())}
     assert [kind for kind in kinds if kind and not kind.isalnum()] == []
 
 
@@ -94,12 +90,12 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for library in _OTHERS.findall(page.read_text()):
         need_installed(library, "make slow-libraries")
     program = tmp_path / "page.py"
-    program.write_text("\n".join(_BLOCK.findall(page.read_text())))
+    program.write_text(program_of(page))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4"
-        " --xla_backend_optimization_level=0",  # what a page compiles runs once
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # what a page compiles runs once
         "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     run = partial(
@@ -118,6 +114,19 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for command in filter(runs_here, commands(page)):
         done = run(shlex.split(command))
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+
+
+# Names under which programs import what is installed under another name, and what holdfast brings.
+_IMPORTED = {"holdfast-jax[testing]": "pytest", "orbax-checkpoint": "orbax"}
+_BROUGHT = {"holdfast", "jax", "numpy", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_says_what_its_program_needs(page: Path) -> None:
+    """Whoever has holdfast and what the page names can run it."""
+    imported = re.findall(r"^(?:import|from) (\w+)", program_of(page), re.MULTILINE)
+    named = {_IMPORTED.get(library, library) for library in libraries_of(page)}
+    assert set(imported) - _BROUGHT - named == set()
 
 
 def _own_commands() -> list[Any]:

@@ -1,8 +1,11 @@
-"""The tutorials do what their pages say: here, and from a wheel in an empty environment."""
+"""The tutorials do what their pages say: here, and from a wheel in an empty environment. All is
+typed in a terminal, and each program twice.
+"""
 
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -11,36 +14,43 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.doc_pages import BLOCK, PAGES, libraries_of, program_of
+from tests.support.paths import EXAMPLES, ROOT
 from tests.support.wheel import EmptyEnvironment, build_wheel
 
 _INSTALLING = 3  # commands: a virtual environment, its activation, pip install
-_LIBRARIES = {"tutorial-policies.md": (), "tutorial-trainer.md": ("flax", "optax", "grain")}
-_PROGRAM = re.compile(r"^```py\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def _program(page: str) -> str:
-    (found,) = _PROGRAM.findall((ROOT / "docs" / page).read_text())
-    return str(found)
-
+_MACHINES = ROOT / "docs" / "tutorial-machines.md"
+_HANG = ROOT / "docs" / "tutorial-hang.md"
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# What the second run prints: that it goes on, or that nothing is left to do.
+_AGAIN = {
+    "README.md": "begins after step 30",
+    "tutorial-trainer.md": "step 20 is there: nothing is left to do",
+}
+# A training that goes on from its last step prints the same end again.
+_SAME_END = ("equinox.md", "flax-nnx.md", "grain.md", "index.md", "tutorial-policies.md")
 
 _OWN_JOBS: dict[str, str] = {}
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 class Here:
     """The environment of the tests themselves."""
 
-    variables: Mapping[str, str] = os.environ | {"JAX_PLATFORMS": "cpu"}
+    _commands = Path(sys.executable).parent
+    variables: Mapping[str, str] = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PATH": f"{_commands}:{os.environ['PATH']}",
+    }
 
     @staticmethod
     def command(name: str) -> str:
         """Returns the path of a command of the environment."""
-        return str(Path(sys.executable).parent / name)
+        return str(Here._commands / name)
 
 
 Place = Here | EmptyEnvironment
@@ -54,20 +64,71 @@ def _only_own_jobs() -> Iterator[None]:
         yield
 
 
-def _command(place: Place, folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Starts the program of a tutorial as two processes."""
-    run = [place.command("holdfast"), "run", "-n", "2", *options, "--"]
-    return subprocess.Popen(
-        [*run, place.command("python"), "program.py"],
-        cwd=folder,
-        env={**place.variables, **_OWN_JOBS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+class Terminal(AbstractContextManager["Terminal"]):
+    """One command in a terminal of its own, and all that it has printed, without colours."""
+
+    def __init__(self, place: Place, folder: Path, *command: str) -> None:
+        self._ours, self._theirs = pty.openpty()
+        # Whoever leads a session and opens a terminal has its keys: Ctrl-C becomes SIGINT.
+        opened = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(self._theirs)]
+        self.process = subprocess.Popen(
+            [*opened, place.command(command[0]), *command[1:]],
+            cwd=folder,
+            env={**place.variables, **_OWN_JOBS, "TERM": "xterm", "COLUMNS": "200"},
+            start_new_session=True,
+        )
+        self.text = ""
+        self._output = os.fdopen(self._ours, "rb")
+        self._timer = threading.Timer(150, self.process.kill)
+        self._timer.start()
+        threading.Thread(target=self._close_at_end).start()
+
+    def _close_at_end(self) -> None:
+        self.process.wait()
+        os.close(self._theirs)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self.process.kill()
+        self.process.wait()
+        self._output.close()
+
+    def type(self, keys: str) -> None:
+        """Types, as a person does."""
+        os.write(self._ours, keys.encode())
+
+    def read_until(self, words: str) -> None:
+        """Reads until a line has the words."""
+        for line in self._lines():
+            if words in line:
+                return
+        raise AssertionError(f"{words!r} was never printed:\n{self.text}")
+
+    def read_to_end(self) -> int:
+        """Reads all that is printed, and returns the exit code."""
+        for _ in self._lines():
+            pass
+        assert "Traceback" not in self.text, self.text
+        return self.process.wait()
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            while line := _COLOURS.sub("", self._output.readline().decode()):
+                self.text += line
+                yield line
+        except OSError:  # Linux: nobody has the other end any more
+            pass
 
 
-def _processes_of(job: subprocess.Popen[str], folder: Path) -> list[int]:
+def _typed(place: Place, folder: Path, *command: str) -> str:
+    """Runs a command to its good end, and returns what it printed."""
+    with Terminal(place, folder, *command) as terminal:
+        code = terminal.read_to_end()
+    assert code == 0, f"{command}:\n{terminal.text}"
+    return terminal.text
+
+
+def _processes_of(job: subprocess.Popen[bytes], folder: Path) -> list[int]:
     """Returns the processes that run the program in `folder`."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -83,49 +144,53 @@ def _processes_of(job: subprocess.Popen[str], folder: Path) -> list[int]:
     return found
 
 
-def _kill_one_of_a_job(place: Place, folder: Path) -> str:
-    """Runs the program of the page, and kills process 1; returns all that the job printed."""
-    (folder / "program.py").write_text(_program("tutorial-machines.md"))
-    status = ""
-    with _command(place, folder, "--max-restarts", "5", "--no-standby") as job:
-        lines = []
-        timer = threading.Timer(100, job.kill)
-        timer.start()
-        assert job.stdout is not None
-        for line in job.stdout:
-            lines.append(line)
-            if not status and "process 1: step 12" in line:
-                pids = _processes_of(job, folder)
-                status = subprocess.run(
-                    [place.command("holdfast"), "status"],
-                    env={**place.variables, **_OWN_JOBS},
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                ).stdout
-                for process in pids:
-                    os.kill(process, signal.SIGKILL)
-                assert any(str(process) in status for process in pids), status
-        timer.cancel()
-    text = "".join(lines)
-    assert job.returncode == 0, text
-    assert status and "resumed from step" in text, text
-    assert "process 1: step 60" in text, text
-    return text
+def _commands_of(page: Path) -> list[str]:
+    return [
+        line
+        for kind, text in BLOCK.findall(page.read_text())
+        if not kind
+        for line in text.splitlines()
+    ]
+
+
+def _kill_one_of_a_job(place: Place, folder: Path) -> None:
+    """Types what the page says: a job, of which process 1 is killed, Ctrl-C when it is back, the
+    same job again, and what is there.
+    """
+    (folder / "train.py").write_text(program_of(_MACHINES, "py"))
+    start, status, _, *looks = [line.split() for line in _commands_of(_MACHINES)]
+    with Terminal(place, folder, *start) as job:
+        job.read_until("process 1: step 12")
+        pids = _processes_of(job.process, folder)
+        seen = _typed(place, folder, *status)
+        assert any(str(process) in seen for process in pids), seen
+        for process in pids:
+            os.kill(process, signal.SIGKILL)
+        job.read_until("resumed from step")
+        job.read_until("process 1: step 40")
+        job.type("\x03")
+        assert job.read_to_end() == 130, job.text
+    with Terminal(place, folder, *start) as job:
+        job.read_until("resumed from step 4")
+        job.type("\x03")
+        assert job.read_to_end() == 130, job.text
+    for look in looks:  # holdfast ls, holdfast show
+        _typed(place, folder, *look)
 
 
 def _hang(place: Place, folder: Path) -> None:
     """Runs a job that hangs: its log names the process, the function and the line."""
-    (folder / "program.py").write_text(_program("tutorial-hang.md"))
-    with _command(place, folder, "--stall-timeout-s", "5") as job:
-        text, _ = job.communicate(timeout=100)
-    assert job.returncode == 124, text
-    assert re.search(r"hang: process 1 .*load_batch", text), text
+    (folder / "hang.py").write_text(program_of(_HANG, "py"))
+    (start,) = _commands_of(_HANG)
+    with Terminal(place, folder, *start.split()) as job:
+        code = job.read_to_end()
+    assert code == 124, job.text
+    assert re.search(r"hang: process 1 .*load_batch", job.text), job.text
 
 
 @pytest.mark.slow
 def test_from_nothing_to_several_machines(tmp_path: Path) -> None:
-    """A process is killed, and the job is back and goes to its end."""
+    """A process is killed, and the job is back; it ends with Ctrl-C, and goes on."""
     _kill_one_of_a_job(Here(), tmp_path)
 
 
@@ -136,47 +201,41 @@ def test_debug_a_hang(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_tutorials_run_from_a_wheel(tmp_path: Path) -> None:
+def test_the_pages_run_from_a_wheel(tmp_path: Path) -> None:
     """In an empty environment: from `pip install` to a job that was killed and is back takes ten
-    minutes and eight commands at most. The other pages run there too.
+    minutes and eight commands at most. Then the program of each page and the examples run there,
+    all in one folder, twice.
     """
     wheel = build_wheel(tmp_path, timeout_s=600)
-    page = (ROOT / "docs" / "tutorial-machines.md").read_text()
-    typed = [line for kind, text in _BLOCK.findall(page) if not kind for line in text.splitlines()]
-    assert _INSTALLING + len(typed) <= 8, typed
+    assert _INSTALLING + len(_commands_of(_MACHINES)) <= 8
     began_s = time.monotonic()
     place = EmptyEnvironment(tmp_path)
     place.install(wheel)
     installed_s = time.monotonic() - began_s
-    _kill_one_of_a_job(place, tmp_path)
-    for command in typed[-2:]:  # holdfast ls, holdfast show
-        name, *words = command.split()
-        subprocess.run(
-            [place.command(name), *words],
-            cwd=tmp_path,
-            env={**place.variables, **_OWN_JOBS},
-            check=True,
-            timeout=60,
-        )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    _kill_one_of_a_job(place, folder)
     took_s = time.monotonic() - began_s
     print(
-        f"from pip install to a job that is back: {_INSTALLING + len(typed)} commands,"
-        f" {took_s:.0f} s, of which the installation {installed_s:.0f} s"
+        f"from pip install to a job that is back: {_INSTALLING + len(_commands_of(_MACHINES))}"
+        f" commands, {took_s:.0f} s, of which the installation {installed_s:.0f} s"
     )
     assert took_s < 600
-    _hang(place, tmp_path)
-    for name, libraries in _LIBRARIES.items():
-        if libraries:
-            place.install(*libraries)
-        blocks = [text for kind, text in _BLOCK.findall((ROOT / "docs" / name).read_text()) if kind]
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "page.py").write_text("\n".join(blocks))
-        four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-        subprocess.run(
-            [place.command("python"), "page.py"],
-            cwd=folder,
-            env={**place.variables, **_OWN_JOBS, **four},
-            check=True,
-            timeout=100,
-        )
+    for _ in range(2):  # the second job goes on to the same step
+        _hang(place, folder)
+
+    pages = [page for page in PAGES if program_of(page)]
+    libraries = sorted({library for page in pages for library in libraries_of(page)})
+    place.install(*(each.replace("holdfast-jax", str(wheel)) for each in libraries))
+    for page in pages:
+        (folder / "page.py").write_text(program_of(page))
+        once, again = (_typed(place, folder, "python", "page.py") for _ in range(2))
+        print(f"{page.name}: {again}")
+        assert _AGAIN.get(page.name, "") in again
+        assert page.name not in _SAME_END or (again == once != ""), (once, again)
+    digits = [str(EXAMPLES / "train_digits.py"), "--directory", "digits"]
+    job = ["holdfast", "run", "-n", "2", "--", "python", *digits]
+    _typed(place, folder, *job)
+    assert "resumed from step 300" in _typed(place, folder, "python", *digits)
+    for _ in range(2):
+        assert "process 3 of 4" in _typed(place, folder, "python", str(EXAMPLES / "demo.py"))
