@@ -251,7 +251,14 @@ def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
     error = _error(
         job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s"
     )
-    return _end_attempt(replace(job, silent=event.silent & job.alive), error, now)
+    # Who hangs before the latest save never comes to it, though it can report.
+    latest = _latest_save(job)
+    absent = {
+        process
+        for process in event.processes or job.alive
+        if job.saves.get(process, NO_SAVE).save < latest
+    }
+    return _end_attempt(replace(job, silent=(event.silent | absent) & job.alive), error, now)
 
 
 def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
@@ -529,12 +536,18 @@ def _committing(job: Job) -> frozenset[int]:
     return (before | _committing_now(job)) - job.silent
 
 
+def _latest_save(job: Job) -> int:
+    """Returns the number of the latest save that a process of this attempt has begun."""
+    processes = (*job.alive, *job.exit_codes)
+    return max((job.saves.get(process, NO_SAVE).save for process in processes), default=-1)
+
+
 def _committing_now(job: Job) -> frozenset[int]:
     """Returns those that a save of this attempt needs."""
     positions = {
         process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)
     }
-    latest = max((position.save for position in positions.values()), default=-1)
+    latest = _latest_save(job)
     unheard = job.exit_codes.keys() | job.silent
     if any(positions[process] < (latest, SaveStage.REPORTED) for process in unheard):
         return frozenset()

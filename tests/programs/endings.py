@@ -36,6 +36,7 @@ class Part:
     launched: bool
     began_unix_s: float = 0.0
     elapsed_s: float = 0.0
+    silent_s: float = 0.0  # before its first line
     code: int | None = None
     log: str = ""
     sent: list[str] = field(default_factory=list)
@@ -143,6 +144,8 @@ class Running:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._changed:
+                if not self.part.log:
+                    self.part.silent_s = time.monotonic() - self._began_s
                 self.part.log += line
                 self._changed.notify_all()
             if self.part.launched and (page := re.search(r"page at (http://\S+)", line)):

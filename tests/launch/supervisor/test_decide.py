@@ -178,6 +178,16 @@ def test_a_save_waits_for_no_silent_process() -> None:
     assert "3 of them have 600 s to end the save" in run.reason
 
 
+@pytest.mark.parametrize("named", [(2,), ()])
+def test_a_save_waits_for_no_process_that_hangs_before_it(named: tuple[int, ...]) -> None:
+    """It reports as ever, and never comes to the save that the others are in: all end at once."""
+    before = SavePosition(2, SaveStage.SETTLED)
+    run = saving(REPORTED, REPORTED, before, REPORTED).handle(Progressed(1, 7))
+    assert run.handle(Stalled(1, "no step", named)).actions == [Kill(frozenset({0, 1, 2, 3}))]
+    run = saving(WRITING, REPORTED, REPORTED, REPORTED).handle(Progressed(1, 7))
+    assert run.handle(Stalled(1, "no step", named)).actions == [], "they are all in it"
+
+
 def test_a_stall_rule_without_steps_is_refused() -> None:
     """No attempt follows, whatever the budget: the message says what to add. After steps of an
     earlier attempt it is a hang.

@@ -29,7 +29,8 @@ v = jnp.ones(6)
 first = 1
 # The primary looks, and all take what it has found.
 found = [int(path.name) for path in root.glob("*") if (path / "checkpoint.json").exists()]
-last = int(group.broadcast("last", str(max(found, default=0)).encode(), timeout_s=60))
+mine = str(max(found, default=0)).encode() if multihost.is_primary_host(0) else None
+last = int(group.broadcast("last", mine, timeout_s=60))
 if last:
     verify(root / str(last))
     v = load(root / str(last), v, group=group)
