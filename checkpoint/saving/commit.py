@@ -251,9 +251,13 @@ class EffectPerformer:
         self.reported = False
 
     def add_cause(self, error: HoldfastError | None) -> None:
-        """Notes this process's own error as the cause of the one that all raise."""
-        if error is not None and error is not self._own_error:
-            error.__cause__ = self._own_error or error.__cause__
+        """Notes this process's own error as the cause of the one that all raise. That it waited in
+        vain is no cause: the sentence says for whom.
+        """
+        own = self._own_error
+        if error is None or own is error or isinstance(own, BarrierTimeout | ProcessLost):
+            return
+        error.__cause__ = own or error.__cause__
 
     def perform(self, effect: Effect) -> Event:
         """Answers an effect. Whatever goes wrong is an answer too.
@@ -348,27 +352,28 @@ class EffectPerformer:
             try:
                 gathered = target.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
             except BarrierTimeout as error:
-                raise self._timed_out(error, late) from error
+                # How the time ran out nobody needs to read: the sentence says for whom.
+                raise self._timed_out(error, late) from None
             except ProcessLost as error:
                 if target.group.index:  # the primary may have all reports nevertheless
                     raise
                 failure = failure_of(error, target.key.step, 0)
-                raise self._with_lost_leaves(failure, [error.process]) from error
+                raise self._with_lost_leaves(failure, [error.process]) from None
         if gathered is None:
             return Sent()
         return Gathered([SaveReport.from_bytes(data) for data in gathered])
 
     def _timed_out(self, error: BarrierTimeout, late: LateWatch) -> HoldfastError:
-        """Returns why not all reports came in time."""
+        """Returns why not all reports came in time, and logs it: the log has it at once."""
         target = self._target
-        if target.group.index:
-            # The primary may have all reports nevertheless; it tells who is late, unless it is.
-            is_primary_late = runtime_indices(target.group)[0] in error.missing
-            if not is_primary_late:
-                return error
-            return CheckpointError(late.explain(error, target.timeout_s))
+        # The primary may have all reports nevertheless; it tells who is late, unless it is.
+        if target.group.index and runtime_indices(target.group)[0] not in error.missing:
+            return error
         step = target.key.step
         why = late.explain(error, target.timeout_s)
+        _log.error("step %d waited in vain: %s", step, why)
+        if target.group.index:
+            return BarrierTimeout(why, name=error.name, missing=error.missing)
         failure = SaveFailed(
             f"step {step} was not saved: {why}",
             step=step,

@@ -205,7 +205,8 @@ class GroupClient:
             with self.errors(f"barrier {call.name!r}", call.name, deadline.timeout_s):
                 self.client.wait_at_barrier(call.barrier_id, deadline.remaining_ms(), *tasks)
         except (BarrierTimeout, ProcessLost) as error:
-            raise self._explained(error) from error.__cause__
+            # Who is missing is what matters, and not where in this client that was heard.
+            raise self._explained(error).with_traceback(None) from error.__cause__
 
     def _within(self, deadline: Deadline | None) -> dict[str, float]:
         """Returns how a call gets its time: ours takes one; jaxlib's own has two minutes.
@@ -258,7 +259,7 @@ class GroupClient:
                     client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
                 )
         except ProcessLost as error:
-            raise self._explained(error) from error.__cause__
+            raise self._explained(error).with_traceback(None) from error.__cause__
         except CoordinationError as error:
             if error.code != "DEADLINE_EXCEEDED":
                 raise

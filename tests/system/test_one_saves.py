@@ -23,7 +23,9 @@ _UNKNOWN = "CommitUnknown: whether step 4 was saved is not known: process "
 def test_who_has_not_called_save_is_named(
     count: int, absent: int, begins: str, tmp_path: Path
 ) -> None:
-    """In the log of each that waits, and in the error that ends it, with the line of code."""
+    """In the log of each that waits, and in the error that ends it, with the line of code. What
+    people need stands in the first line and the last, with nothing between but the calls.
+    """
     script = program("save_by_one")
     outputs = run_together(script, count, tmp_path / "run", absent)
     line = script.read_text().splitlines().index('        multihost.sync_global_processes("end")')
@@ -38,3 +40,6 @@ def test_who_has_not_called_save_is_named(
         assert f"step 4 waits: {where}\n" in output, output
         last = next(line for line in output.splitlines() if line.startswith(begins))
         assert f"{where}; call save on every process, not on one alone" in last, output
+        before, mark, trace = output.partition("Traceback (most recent call last):\n")
+        assert mark and f"step 4 waited in vain: {where}" in before.splitlines()[-1], output
+        assert "direct cause" not in trace and trace.index(last) < 1500, output

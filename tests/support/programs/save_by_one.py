@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 
 from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, Options
@@ -33,6 +34,7 @@ if index != absent:
     try:
         manager.wait_until_finished()
     except HoldfastError as error:
+        traceback.print_exception(error, file=sys.stdout)
         print(f"{type(error).__name__}: {error}", flush=True)
     multihost.sync_global_processes("end")
 train()
