@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
+from holdfast.coordination.diagnosis.summary import counted
+
 from .common import (
     EXIT_DAMAGED,
     Failure,
@@ -99,11 +101,10 @@ class _Copies:
             }
             print_json(facts)
         elif count > len(self.errors):
-            kept = f", {len(self.skipped)} were there already" if self.skipped else ""
-            click.echo(
-                f"{len(self.written)} files copied ({decimal(self.bytes)}){kept}; what was copied"
-                " was read back and is whole"
-            )
+            were = "was" if len(self.skipped) == 1 else "were"
+            kept = f", {len(self.skipped)} {were} there already" if self.skipped else ""
+            copied = f"{counted(len(self.written), 'file')} copied ({decimal(self.bytes)}){kept}"
+            click.echo(f"{copied}; what was copied was read back and is whole")
         if self.errors:
             lines = list(self.errors)
             if count > 1:

@@ -8,8 +8,6 @@ from holdfast.coordination.process.job_folder import ended_jobs, launched_job
 from holdfast.proto import session_pb2
 from holdfast.web.feed import LauncherWord
 
-_ENDS = {"done": "finished", "preempted": "preempted", "failed": "failed"}
-
 
 def launcher_word(job_id: str) -> LauncherWord | None:
     """Returns what the launcher of a job says, or how it ended; None where neither is known."""
@@ -21,5 +19,5 @@ def launcher_word(job_id: str) -> LauncherWord | None:
     if not ended:
         return None
     last = ended[-1]
-    state = _ENDS.get(last.outcome, "failed")
-    return LauncherWord(session_pb2.Launcher(state=state, why=last.reason, attempt=last.attempt))
+    ended_as = session_pb2.Launcher(state=last.outcome, why=last.reason, attempt=last.attempt)
+    return LauncherWord(ended_as)

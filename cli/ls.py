@@ -64,13 +64,13 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
 def _table(rows: list[dict[str, Any]]) -> Table:
     # Steps of incremental saves share files: the deletion of one frees less than its size.
     shares = any(_frees(row) != row["bytes"] for row in rows)
-    titles = ["step", "state", "layout", "saved", "size", "frees", "items", "metrics"]
+    titles = ["step", "state", "layout", "saved", "on disk", "frees", "items", "metrics"]
     if not shares:
         titles.remove("frees")
     table = Table(
         titles,
-        folds=["items", "layout", "frees", "metrics", "saved", "size", "state"],
-        numbers=["step", "size", "frees"],
+        folds=["items", "layout", "frees", "metrics", "saved", "on disk", "state"],
+        numbers=["step", "on disk", "frees"],
     )
     for row in rows:
         table.add(*_cells(row, shares))

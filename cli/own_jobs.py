@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from holdfast.coordination import Credentials
+from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.job_folder import (
     EndedJob,
     RunningJob,
@@ -23,6 +25,7 @@ from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
 from .tables import Table, console
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
+_MOST_ENDED = 5  # jobs that are listed, the last that ended
 _FILE = click.Path(exists=True, dir_okay=False)
 _OPTIONS = {
     "--token-file": "File with the token of a secured coordinator.",
@@ -56,7 +59,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     if len(running) == 1:
         return running[0]
     ended = ended_jobs()
-    message = f"{len(running)} jobs of this user run on this machine: give the address of one"
+    many = f"{len(running)} jobs of this user run on this machine"
+    message = f"{many}: give the address of one of them"
     code = EXIT_USAGE
     if not running:
         last = f"; the last {ended[-1]}" if ended else ""
@@ -68,9 +72,16 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     jobs = [_running_facts(job) for job, _ in running] + [_ended_facts(job) for job in ended]
     if as_json:
         print_json({"error": message, "exit_code": code, "jobs": jobs})
-    elif jobs:
-        console().print(_table(jobs))
-    raise Failure(message, code, printed=True)
+        raise Failure(message, code, printed=True)
+    failure = Failure(message, code)
+    failure.show()
+    newest = [*jobs[: len(running)], *reversed(jobs[len(running) :])]
+    shown = newest[: len(running) + _MOST_ENDED]
+    if shown:
+        console().print(_table(shown))
+    if more := len(newest) - len(shown):
+        click.echo(f"and {counted(more, 'more job')} that ended within the hour: --json lists all")
+    sys.exit(code)
 
 
 def _running_facts(job: RunningJob) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def _ended_facts(job: EndedJob) -> dict[str, Any]:
     return {
         "job": job.job_id,
         "attempt": job.attempt,
-        "state": f"{job.outcome}, exit code {job.exit_code}",
+        "state": job.how,
         "began_s": None,
         "ended_s": job.unix_s,
         "command": job.command,

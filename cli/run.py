@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.coordination.diagnosis.summary import describe_goodput
 from holdfast.coordination.limits import Limits
 
 from .common import (
@@ -429,8 +428,4 @@ def _run(chosen: RunOptions) -> JobResult:
                 result = answer.job
         if chosen.log_dir is not None:
             _write_report(chosen.log_dir, output)
-        if result.step >= 0 and not chosen.as_json:
-            output.say(describe_goodput(vars(result.goodput)))
-        if result.outlived and not chosen.as_json:
-            output.say(f"processes stayed in {result.outlived} of {result.attempts} attempts")
         return result

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
-from holdfast.coordination.diagnosis.summary import printable
+from holdfast.coordination.diagnosis.summary import counted, printable
 
 from .common import (
     EXIT_NOTHING,
@@ -257,7 +257,8 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Ch
         if facts:
             click.echo(printable(f"{label}: {facts}"))
     leaves = [row for row in rows if row["dtype"] != "json"]
-    click.echo(f"{len(leaves)} leaves, {decimal(sum(row.get('bytes', 0) for row in leaves))}")
+    size = decimal(sum(row.get("bytes", 0) for row in leaves))
+    click.echo(f"{counted(len(leaves), 'leaf', 'leaves')}, {size} of arrays")
     if chosen.check and info.layout == "holdfast":
         click.echo("every byte is as it was written")
     elif chosen.check:
@@ -267,7 +268,7 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Ch
 def _print_item(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> None:
     shardings = {row["sharding"] for row in rows if row.get("sharding")}
     # Mostly all arrays have one sharding: then it is no column.
-    everywhere = f", each array on {min(shardings)}" if len(shardings) == 1 else ""
+    everywhere = f", sharding of each array: {min(shardings)}" if len(shardings) == 1 else ""
     click.echo(printable(f"\n{name} ({kind}){everywhere}", lines=True))
     if kind != "json":
         console().print(_table(rows, stats, with_sharding=len(shardings) > 1))

@@ -12,10 +12,10 @@ from rich.live import Live
 
 from holdfast.coordination import CoordinationError, HoldfastError, StatusClient
 from holdfast.coordination.address import connect
-from holdfast.coordination.diagnosis.findings import Finding, diagnose
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, at_later, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.status_json import message_json, status_json
-from holdfast.coordination.diagnosis.summary import printable
+from holdfast.coordination.diagnosis.summary import fold_saves, printable
 from holdfast.coordination.process.diagnose import gather
 from holdfast.proto import session_pb2
 
@@ -184,7 +184,7 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
         shown = [message_json(event) for event in events]
         print_json({"events": shown})
         return
-    for event in sorted(events, key=lambda event: event.unix_s):
+    for event in fold_saves(events):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
         click.echo(printable(f"{when} {event.kind:<11} {event.text}"))
 
@@ -219,13 +219,16 @@ class _Job:
     def __init__(self, client: StatusClient) -> None:
         self._client = client
         self._due = 0.0
+        self._evidence = Evidence(session_pb2.StatusResponse())
         self.findings: list[Finding] = []
 
     def status(self) -> session_pb2.StatusResponse:
-        """Returns the status; at most every 10 s, it also finds out what is wrong."""
+        """Returns the status, and finds out what is wrong; at most every 10 s it asks processes."""
         if time.monotonic() < self._due:
-            return self._client.status()
-        evidence = gather(self._client)
+            evidence = at_later(self._evidence, self._client.status())
+        else:
+            evidence = gather(self._client)
+            self._evidence = evidence
+            self._due = time.monotonic() + _DIAGNOSIS_INTERVAL_S
         self.findings = diagnose(evidence)
-        self._due = time.monotonic() + _DIAGNOSIS_INTERVAL_S
         return evidence.status

@@ -11,6 +11,7 @@ from rich.text import Text
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
 from holdfast.coordination.diagnosis.summary import (
     checkpoint_roots,
+    counted,
     describe_goodput,
     describe_staying,
     printable,
@@ -91,9 +92,9 @@ def status_tables(status: session_pb2.StatusResponse, findings: list[Finding]) -
 def _headline(status: session_pb2.StatusResponse) -> str:
     job = f"job {status.job} attempt {status.attempt}, " if status.job else ""
     parts = [
-        f"{job}{status.num_processes} processes, {status.phase}, up {status.up_s:.0f} s",
-        f"{status.keys} keys, {status.key_bytes / 1024:.1f} KiB",
-        f"{status.barriers_passed} barriers passed, {status.barriers_failed} failed",
+        f"{job}{counted(status.num_processes, 'process')}, {status.phase}, up {status.up_s:.0f} s",
+        f"{counted(status.keys, 'key')}, {status.key_bytes / 1024:.1f} KiB",
+        f"{counted(status.barriers_passed, 'barrier')} passed, {status.barriers_failed} failed",
     ]
     if status.recoverable:
         parts.append("recoverable")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from holdfast.coordination.diagnosis.summary import counted
+
 from .common import (
     folder_argument,
     json_option,
@@ -55,8 +57,8 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
         click.echo(f"fenced: {reason}")
     for name in swept.files:
         click.echo(f"deleted: {name}")
-    living = f"; {len(swept.standing)} writer(s) still at work" if swept.standing else ""
-    click.echo(f"{len(swept.files)} file(s) of unfinished saves deleted{living}")
+    living = f"; {counted(len(swept.standing), 'writer')} still at work" if swept.standing else ""
+    click.echo(f"{counted(len(swept.files), 'file')} of unfinished saves deleted{living}")
 
 
 def _sweep_host(root: str, local: str, as_json: bool) -> None:
@@ -71,4 +73,4 @@ def _sweep_host(root: str, local: str, as_json: bool) -> None:
         return
     for name in deleted:
         click.echo(f"deleted: {local}: {name}")
-    click.echo(f"{len(deleted)} local step(s) that are dead or torn deleted")
+    click.echo(f"{counted(len(deleted), 'dead or torn local step')} deleted")

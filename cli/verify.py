@@ -8,6 +8,8 @@ from typing import Any
 import click
 from rich.filesize import decimal
 
+from holdfast.coordination.diagnosis.summary import counted
+
 from .common import (
     EXIT_DAMAGED,
     Failure,
@@ -61,7 +63,8 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
                 _print_whole(report)
     if errors:
         if several:
-            errors.append(f"{len(errors)} of {len(reports)} steps are damaged")
+            are = "is" if len(errors) == 1 else "are"
+            errors.append(f"{len(errors)} of {counted(len(reports), 'step')} {are} damaged")
         raise Failure("\n".join(errors), EXIT_DAMAGED, printed=True)
 
 
@@ -69,9 +72,9 @@ def _print_whole(report: dict[str, Any]) -> None:
     rate = "at once"
     if report["seconds"] > _MEASURABLE_S:
         rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s"
-    leaves = f"{report['leaves']} leaves in {report['files']} files"
-    size = decimal(report["bytes"])
-    click.echo(f"{report['path']}: whole ({report['layout']}: {leaves}, {size}, {rate})")
+    leaves = f"{report['layout']}: {counted(report['leaves'], 'leaf', 'leaves')}"
+    read = f"{decimal(report['bytes'])} read from {counted(report['files'], 'file')}, {rate}"
+    click.echo(f"{report['path']}: whole ({leaves}, {read})")
     if report["layout"] != "holdfast":
         click.echo(
             "  this layout keeps no checksums of its arrays: they can be read, which is all"

@@ -35,3 +35,6 @@ MISSING_TYPE = f"{_TYPES}holdfast.Missing"
 SERVICE_ERROR_TYPE = f"{_TYPES}tensorflow.CoordinationServiceError"
 BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
 MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
+
+ENDS_WITH = "the process ends with "
+"""Begins what a process reports that ends by an exception: its class and sentence follow."""

@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.summary import show_rate
-from holdfast.multihost import Preempted
 
 from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
 from .workers.output import ConsoleOutput, Output
 from .workers.progress_watch import ProcessProgress
 
-_ORDINARY = (State.SCHEDULING, State.RUNNING, State.FINISHED)
+_ORDINARY = (State.SCHEDULING, State.RUNNING)
 
 
 class LiveView(ConsoleOutput):
@@ -76,7 +75,7 @@ class LiveView(ConsoleOutput):
         saved = ""
         if job.saved_step >= 0:
             saved = f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
-        return f"{job.job_id}: {job.state}, attempt {job.attempt}{saved}"
+        return f"{job.job_id}: {job.word}, attempt {job.attempt}{saved}"
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -132,17 +131,16 @@ def _ending(code: int) -> str:
 def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
     """Returns a function that writes each change of state to `output`, with its reason.
 
-    It leaves out the ordinary course of the first attempt.
+    It leaves out the ordinary course of the first attempt, and the end.
     """
 
     def print_change(before: Job, decision: Decision) -> None:
-        if isinstance(output, LiveView):
-            output.observe(before, decision)
         after = decision.job
         ordinary = after.attempt <= first_attempt and after.state in _ORDINARY
         if (after.state, after.attempt) == (before.state, before.attempt) or ordinary:
             return
-        preempted = after.final and isinstance(after.error, Preempted)
-        output.say(f"{'preempted' if preempted else after.state}: {decision.reason}")
+        if after.final:  # the last line says more
+            return
+        output.say(f"{after.word}: {decision.reason}")
 
     return print_change

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
-from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, wants_stacks
+from holdfast.coordination.diagnosis.findings import (
+    Evidence,
+    Finding,
+    at_later,
+    diagnose,
+    wants_stacks,
+)
 from holdfast.coordination.diagnosis.stacks import whole
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.diagnosis.summary import printable
@@ -78,6 +84,7 @@ class Feed:
         self._client: StatusClient | None = None
         self._target: CoordinatorAddress | None = None
         self._status: session_pb2.StatusResponse | None = None
+        self._evidence = Evidence(session_pb2.StatusResponse())  # of the last look at processes
         self._findings: list[Finding] = []
         self._curve = StepCurve()
         self._answered_s = -math.inf
@@ -226,8 +233,7 @@ class Feed:
         self._remember(self._status)
         if wants_stacks(self._status):
             self._wanted.set()
-        else:
-            self._findings = diagnose(Evidence(self._status))
+        self._findings = diagnose(at_later(self._evidence, self._status))
         return ""
 
     def _reach(self, target: CoordinatorAddress | None) -> None:
@@ -249,7 +255,7 @@ class Feed:
             client = self._client
             if client is not None:
                 with contextlib.suppress(CoordinationError):
-                    self._findings = diagnose(gather(client))
+                    self._evidence = gather(client)
             self._wanted.clear()
             count = self._status.num_processes if self._status is not None else 0
             self._closed.wait(max(_DIAGNOSIS_INTERVAL_S, count / _STACKS_PER_S))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.coordination.diagnosis.findings import Finding, silent
+from holdfast.coordination.diagnosis.findings import BARRIER_S, Finding, silent
 from holdfast.coordination.diagnosis.verdict import OVER, JobState
 from holdfast.proto import coordination_pb2, session_pb2
 
@@ -36,7 +36,12 @@ def kinds_of(
         if finding.kind not in _NO_CULPRITS
         for process in finding.processes
     }
-    at_barriers = {each.task_id for barrier in status.barriers for each in barrier.waiting}
+    at_barriers = {
+        each.task_id
+        for barrier in status.barriers
+        for each in barrier.waiting
+        if each.since_s > BARRIER_S  # a step may have many short barriers
+    }
     furthest = max((task.progress.step for task in status.tasks), default=0)
 
     def kind(task: session_pb2.TaskStatus) -> str:

@@ -14,7 +14,6 @@ from holdfast.proto import session_pb2
 
 from .snapshot import encode, snapshot
 
-_ENDS = {"done": "finished", "preempted": "preempted", "failed": "failed"}
 _PAGE = Path(__file__).parent / "page"
 
 
@@ -29,7 +28,7 @@ def write_report(status_file: Path, report_file: Path) -> None:
         samples = [Sample(*each) for each in kept.get("samples", [])]
         if not status.launcher.state:
             outcome, _, why = str(kept["outcome"]).partition(": ")
-            known = session_pb2.Launcher(state=_ENDS.get(outcome, "failed"), why=why)
+            known = session_pb2.Launcher(state=outcome, why=why)
             status.launcher.MergeFrom(known)
         # What was wrong at the end is known from the status alone: nobody can be asked any more.
         findings = [each for each in diagnose(Evidence(status)) if each.kind == "failed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding, expected_s, silent
@@ -13,6 +13,8 @@ from holdfast.coordination.diagnosis.summary import (
     GOODPUT_PARTS,
     checkpoint_roots,
     describe_staying,
+    fold_saves,
+    saved_step,
 )
 from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.proto import coordination_pb2, session_pb2
@@ -27,7 +29,7 @@ from .process_ranges import (
     slices_of,
 )
 
-MOST_EVENTS = 300
+MOST_EVENTS = 300  # and so many saves
 _STEP_FACTS = (
     *("step", "bytes", "incremental", "local", "damaged", "survives"),
     *("left_behind", "saved_unix_s", "took_s"),
@@ -47,7 +49,8 @@ def snapshot(
     """Returns what the page draws. `gone` says why there is no newer status than this one."""
     if status is None:
         status = session_pb2.StatusResponse()
-    roots = checkpoint_roots(status)
+    saves = _saves(status)
+    roots = [_root(root, saves) for root in checkpoint_roots(status)[:1]]
     verdict = judge(status, findings, gone=gone)
     kinds = kinds_of(status, findings, verdict.state)
     everyone = range(len(kinds))
@@ -78,11 +81,13 @@ def snapshot(
             status, kinds, odd_ones(kinds) if is_large else everyone, is_now=not gone
         ),
         "ranges": [range_facts(status, kinds, each) for each in ranges],
-        "root": _root(roots[0]) if roots else None,
+        "root": roots[0] if roots else None,
+        "saves": [[unix_s, step] for step, unix_s in saves.items()][-MOST_EVENTS:],
+        "last_save": _last_save(roots[0]["steps"] if roots else [], saves),
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [
             {"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text}
-            for event in status.events[-MOST_EVENTS:]
+            for event in fold_saves(status.events)[-MOST_EVENTS:]
         ],
         "samples": [list(each) for each in samples],
     }
@@ -108,13 +113,9 @@ def _furthest(status: session_pb2.StatusResponse, *, is_now: bool) -> dict[str, 
     says nothing of a rate.
     """
     steps = [task.progress.step for task in status.tasks if task.progress.HasField("step")]
-    saved = [
-        task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")
-    ]
     pace = max((task.steps_per_second for task in status.tasks), default=0.0)
     return {
         "step": max(steps, default=-1),
-        "saved_step": max(saved, default=-1),
         "steps_per_second": round(pace, 3) if is_now else None,
     }
 
@@ -160,13 +161,40 @@ def _row(
     }
 
 
-def _root(root: session_pb2.CheckpointRoot) -> dict[str, Any]:
+def _saves(status: session_pb2.StatusResponse) -> dict[int, float]:
+    """Returns when each step was saved, by the job's history: the last one comes last."""
+    saves: dict[int, float] = {}
+    for event in sorted(status.events, key=lambda event: event.unix_s):
+        step = saved_step(event)
+        if step >= 0:
+            saves.pop(step, None)
+            saves[step] = round(event.unix_s, 1)
+    return saves
+
+
+def _root(root: session_pb2.CheckpointRoot, saves: Mapping[int, float]) -> dict[str, Any]:
+    """Returns what is known of the steps. When an earlier attempt saved one, the history knows."""
     steps = [
         {name: getattr(step, name) for name in _STEP_FACTS}
         | {"metrics": dict(step.metrics), "best": list(step.best)}
+        | {"saved_unix_s": step.saved_unix_s or (0.0 if step.local else saves.get(step.step, 0.0))}
         for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
+
+
+def _last_save(steps: Sequence[Mapping[str, Any]], saves: Mapping[int, float]) -> dict[str, Any]:
+    """Returns the step that was saved last, and when: 0 where an earlier run saved it. A step of -1
+    says that there is none.
+    """
+    known = {step: {"step": step, "saved_unix_s": at, "took_s": 0.0} for step, at in saves.items()}
+    known |= {
+        step["step"]: {name: step[name] for name in ("step", "saved_unix_s", "took_s")}
+        for step in steps
+        if not step["local"]
+    }
+    none = {"step": -1, "saved_unix_s": 0.0, "took_s": 0.0}
+    return max([none, *known.values()], key=lambda save: (save["saved_unix_s"], save["step"]))
 
 
 def _barrier(barrier: session_pb2.BarrierStatus) -> dict[str, Any]:

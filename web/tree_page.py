@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from holdfast.coordination.diagnosis.summary import counted
+
 from .size_tree import Box, Node, boxes, size_tree
 from .treemap import Rectangle
 
@@ -54,7 +56,7 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
 
 def _facts(shown: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> str:
     total = sum(leaf["bytes"] for leaf in arrays)
-    facts = {"size": f"{len(shown['leaves'])} leaves, {_size(total)}"}
+    facts = {"arrays": f"{counted(len(shown['leaves']), 'leaf', 'leaves')}, {_size(total)}"}
     for name in ("metrics", "metadata"):
         if shown[name]:
             facts[name] = _fact(shown[name])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,7 +23,8 @@ from .summary import show_rate
 STALLED_S = 8.0
 """No step of any process for so long, and for three usual steps: the job does not get on."""
 _UNPACED_S = 60.0  # for three steps of a job whose pace is not known yet
-_BARRIER_S = 5.0  # at a barrier, before somebody is missed
+BARRIER_S = 5.0
+"""Who is at a barrier for so long waits, and somebody is missed."""
 _GATHERING_S = 10.0
 _NOBODY_S = 60.0  # without any process: a program may import for long before it joins
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
@@ -60,6 +61,20 @@ class Evidence:
     stacks: Mapping[int, Sequence[str]] = field(default_factory=dict)
     looks: Mapping[int, Look] = field(default_factory=dict)
     hangs: bool = False  # whoever asks knows that the job does not get on
+
+
+def at_later(evidence: Evidence, status: session_pb2.StatusResponse) -> Evidence:
+    """Returns the evidence at a later status, with stacks and looks of before while they matter:
+    whoever is asked every ten seconds is where it was, and the seconds go on.
+    """
+    if not wants_stacks(status) or status.service_life != evidence.status.service_life:
+        return Evidence(status)
+    passed_s = status.up_s - evidence.status.up_s
+    looks = {
+        process: found if found.held_s is None else replace(found, held_s=found.held_s + passed_s)
+        for process, found in evidence.looks.items()
+    }
+    return replace(evidence, status=status, looks=looks)
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ def wants_stacks(status: session_pb2.StatusResponse) -> bool:
         ),
         default=0.0,
     )
-    if stalled_s(status) is not None or waited_s > _BARRIER_S:
+    if stalled_s(status) is not None or waited_s > BARRIER_S:
         return True
     return any(silent(status, task) for task in status.tasks) or bool(_stragglers(status))
 
@@ -155,10 +170,16 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
     """Processes that have failed: those that said why come before those that fell silent."""
     failed = [task for task in evidence.status.tasks if task.state == coordination_pb2.ERROR]
     for task in sorted(failed, key=lambda task: " is lost: " in task.error):
-        name = f"process {task.task_id}"
-        why = task.error.removeprefix(f"{name} reported: ")
-        text = why if why.startswith(name) else f"{who([task])} has failed: {why}"
+        why = own_words(task.task_id, task.error) or task.error
+        is_sentence = why.startswith(f"process {task.task_id}")
+        text = why if is_sentence else f"{who([task])} has failed: {why}"
         yield _finding("failed", text, [task])
+
+
+def own_words(process: int, error: str) -> str:
+    """Returns what a process has said of its own failure, "" where others said it."""
+    said = f"process {process} reported: "
+    return error.removeprefix(said) if error.startswith(said) else ""
 
 
 def _unheard(evidence: Evidence) -> Iterator[Finding]:
@@ -244,7 +265,7 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     if odd is None:
         return
     tasks = _tasks(evidence, odd.processes)
-    since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
+    since = _since(evidence, idle_s)
     text = f"{who(tasks)}{_is_in(odd)}{_step_difference(evidence, odd.processes)}{since}"
     rest = [group for group in groups if not odd.processes.intersection(group.processes)]
     # Of a large job only some are asked where they are.
@@ -256,9 +277,7 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
 
 def _waits_at_barrier(evidence: Evidence) -> bool:
     return any(
-        each.since_s > _BARRIER_S
-        for barrier in evidence.status.barriers
-        for each in barrier.waiting
+        each.since_s > BARRIER_S for barrier in evidence.status.barriers for each in barrier.waiting
     )
 
 
@@ -268,7 +287,7 @@ def _missed(evidence: Evidence) -> Iterator[Finding]:
         waited_s = max((each.since_s for each in barrier.waiting), default=0.0)
         if (
             barrier.missing
-            and waited_s > _BARRIER_S
+            and waited_s > BARRIER_S
             and len(barrier.missing) <= len(barrier.waiting)
         ):
             tasks = _tasks(evidence, set(barrier.missing))
@@ -341,7 +360,7 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
     if len(groups) == 1 and groups[0].place is not None:
         group = groups[0]
         tasks = _tasks(evidence, group.processes)
-        since = "" if idle_s is None else f", no step for {idle_s:.0f} s"
+        since = _since(evidence, idle_s)
         yield _finding("together", f"{who(tasks)}{_is_in(group)}{since}", tasks, group.place)
 
 
@@ -500,6 +519,11 @@ def who(tasks: Sequence[session_pb2.TaskStatus]) -> str:
     names = [f"{task.task_id} (host {task.host or 'unknown'})" for task in tasks[:_MAX_NAMED]]
     more = f" and {len(tasks) - _MAX_NAMED} more" if len(tasks) > _MAX_NAMED else ""
     return f"{_verb(tasks, 'process', 'processes')} {', '.join(names)}{more}"
+
+
+def _since(evidence: Evidence, idle_s: float | None) -> str:
+    """Returns since when no step comes, where whoever asks has not said so."""
+    return "" if idle_s is None or evidence.hangs else f", no step for {idle_s:.0f} s"
 
 
 def _barrier(barrier: session_pb2.BarrierStatus) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..vitals import ASLEEP
+from .summary import counted
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (.+?)(?: \(most recent call first\))?:$")
 _FRAME = re.compile(r'^  File "(.*?)", line (\d+),? in (.+)$')
@@ -143,7 +144,8 @@ def fold(text: str) -> str:
     shown = [thread for thread in threads if not thread.folded]
     lines = [line for thread in shown for line in _thread_lines(thread)]
     if len(shown) < len(threads):
-        lines.append(f"({len(threads) - len(shown)} more threads, of holdfast and the runtime)")
+        more = counted(len(threads) - len(shown), "more thread")
+        lines.append(f"({more}, of holdfast and the runtime)")
     return "\n".join(lines)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.proto import session_pb2
 
@@ -19,6 +20,11 @@ GOODPUT_PARTS = {
 }
 """The words for what a job did with its seconds: progress first."""
 
+SAVED = "saved"
+"""The kind of an event that says that a step is saved."""
+
+_SAVED_STEP = re.compile(r"step (\d+) is saved")
+_FEW_SAVES = 3  # that are lines of their own
 _STEPS = ("stepping_s", "redoing_s", "hung_s")  # parts that only a job with steps has
 
 
@@ -33,6 +39,12 @@ def printable(text: str, *, lines: bool = False) -> str:
         char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """Returns how many of a thing there are: "1 process", "2 processes", "1,024 leaves"."""
+    nouns = nouns or f"{noun}{'es' if noun.endswith('s') else 's'}"
+    return f"{number:,} {noun if number == 1 else nouns}"
 
 
 def show_rate(per_second: float) -> str:
@@ -52,6 +64,34 @@ def describe_goodput(seconds: Mapping[str, float]) -> str:
     else:
         text = f"goodput {seconds.get('stepping_s', 0.0) / total_s:.0%} of {total_s:.1f} s"
     return f"{text}: {', '.join(parts)}"
+
+
+def fold_saves(events: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:
+    """Returns events, oldest first, with those saves as one that nothing came between."""
+    folded: list[session_pb2.Event] = []
+    run: list[session_pb2.Event] = []
+    for event in sorted(events, key=lambda event: event.unix_s):
+        if event.kind == SAVED:
+            run.append(event)
+            continue
+        folded += _folded(run)
+        folded.append(event)
+        run = []
+    return folded + _folded(run)
+
+
+def _folded(saves: Sequence[session_pb2.Event]) -> list[session_pb2.Event]:
+    if len(saves) < _FEW_SAVES:
+        return list(saves)
+    first, last = (saved_step(saves[at]) for at in (0, -1))
+    text = f"{counted(len(saves), 'step')} are saved, from step {first} to step {last}"
+    return [session_pb2.Event(unix_s=saves[-1].unix_s, kind=SAVED, text=text)]
+
+
+def saved_step(event: session_pb2.Event) -> int:
+    """Returns the step of an event that says that one is saved; -1 for any other."""
+    found = _SAVED_STEP.fullmatch(event.text) if event.kind == SAVED else None
+    return int(found[1]) if found else -1
 
 
 def describe_staying(attempt: session_pb2.Attempt) -> str:

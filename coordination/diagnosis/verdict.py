@@ -21,7 +21,7 @@ from types import MappingProxyType
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .findings import Finding, stalled_s
-from .summary import show_rate
+from .summary import counted, show_rate
 
 HUNG_S = 60.0
 """Without a step for so long a job is hung, though no process stands out."""
@@ -62,9 +62,10 @@ class Verdict:
         return {"state": self.state.value, "text": self.text, "advice": self.advice}
 
 
-_BY_LAUNCHER: Mapping[str, JobState] = MappingProxyType(
+BY_LAUNCHER: Mapping[str, JobState] = MappingProxyType(
     {
         "finished": JobState.FINISHED,
+        "done": JobState.FINISHED,
         "preempted": JobState.PREEMPTED,
         "failed": JobState.FAILED,
         "preempting": JobState.PREEMPTING,
@@ -76,7 +77,9 @@ _BY_LAUNCHER: Mapping[str, JobState] = MappingProxyType(
         "scheduling": JobState.STARTING,
     }
 )
-"""What the state of a supervisor says by itself; "running" says nothing more."""
+"""What the state of a supervisor, or the outcome of a job, says by itself; "running" says nothing
+more.
+"""
 
 _ADVICE = {
     "failed": "Read the last lines of that process's log: its own error is there.",
@@ -111,7 +114,7 @@ def judge(
 ) -> Verdict:
     """Returns how a job is. `gone` says why there is no newer status than this one."""
     launcher = status.launcher
-    by_launcher = _BY_LAUNCHER.get(launcher.state)
+    by_launcher = BY_LAUNCHER.get(launcher.state)
     if by_launcher is JobState.STARTING and launcher.waiting_for:
         return Verdict(JobState.WAITING, launcher.waiting_for, _WAITING_ADVICE)
     if by_launcher is JobState.STARTING and launcher.attempt > 1:
@@ -139,11 +142,13 @@ def _by_processes(status: session_pb2.StatusResponse, findings: Sequence[Finding
     tasks = status.tasks
     came = [task for task in tasks if task.state != coordination_pb2.UNINITIALIZED]
     if came and all(task.state == coordination_pb2.DISCONNECTED for task in came):
-        return Verdict(JobState.FINISHED, f"all {len(came)} processes have left in order")
+        return Verdict(
+            JobState.FINISHED, _everybody(len(came), "has left in order", "have left in order")
+        )
     if status.phase == "gathering" or not came:
         if first is not None:
             return _of(JobState.STARTING, first)
-        return Verdict(JobState.STARTING, f"{len(came)} of {len(tasks)} processes have joined")
+        return Verdict(JobState.STARTING, f"{len(came)} of {counted(len(tasks), 'process')} joined")
     if any(task.progress.values.get("leaving", 0.0) for task in tasks):
         return Verdict(JobState.PREEMPTING, "processes save and leave")
     return _by_steps(status, first)
@@ -175,15 +180,18 @@ _NOT_BLOCKING = frozenset({"trouble", "slow", "together"})
 def _without_findings(status: session_pb2.StatusResponse, *, stepped: bool) -> Verdict:
     count = len(status.tasks)
     if not stepped:
-        joined = f"all {count} processes have joined" if count > 1 else "its process has joined"
+        joined = _everybody(count, "has joined", "have joined")
         return Verdict(JobState.STARTING, f"{joined}; no step has been reported yet")
     pace = max(task.steps_per_second for task in status.tasks)
     usual = max(task.usual_steps_per_second for task in status.tasks)
     if 0 < pace < _SLOW_SHARE * usual:
         text = f"{show_rate(pace)} steps/s; it made {show_rate(usual)} at best"
         return Verdict(JobState.SLOW, text, "Look what has changed since: input, hosts, network.")
-    text = f"all {count} processes get on" if count > 1 else "its process gets on"
-    return Verdict(JobState.HEALTHY, text)
+    return Verdict(JobState.HEALTHY, _everybody(count, "gets on", "get on"))
+
+
+def _everybody(count: int, one: str, several: str) -> str:
+    return f"all {count} processes {several}" if count > 1 else f"its process {one}"
 
 
 def _of(state: JobState, finding: Finding) -> Verdict:

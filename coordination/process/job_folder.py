@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from ..address import connect
 from ..credentials import Credentials
+from ..diagnosis.verdict import BY_LAUNCHER
 from ..errors import CoordinationError
 
 _LONGEST_BASE = 60  # characters: a socket's path has at most 107
@@ -172,11 +173,16 @@ class EndedJob:
     command: str = field(default_factory=_own_command)  # of its launcher
     folder: str = field(default_factory=_own_folder)
 
+    @property
+    def how(self) -> str:
+        """The outcome in the words of all views, with the exit code."""
+        return f"{BY_LAUNCHER[self.outcome].value.lower()}, exit code {self.exit_code}"
+
     def __str__(self) -> str:
         ago_s = max(0.0, time.time() - self.unix_s)
         return (
-            f"job {self.job_id}, attempt {self.attempt}, ended {ago_s:.0f} s ago: {self.outcome},"
-            f" exit code {self.exit_code}: {self.reason}"
+            f"job {self.job_id}, attempt {self.attempt}, ended {ago_s:.0f} s ago: {self.how}:"
+            f" {self.reason}"
         )
 
     def leave(self) -> None:

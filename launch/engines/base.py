@@ -12,13 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.diagnosis.step_curve import StepCurve
+from holdfast.coordination.diagnosis.summary import describe_goodput
 from holdfast.coordination.process.job_folder import EndedJob, LaunchedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
@@ -48,7 +49,7 @@ from ..supervisor.job import (
 )
 from ..view import LiveView, change_printer
 from ..workers.output import Output
-from ..workers.progress_watch import MOST_HISTORY, ProcessProgress, ProgressWatch
+from ..workers.progress_watch import ProcessProgress, ProgressWatch, newest
 from ..workers.signals import passing_on
 
 SAME_PRESS_S = 0.3
@@ -74,9 +75,9 @@ class BaseEngine(Engine):
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
         self._status = session_pb2.StatusResponse()
-        self._events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
+        # Of the launcher, and of the attempts that are over.
+        self._history: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
-        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
         self._goodput: Callable[[], Goodput] = Goodput
         self._launcher = session_pb2.Launcher()
         self._attempts = AttemptLog()
@@ -156,8 +157,8 @@ class BaseEngine(Engine):
             account=self._account,
             replaces=self.replaces,
         )
-        for unix_s, text in self._history:
-            self._watch.note(unix_s, text)
+        for event in newest(self._history):
+            self._watch.note(event)
 
     def account_by(self, meter: GoodputMeter) -> None:
         """Has the coordinators to come know where the job's time goes."""
@@ -203,10 +204,10 @@ class BaseEngine(Engine):
 
     def note(self, text: str) -> None:
         """Adds a line to the job's history, at this attempt's coordinator and those that follow."""
-        unix_s = time.time()
-        self._history.append((unix_s, text))
+        event = session_pb2.Event(unix_s=time.time(), kind="launcher", text=text)
+        self._history.append(event)
         if self._watch is not None:
-            self._watch.note(unix_s, text)
+            self._watch.note(event)
 
     def end_attempt(self, attempt: int, error: JobError) -> None:
         """Has the processes of an attempt log that it is over, and why. Takes at most 1 s."""
@@ -275,6 +276,7 @@ class BaseEngine(Engine):
             watch.report_exit(event.process, event.code)
             watch.refresh()
             joined = event.process in watch.joined
+            event = replace(event, why=event.why or watch.last_words(event.process))
             if event.code == HANG:
                 self._explain_hang(watch)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
@@ -300,7 +302,7 @@ class BaseEngine(Engine):
             self._status = watch.status
             for point in watch.curve.samples():
                 self._curve.add(point)
-            self._events.extend(event for event in watch.events if event.kind != "launcher")
+            self._history.extend(watch.own_events())
 
     def leave_verdict(self, result: JobResult, attempt: int) -> None:
         """Has `holdfast status` find, for an hour, how the job ended that had a coordinator."""
@@ -342,37 +344,37 @@ class BaseEngine(Engine):
 
     def _whole_status(self, goodput: Goodput) -> session_pb2.StatusResponse:
         """Returns the last status, with the events of all attempts and of the launcher."""
-        events = [
-            session_pb2.Event(unix_s=unix_s, kind="launcher", text=text)
-            for unix_s, text in self._history
-        ]
-        events += self._events
         status = session_pb2.StatusResponse()
         status.CopyFrom(self._status)
         del status.events[:]
-        status.events.extend(sorted(events, key=lambda event: event.unix_s))
+        status.events.extend(sorted(self._history, key=lambda event: event.unix_s))
         status.goodput_s.update(vars(goodput))
         status.launcher.CopyFrom(self._launcher)
         return status
 
 
-def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
+def run_job(
+    job: Job, engine: BaseEngine, output: Output, view: LiveView | None = None
+) -> JobResult:
     """Runs a job to its end. Blocks.
 
-    The job's changes of state go to `output`, and the launcher's signals to the engine.
+    The job's changes of state go to `output`, and at last how it ended; the launcher's signals go
+    to the engine.
     """
-    if isinstance(output, LiveView):
-        output.follow(engine.progress)
+    if view is not None:
+        view.follow(engine.progress)
     print_change = change_printer(output, first_attempt=job.attempt + 1)
 
     def on_decision(before: Job, decision: Decision) -> None:
+        if view is not None:
+            view.observe(before, decision)
         print_change(before, decision)
         after = decision.job
         changed = (after.state, after.attempt) != (before.state, before.attempt)
         if changed or after.why_waiting != before.why_waiting:
             engine.tell(decision)
         if changed:
-            engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
+            engine.note(f"attempt {after.attempt} is {after.word}: {decision.reason}")
         over = before.state in LIVES and after.state not in LIVES
         if over and after.alive and after.error is not None:
             engine.end_attempt(after.attempt, after.error)
@@ -382,4 +384,9 @@ def run_job(job: Job, engine: BaseEngine, output: Output) -> JobResult:
     with passing_on(engine.forward):
         result = supervise(job, engine, on_decision=on_decision, meter=meter)
     engine.leave_verdict(result, job.attempt + result.attempts)
+    if result.step >= 0:
+        output.say(describe_goodput(vars(result.goodput)))
+    if result.outlived:
+        output.say(f"processes stayed in {result.outlived} of {result.attempts} attempts")
+    output.say(result.summary)
     return result

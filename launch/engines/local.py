@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
@@ -37,6 +38,7 @@ from ..supervisor.job import (
     RestartPolicy,
     Waiting,
 )
+from ..view import LiveView
 from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
@@ -423,7 +425,7 @@ class LocalEngine(BaseEngine):
         if room == self._told_room:
             return []
         self._told_room = room
-        why = f"room for {room} of at least {wanted.min_processes} processes"
+        why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
         return [Waiting(wanted.attempt, why)]
 
     def _read_capacity(self) -> int | None:
@@ -507,7 +509,8 @@ def run_local(
             where = settings.metrics
             server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
             lines.say(f"metrics at http://{where.host}:{server.port}/metrics")
-        result = run_job(job, engine, output)
+        view = output if isinstance(output, LiveView) else None
+        result = run_job(job, engine, lines, view)
         if folder is not None:
             engine.leave_status(folder / "status.json", result)
         return result

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.multihost import Preempted
 from holdfast.proto import session_pb2
 
 from .goodput import Goodput
@@ -71,9 +70,8 @@ class Errand:
     def launcher(self, decision: Decision) -> session_pb2.Launcher:
         """Returns what the coordinator is told after a decision."""
         job = decision.job
-        preempted = job.final and isinstance(job.error, Preempted)
         return session_pb2.Launcher(
-            state="preempted" if preempted else str(job.state),
+            state=job.word,
             why=decision.reason,
             waiting_for=job.why_waiting if job.state is State.SCHEDULING else "",
             command=shlex.join(self.command),

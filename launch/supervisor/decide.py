@@ -24,10 +24,11 @@ back, finds its last step, and ends at once if nothing is left to do.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from typing import Any
 
+from holdfast.coordination.diagnosis.summary import counted
 from holdfast.multihost import (
     Fatal,
     Hang,
@@ -133,11 +134,11 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
     wake_at = now + job.policy.startup_timeout_s
     following = replace(_next_attempt(job), state=State.SCHEDULING, wake_at=wake_at)
     attempt = following.attempt
-    wanted = str(job.max_processes)
+    wanted = counted(job.max_processes, "process")
     if job.min_processes < job.max_processes:
         wanted = f"{job.min_processes} to {wanted}"
     reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
-    return _decision(following, f"{why}: attempt {attempt} asks for {wanted} processes", reserve)
+    return _decision(following, f"attempt {attempt} asks for {wanted}{why}", reserve)
 
 
 def _next_attempt(job: Job) -> Job:
@@ -166,13 +167,14 @@ def _next_attempt(job: Job) -> Job:
 
 
 def _on_start(job: Job, event: Start, now: float) -> Decision:
-    return _schedule(job, now, "start")
+    return _schedule(job, now, "")
 
 
 def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.min_processes:
-        reason = f"room for {num_processes} of at least {job.min_processes} processes"
+        least = counted(job.min_processes, "process")
+        reason = f"room for {num_processes} of at least {least}"
         return _decision(replace(job, why_waiting=reason), f"{reason}: still waiting")
     following = replace(
         job,
@@ -181,7 +183,7 @@ def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
         started_at=now,
         wake_at=None,
     )
-    reason = f"attempt {job.attempt} starts with {num_processes} processes"
+    reason = f"attempt {job.attempt} starts with {counted(num_processes, 'process')}"
     return _decision(following, reason, Launch(job.attempt, num_processes))
 
 
@@ -194,7 +196,7 @@ def _on_tick_while_scheduling(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, "still waiting for machines")
     limit_s = job.policy.startup_timeout_s
-    message = f"no room for {job.min_processes} processes within {limit_s:g} s"
+    message = f"no room for {counted(job.min_processes, 'process')} within {limit_s:g} s"
     if job.why_waiting:
         message += f": {job.why_waiting}"
     error = _error(job, StartupTimeout, message, timeout_s=limit_s, knob="startup_timeout_s")
@@ -220,9 +222,9 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
     if event.code != DONE:
         return _end_attempt(job, _worker_error(job, event), now)
     if job.alive:
-        running = f"{len(job.alive)} of {job.num_processes} still run"
+        running = f"{_alive_of(job)} still {_verb(job.alive, 'runs', 'run')}"
         return _decision(job, f"process {event.process} is done; {running}")
-    return _finish(job, f"all {job.num_processes} processes are done, attempt {job.attempt}")
+    return _finish(job, f"{_everybody(job, 'is', 'are')} done, attempt {job.attempt}")
 
 
 def _finish(job: Job, reason: str) -> Decision:
@@ -232,7 +234,7 @@ def _finish(job: Job, reason: str) -> Decision:
 def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Decision:
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
-    ran = f"{len(job.alive)} of {job.num_processes} processes ran, in attempt {job.attempt}"
+    ran = f"{_alive_of(job)} ran, in attempt {job.attempt}"
     # After a notice a death is a preemption.
     kind = Preempted if job.state is State.PREEMPTING else WorkerFailed
     error = _error(job, kind, f"{event.why} while {ran}")
@@ -303,42 +305,44 @@ def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     if others or job.stopping or job.exit_codes:
         if _all_left_well(job):
             job = replace(job, wake_at=_leave_by(job))
-        left = f"{len(others)} others hold, {len(job.exit_codes)} processes have left"
-        return _decision(job, f"{event.source} withdrew its notice; {left}")
+        hold = f"{counted(len(others), 'other')} {_verb(others, 'holds', 'hold')}"
+        left = counted(len(job.exit_codes), "process")
+        have = _verb(job.exit_codes, "has", "have")
+        return _decision(job, f"{event.source} withdrew its notice; {hold}, {left} {have} left")
     job = replace(job, state=State.RUNNING, wake_at=None)
     return _decision(job, f"{event.source} withdrew the only notice", Unnotify())
 
 
 def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
-    room = f"room for {event.num_processes} processes"
+    room = f"room for {counted(event.num_processes, 'process')}"
     num_processes = min(event.num_processes, job.max_processes)
     if num_processes < job.num_processes:
         return _on_notice(job, Noticed(f"{room} only"), now)
     # An attempt that is young has hardly begun to pay for its own start.
     young = now - job.started_at < job.policy.grow_after_s
     if num_processes == job.num_processes or young or job.exit_codes:
-        return _decision(job, f"{room}, {job.num_processes} run")
+        return _decision(job, f"{room}, the job has {job.num_processes}")
     wake_at = now + job.policy.preemption_grace_s
     following = replace(job, state=State.RESIZING, leaving_since=now, wake_at=wake_at)
     change = f"save, leave and come back as {num_processes}"
-    return _decision(following, f"{room}, {job.num_processes} run: {change}", Notify("growing"))
+    reason = f"{room}, the job has {job.num_processes}: {change}"
+    return _decision(following, reason, Notify("growing"))
 
 
 def _on_stop(job: Job, event: Stop, now: float) -> Decision:
-    job = replace(job, stopping=True)
+    job = replace(_add_notice(job, event.source, None), stopping=True)
     if not job.alive:
         error = _error(job, Preempted, f"asked to stop by {event.source} while {job.state}")
-        return _end_job(job, error, f"{event.source} while {job.state}, no process runs")
+        return _end_job(job, error, str(error))
     if job.state is State.RESTARTING:
         reason = f"{event.source} while ending attempt {job.attempt}: no attempt follows"
         return _decision(job, reason)
     leaving = job.state in (State.PREEMPTING, State.RESIZING)
     actions = () if leaving else (Notify(event.source),)
-    following = _add_notice(job, event.source, None)
     why = f"asked to stop by {event.source}"
     if event.source == "SIGINT":
         why += ", Ctrl-C again ends them at once"
-    return _preempt(job, following, now, why, *actions)
+    return _preempt(job, job, now, why, *actions)
 
 
 # --- Leaving: preempting and resizing
@@ -369,9 +373,8 @@ def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> D
     job = replace(job, state=State.PREEMPTING, wake_at=deadline)
     if not job.alive:
         return _on_all_left(job, now)
-    left = f"{len(job.alive)} of {job.num_processes} processes"
-    left_s = max(0.0, deadline - now)
-    return _decision(job, f"{why}: {left} have {left_s:.0f} s to save and leave", *actions)
+    left = f"{_alive_of(job)} {_verb(job.alive, 'has', 'have')} {max(0.0, deadline - now):.0f} s"
+    return _decision(job, f"{why}: {left} to save and leave", *actions)
 
 
 def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
@@ -380,8 +383,8 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
         return _end_attempt(job, _worker_error(job, event), now)
     if not job.alive:
         return _on_all_left(job, now)
-    left = f"{len(job.alive)} of {job.num_processes} still there"
-    reason = f"process {event.process} left with exit code {event.code}; {left}"
+    left = f"{_alive_of(job)} {_verb(job.alive, 'is', 'are')} still there"
+    reason = f"process {event.process} {_how(event.code)}; {left}"
     if event.code not in _LEFT:
         job, hurry = _hurry(job, now)
         reason += hurry
@@ -399,7 +402,7 @@ def _hurry(job: Job, now: float) -> tuple[Job, str]:
         # No less than where there is nothing to commit: they have to leave, too.
         until = min(job.wake_at, now + max(job.policy.commit_grace_s, job.policy.grace_s))
         task = f"{until - now:.0f} s to end the save that can still be committed"
-        return replace(job, wake_at=until), f"; {len(waiting)} of them have {task}"
+        return replace(job, wake_at=until), f"; {_some(waiting)} {task}"
     return replace(job, wake_at=min(job.wake_at, now + job.policy.grace_s)), ""
 
 
@@ -422,23 +425,23 @@ def _on_all_left(job: Job, now: float) -> Decision:
 
     It is done, is to be resized, or was preempted.
     """
-    everybody = f"all {job.num_processes} processes"
     if job.reported_done and not any(job.exit_codes.values()):
-        return _finish(job, f"{everybody} reported that they are done, and left")
+        return _finish(job, f"{_everybody(job, 'has', 'have')} reported the end, and left")
     if job.state is State.RESIZING and not job.stopping:
-        following = _schedule(replace(job, idle_attempts=_idle(job)), now, "resizing")
+        following = _schedule(replace(job, idle_attempts=_idle(job)), now, " to resize")
         return replace(following, actions=(Release(), *following.actions))
-    sources = ", ".join(job.notices) or "a notice"
-    error = _error(job, Preempted, f"{everybody} left after notice from {sources}")
-    return _end_attempt(job, error, now)
+    message = f"{_everybody(job, 'has', 'have')} left after notice from {_source(job)}"
+    if failed := sorted(p for p, code in job.exit_codes.items() if code not in _LEFT):
+        message += f"; process {failed[0]} {_how(job.exit_codes[failed[0]])}"
+    return _end_attempt(job, _error(job, Preempted, message), now)
 
 
 def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
-        left = f"{len(job.alive)} of {job.num_processes} processes"
-        return _decision(job, f"{left} still have time to leave")
+        have = _verb(job.alive, "has", "have")
+        return _decision(job, f"{_alive_of(job)} still {have} time to leave")
     late = tuple(sorted(job.alive))
-    message = f"processes {_list(late)} were still there at the deadline of the notice"
+    message = f"{_who(late)} {_verb(late, 'was', 'were')} still there at the deadline of the notice"
     error = _error(job, Preempted, message, processes=late, knob="preemption_grace_s")
     return _end_attempt(job, error, now, patient=False)
 
@@ -481,7 +484,8 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
     attempt = following.attempt
     rejoin = Rejoin(attempt, len(everybody), staying, str(error))
     lost = Replace(attempt, following.replaced)
-    reason = f"{error}; {_list(staying)} stay for attempt {attempt}, {_list(lost.processes)} new"
+    stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
+    reason = f"{error}; {stay}, {_list(lost.processes)} new"
     return _decision(following, reason, rejoin, lost)
 
 
@@ -502,7 +506,8 @@ def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Dec
     # They say that they can stay once all have come.
     job = replace(job, rejoining=job.rejoining - back, restartable=job.restartable | back)
     if job.rejoining:
-        return _decision(job, f"processes {_list(job.rejoining)} are not back yet")
+        are = _verb(job.rejoining, "is", "are")
+        return _decision(job, f"{_who(job.rejoining)} {are} not back yet")
     reason = f"all that stayed are back, in attempt {job.attempt}"
     return _decision(replace(job, state=State.RUNNING, wake_at=None), reason)
 
@@ -510,8 +515,8 @@ def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Dec
 def _on_tick_while_rejoining(job: Job, event: Tick, now: float) -> Decision:
     late = job.rejoining
     if job.wake_at is None or now < job.wake_at:
-        return _decision(job, f"processes {_list(late)} still have time to come back")
-    reason = f"processes {_list(late)} did not come back in {now - job.started_at:.0f} s: replaced"
+        return _decision(job, f"{_who(late)} still {_verb(late, 'has', 'have')} time to come back")
+    reason = f"{_who(late)} did not come back in {now - job.started_at:.0f} s: replaced"
     job = replace(
         job,
         state=State.RUNNING,
@@ -584,8 +589,8 @@ def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True)
         return _end_last(job, error, str(error), now, patient=patient)
     if job.stopping:
         if not isinstance(error, Preempted):
-            error = _error(job, Preempted, f"asked to stop; then {error}")
-        reason = "asked to stop: nothing is started again"
+            error = _error(job, Preempted, f"asked to stop by {_source(job)}; then {error}")
+        reason = f"{error}; nothing is started again"
         return _end_last(job, error, reason, now, patient=patient)
     tries = job.budget_used.get(setting, 0) + 1
     idle = _idle(job)
@@ -606,7 +611,7 @@ def _why_last(job: Job, setting: str, tries: int, idle: int) -> str | None:
         return f"; {setting}={limit} is used up" if limit else ""
     if job.step >= 0 and idle >= max(1, job.policy.attempts_without_progress):
         best = max(job.saved_step, job.step)
-        return f"; {idle} attempts in a row made no progress beyond step {best}"
+        return f"; {counted(idle, 'attempt')} in a row made no progress beyond step {best}"
     return None
 
 
@@ -655,7 +660,7 @@ def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decis
     job, actions = _clear(replace(job, wake_at=_until(job, now + job.policy.grace_s)))
     if waiting := _committing(job):
         limit = f"{job.policy.commit_grace_s:g} s to end the save that can still be committed"
-        reason += f"; {len(waiting)} of them have {limit}"
+        reason += f"; {_some(waiting)} {limit}"
     return _decision(job, reason, *actions)
 
 
@@ -683,7 +688,7 @@ def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
         return _decision(job, f"process {event.process} of attempt {job.attempt} is gone at last")
     if not job.alive:
         return _back_off(job, now, f"attempt {job.attempt} is gone")
-    left = f"{len(job.alive)} of {job.num_processes} processes are still to end"
+    left = f"{_alive_of(job)} {_verb(job.alive, 'is', 'are')} still to end"
     return _go_on_ending(job, now, left)
 
 
@@ -707,8 +712,8 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
     if job.why_final:
         return _end_job(job, job.error, job.why_final, Kill())
     if job.stopping:
-        error = _error(job, Preempted, f"asked to stop; before that {job.error}")
-        return _end_job(job, error, why, Kill())
+        error = _error(job, Preempted, f"asked to stop by {_source(job)}; before that {job.error}")
+        return _end_job(job, error, str(error), Kill())
     wait_s = backoff_s(job)
     # A process that even SIGKILL did not end counts as killed: the next attempt fences it off.
     codes = {**job.exit_codes, **dict.fromkeys(job.alive, -9)}
@@ -721,20 +726,20 @@ def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, "not yet")
     if not job.alive:
-        return _schedule(job, now, f"after {job.error}")
-    late = f"processes {_list(job.alive)}"
+        return _schedule(job, now, f", after {job.error}")
+    late = _who(job.alive)
     if job.killed:
-        why = f"{late} did not even end by SIGKILL; their attempt is fenced off"
+        why = f"{late} did not even end by SIGKILL; attempt {job.attempt} is fenced off"
         return _back_off(job, now, why)
     until = _until(job, job.ending_since + job.policy.commit_grace_s)
     waiting = _committing(job)
     if not waiting or now >= until:
         waited_s = now - job.ending_since
-        return _kill_the_rest(job, now, f"{late} have not ended in {waited_s:g} s")
+        return _kill_the_rest(job, now, f"{late} did not end in {waited_s:g} s")
     others = job.alive - waiting
     actions = (Kill(others),) if others else ()
     job = replace(job, wake_at=until)
-    return _decision(job, f"processes {_list(waiting)} still save", *actions)
+    return _decision(job, f"{_who(waiting)} still {_verb(waiting, 'saves', 'save')}", *actions)
 
 
 def _kill_the_rest(job: Job, now: float, reason: str) -> Decision:
@@ -780,11 +785,8 @@ def _without(job: Job, event: Exited) -> Job:
 
 
 def _worker_error(job: Job, event: Exited) -> JobError:
-    ending = f"ended with exit code {event.code}"
-    if event.code < 0:
-        ending = f"was ended by signal {-event.code}"
     where = f"process {event.process} of {job.num_processes}"
-    message = f"{where} {ending} in attempt {job.attempt}"
+    message = f"{where} {_how(event.code)} in attempt {job.attempt}"
     if event.why:
         message += f": {event.why}"
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
@@ -793,6 +795,37 @@ def _worker_error(job: Job, event: Exited) -> JobError:
 
 def _error(job: Job, kind: type[JobError], message: str, **fields: Any) -> JobError:
     return kind(message, **({"attempt": job.attempt, "knob": _BUDGETS.get(kind, "")} | fields))
+
+
+def _source(job: Job) -> str:
+    """Returns whose notice came first: what processes report after it is mostly its echo."""
+    return next(iter(job.notices), "a notice")
+
+
+def _how(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+
+def _verb(those: Sized, one: str, several: str) -> str:
+    return one if len(those) == 1 else several
+
+
+def _alive_of(job: Job) -> str:
+    return f"{len(job.alive)} of {counted(job.num_processes, 'process')}"
+
+
+def _everybody(job: Job, one: str, several: str) -> str:
+    """Returns all processes of an attempt, with the verb that fits."""
+    count = job.num_processes
+    return f"the only process {one}" if count == 1 else f"all {count} processes {several}"
+
+
+def _some(waiting: Sized) -> str:
+    return f"{len(waiting)} of them {_verb(waiting, 'has', 'have')}"
+
+
+def _who(processes: frozenset[int] | tuple[int, ...]) -> str:
+    return f"{_verb(processes, 'process', 'processes')} {_list(processes)}"
 
 
 def _list(processes: frozenset[int] | tuple[int, ...]) -> str:

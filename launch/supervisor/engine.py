@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from holdfast.coordination.diagnosis.verdict import JobState
+from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.diagnosis.verdict import BY_LAUNCHER
 from holdfast.multihost import JobError, Preempted, StartupFailed
 
 from .decide import decide
@@ -71,11 +72,21 @@ class JobResult:
         """Returns the fields as JSON holds them; `error` as its sentence."""
         error = None if self.error is None else str(self.error)
         return vars(self) | {
-            "state": _STATES[self.outcome].value,
+            "state": BY_LAUNCHER[self.outcome].value,
             "error": error,
             "reasons": list(self.reasons),
             "goodput": vars(self.goodput),
         }
+
+    @property
+    def summary(self) -> str:
+        """How the job ended, in one line: the outcome and why, then the counts."""
+        word = BY_LAUNCHER[self.outcome].value.lower()
+        why = self.reasons[-1] if self.reasons else ""
+        step = f"step {self.step}" if self.step >= 0 else "no step reported"
+        saved = f", step {self.saved_step} saved" if self.saved_step >= 0 else ""
+        counts = f"{counted(self.attempts, 'attempt')}, {step}{saved}, {self.elapsed_s:.1f} s"
+        return f"{word}: {why}; {counts}, exit code {self.exit_code}"
 
     def raise_for_outcome(self) -> None:
         """Raises the error that ended the job, if one did."""
@@ -157,14 +168,6 @@ def _result(
         interrupted=interrupted,
         goodput=goodput,
     )
-
-
-_STATES = {
-    "done": JobState.FINISHED,
-    "preempted": JobState.PREEMPTED,
-    "failed": JobState.FAILED,
-}
-"""The outcomes in the words of all other views of a job."""
 
 
 def _outcome(job: Job) -> str:

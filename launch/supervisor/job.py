@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from holdfast.multihost import JobError
+from holdfast.multihost import JobError, Preempted
 from holdfast.multihost.group.group import SaveStage
 
 # Exit codes between a process and whoever started it.
@@ -16,7 +16,7 @@ DONE = 0
 PREEMPTED = 75
 DO_NOT_RESTART = 93
 HANG = 124
-INTERRUPTED = 130
+INTERRUPTED = 130  # of the launcher itself, after Ctrl-C
 
 
 class State(enum.StrEnum):
@@ -141,6 +141,12 @@ class Job:
     def final(self) -> bool:
         """Whether nothing happens to this job any more."""
         return self.state in (State.FINISHED, State.FAILED)
+
+    @property
+    def word(self) -> str:
+        """How the job is, as every view says it: a job that fails as preempted is preempted."""
+        is_preempted = self.final and isinstance(self.error, Preempted)
+        return "preempted" if is_preempted else str(self.state)
 
     @property
     def num_processes(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.client.followed_status import FollowedStatus
-from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose
+from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, own_words
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.stall import (
     StallRule,
@@ -23,7 +23,8 @@ from holdfast.coordination.diagnosis.stall import (
     find_stragglers,
 )
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
-from holdfast.coordination.names import DEFECT
+from holdfast.coordination.diagnosis.summary import SAVED
+from holdfast.coordination.names import DEFECT, ENDS_WITH
 from holdfast.coordination.process.diagnose import gather
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
@@ -40,11 +41,12 @@ from ..supervisor.job import (
     Withdrawn,
 )
 
-MOST_HISTORY = 200
-"""Lines of a launcher that a new coordinator is told."""
+_MOST_HISTORY = 200  # events that a new coordinator is told: so many saves, and so many others
 
 _SYNC = "holdfast/sync"  # where multihost's sync points keep their keys
 _NOTICE_KEY = re.compile(r"holdfast/sync/.*/notices/(\d+)")
+_LAUNCHER = "launcher"  # the kind of its own events
+_CLOCK_S = 0.01  # by which the time of an event that was told may differ
 NOBODY_S = 60.0
 """After so long the launcher says that nobody has joined."""
 
@@ -140,7 +142,8 @@ class ProgressWatch:
         self._reported: dict[int, _Reported] = {}
         self._heard: set[int] = set()
         self._notices: set[str] = set()
-        self._history: deque[tuple[float, str]] = deque(maxlen=MOST_HISTORY)
+        self._history: deque[session_pb2.Event] = deque()
+        self._told_until_s = 0.0  # the latest event of an attempt before that was told
         self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
@@ -150,9 +153,22 @@ class ProgressWatch:
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
 
-    def note(self, unix_s: float, text: str) -> None:
-        """Adds a line to the job's history at the coordinator, with the next poll."""
-        self._history.append((unix_s, text))
+    def note(self, event: session_pb2.Event) -> None:
+        """Adds an event to the job's history at the coordinator, with the next poll."""
+        self._history.append(event)
+        if event.kind != _LAUNCHER:
+            self._told_until_s = max(self._told_until_s, event.unix_s + _CLOCK_S)
+
+    def _note(self, text: str) -> None:
+        self.note(session_pb2.Event(unix_s=time.time(), kind=_LAUNCHER, text=text))
+
+    def own_events(self) -> list[session_pb2.Event]:
+        """Returns the events of this attempt that the launcher did not tell itself."""
+        return [
+            event
+            for event in self.events
+            if event.kind != _LAUNCHER and event.unix_s > self._told_until_s
+        ]
 
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
@@ -177,7 +193,7 @@ class ProgressWatch:
                 " program; without it each of them trains alone"
             )
             self._say(text)
-            self.note(time.time(), text)
+            self._note(text)
 
     def _find_deaf(self) -> None:
         """Says, once, who makes steps after a notice and has never asked for one: it does not know
@@ -207,7 +223,14 @@ class ProgressWatch:
                 " until --preemption-grace-s"
             )
             self._say(text)
-            self.note(time.time(), text)
+            self._note(text)
+
+    def last_words(self, process: int) -> str:
+        """Returns the first line of what a process said of its own end, "" for nothing."""
+        reported = self._reported.get(process)
+        said = "" if reported is None else own_words(process, reported.progress.error)
+        first, _, _ = said.removeprefix(ENDS_WITH).partition("\n")
+        return first
 
     @property
     def with_session(self) -> frozenset[int]:
@@ -248,7 +271,7 @@ class ProgressWatch:
             self._stragglers |= {task.task_id for task in new}
             text = f"straggler: {describe_stragglers(evidence, new)}"
             self._say(text)
-            self.note(time.time(), text)
+            self._note(text)
 
     def _new_stragglers(self, status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
         stragglers = find_stragglers(status, self._rule)
@@ -300,8 +323,8 @@ class ProgressWatch:
 
     def _send_history(self) -> None:
         while self._history:
-            unix_s, text = self._history[0]
-            self._client.report_event("launcher", text, unix_s)
+            event = self._history[0]
+            self._client.report_event(event.kind, event.text, event.unix_s)
             self._history.popleft()  # sent: a coordinator that did not answer gets it again
 
     @property
@@ -399,6 +422,16 @@ class ProgressWatch:
         self._closed.set()
         self._thread.join()
         self._client.close()
+
+
+def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:
+    """Returns what a new coordinator is told: the last saves, and of all else the last events."""
+    kept: dict[bool, deque[session_pb2.Event]] = {
+        is_save: deque(maxlen=_MOST_HISTORY) for is_save in (False, True)
+    }
+    for event in history:
+        kept[event.kind == SAVED].append(event)
+    return sorted([*kept[False], *kept[True]], key=lambda event: event.unix_s)
 
 
 def _save_position(task: session_pb2.TaskStatus) -> SavePosition:

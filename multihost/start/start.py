@@ -29,6 +29,8 @@ from holdfast.coordination import (
     Timeouts,
 )
 from holdfast.coordination.client.fork import keep_for_ever
+from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.names import ENDS_WITH
 
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
@@ -342,7 +344,7 @@ def arrival_line(here: Collection[int], num_processes: int) -> str:
     if len(missing) > MAX_NAMED:
         named.append(f"and {len(missing) - MAX_NAMED} more")
     waiting = f", waiting for {', '.join(named)}" if named else ""
-    return f"{len(here)} of {num_processes} processes{waiting}"
+    return f"{len(here)} of {counted(num_processes, 'process')}{waiting}"
 
 
 def _give_up(why: str) -> None:
@@ -372,7 +374,7 @@ def _at_exit() -> None:
         stack.callback(preemption.stop)
         error = getattr(sys, "last_value", None)
         if is_initialized() and error is not None:
-            _give_up(f"the process ends with {type(error).__name__}: {error}")
+            _give_up(f"{ENDS_WITH}{type(error).__name__}: {error}")
         elif is_initialized():
             shutdown(_EXIT_TIMEOUT_S)
 

@@ -546,3 +546,28 @@ def test_commands_on_a_root_take_its_steps(root: Path, tmp_path: Path) -> None:
     rows = json.loads(run("ls", tmp_path / "copy", "--json").output)["steps"]
     assert [row["step"] for row in rows] == [1, 2, 3, 2024]
     run("convert", root, root / "3", "--to", "safetensors", code=5)
+
+
+def test_each_size_says_what_it_counts_and_one_is_one(tmp_path: Path) -> None:
+    """A step takes more room than its arrays, and a verification reads what lies between: three
+    numbers, and each with its word. Nothing is of "1 files" or "0 file(s)".
+    """
+    path = tmp_path / "run"
+    with CheckpointManager(path) as manager:
+        manager.save(1, {"w": np.zeros(3, np.float32)})
+    assert run("ls", path).output.splitlines()[1].split()[4:6] == ["on", "disk"]
+    assert run("show", path).output.splitlines()[-1] == "1 leaf, 12 bytes of arrays"
+    assert "(holdfast: 1 leaf, " in run("verify", path).output
+    assert " read from 1 file, " in run("verify", path).output
+    (path / "1" / "checkpoint.json").write_text("{}")
+    assert "1 of 1 step is damaged" in run("verify", path, "--all", code=4).output
+    assert run("sweep", path).output.endswith("0 files of unfinished saves deleted\n")
+
+
+def test_a_sharding_that_all_have_is_said_once(tmp_path: Path) -> None:
+    """And not as "each array on replicated on x=1"."""
+    mesh = jax.make_mesh((1,), ("x",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    save(tmp_path / "one", {"w": jax.device_put(jnp.ones(3), everywhere)})
+    said = run("show", tmp_path / "one").output
+    assert "state (tree), sharding of each array: replicated on x=1" in said

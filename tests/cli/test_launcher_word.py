@@ -55,5 +55,5 @@ def test_how_it_ended_stays(here: Path) -> None:
     ended.leave()
     word = launcher_word("j")
     assert word is not None and word.log_dir is None
-    assert (word.launcher.state, word.launcher.attempt) == ("finished", 2)
+    assert (word.launcher.state, word.launcher.attempt) == ("done", 2)
     assert word.launcher.why == "all 2 processes are done"

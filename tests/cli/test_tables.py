@@ -46,7 +46,7 @@ console().print(table)
 """
 WIDTHS = (60, 80, 120)
 LAYERS = 12
-LS = ("step", "state", "layout", "saved", "size", "frees", "items", "metrics")
+LS = ("step", "state", "layout", "saved", "on disk", "frees", "items", "metrics")
 SHOW = ("path", "shape", "dtype", "size", "value", "sharding")
 STATS = ("path", "shape", "dtype", "size", "value", "min", "max", "mean", "NaN", "histogram")
 DIFF = ("leaf", "what", "max abs", "max rel", "differing", "A", "B")

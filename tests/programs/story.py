@@ -329,19 +329,24 @@ def _outcome(
         yield f"`status log` says {sentence!r}"
     else:
         found["`status log` attempt"] = (int(said[1]), ended["attempt"])
-        found["`status log` outcome"] = (said[2], outcome)
+        found["`status log` outcome"] = (said[2], state)
         found["`status log` exit code"] = (int(said[3]), part.code)
         found["`status log` reason"] = (said[4], ended["reason"])
     words = re.findall(r"^holdfast: (\w+): (.*)$", part.log, re.MULTILINE)
-    own = [(word, text) for word, text in words if word in ("finished", "preempted", "failed")]
+    own = [(word, text) for word, text in words if word == state]
     errors = re.findall(r"^Error: (.*)$", part.log, re.MULTILINE)
-    # A job that ends well in its first attempt has no word of its own.
     if own:
-        found["the launcher's last word"] = (own[-1][0], state)
-        found["the launcher's reason"] = (own[-1][1], ended["reason"])
+        reason, _, counts = own[-1][1].rpartition("; ")
+        found["the launcher's reason"] = (reason, ended["reason"])
+        step = _furthest(left["status"], "step")
+        counted = re.search(r"(?:step (\d+)|no step reported)(?:, .*)?, exit code (\d+)$", counts)
+        found["the launcher's counts"] = (
+            counted and (int(counted[1] or 0), int(counted[2])),
+            (step, part.code),
+        )
     elif errors:
         found["the launcher's error"] = (errors[-1], ended["reason"])
-    elif part.code:
+    else:
         yield "the launcher's lines do not say how it ended"
     events = left["status"].get("events", [])
     launcher_events = [event["text"] for event in events if event["kind"] == "launcher"]
@@ -382,8 +387,15 @@ def _reached(
         yield f"status.json's last step is {step}; the program printed {told.last_said}"
 
 
+def _saves_of(look: dict[str, Any]) -> set[int]:
+    """Returns the steps that a snapshot of the page, or a status, calls saved."""
+    if "saves" in look:
+        return {step for _, step in look["saves"]}
+    return _steps_in_events(look["events"])
+
+
 def _steps_in_events(events: list[dict[str, Any]]) -> set[int]:
-    """Returns the steps that the history calls saved, one by one or as a range."""
+    """Returns the steps that the history calls saved."""
     saved = set()
     for event in events:
         if event["kind"] == "saved":
@@ -394,7 +406,7 @@ def _steps_in_events(events: list[dict[str, Any]]) -> set[int]:
 def _saved(part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
     """Saves, the steps that are there, their metrics, and the best."""
     in_events = _steps_in_events(status.get("events", []))
-    in_report = _steps_in_events(shown["events"])
+    in_report = {step for _, step in shown["saves"]}
     if in_events != in_report:
         yield f"saved by events of status.json: {sorted(in_events)}, of report: {sorted(in_report)}"
     if in_events and max(in_events) != told.newest and len(told.roots) == 1:
@@ -550,7 +562,7 @@ def _live(
         ]
         if told.said and max(steps, default=0) > furthest and not _may_go_on(part):
             yield f"{name} showed step {max(steps)}, the log has {furthest - 1}"
-        saved = set().union(*(_steps_in_events(each["events"]) for each in seen)) if seen else set()
+        saved = set().union(*map(_saves_of, seen)) if seen else set()
         final = _steps_in_events(status.get("events", []))
         if not saved <= final:
             yield f"{name} had steps {sorted(saved - final)} as saved, which the end does not know"
@@ -571,7 +583,4 @@ def _is_busy() -> bool:
 
 def _events_go(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Returns saves that were in an earlier look and are not in a later one of the same job."""
-    return [
-        str(step)
-        for step in sorted(_steps_in_events(one["events"]) - _steps_in_events(other["events"]))
-    ]
+    return [str(step) for step in sorted(_saves_of(one) - _saves_of(other))]

@@ -51,6 +51,9 @@ def test_the_diagnosis_comes_by_itself() -> None:
         with Feed(lambda: CoordinatorAddress(service.address, Credentials()), published.put):
             while not (shown := json.loads(published.get(timeout=30)))["findings"]:
                 pass
+            later = [json.loads(published.get(timeout=30)) for _ in range(3)]
+        # The seconds go on, though processes are asked every ten seconds only.
+        assert len({each["findings"][0]["text"] for each in (shown, *later)}) > 2
         assert shown["findings"][0]["text"].startswith(
             "process 1 (host b1) has not come to barrier 'save/100'"
         ), shown["findings"]

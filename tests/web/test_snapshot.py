@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from holdfast.coordination.diagnosis.findings import Finding
 from holdfast.coordination.diagnosis.step_curve import sample
@@ -86,6 +87,57 @@ def test_the_root_is_the_primarys() -> None:
         "num_steps": 3,
         "steps": [step],
     }
+
+
+def restarted(*steps: Any) -> session_pb2.StatusResponse:
+    """Returns a job in its second attempt, which has saved nothing: the launcher has told its
+    coordinator what was before.
+    """
+    status = session_pb2.StatusResponse()
+    status.tasks.add(task_id=0).progress.root.MergeFrom(
+        session_pb2.CheckpointRoot(path="/data", num_steps=len(steps), steps=steps)
+    )
+    for at, (kind, text) in enumerate(
+        [
+            ("joined", "2 processes joined"),
+            *(("saved", f"step {step} is saved") for step in range(10, 50, 10)),
+            ("lost", "process 1 is lost"),
+            ("launcher", "attempt 2 is running"),
+        ]
+    ):
+        status.events.add(unix_s=100.0 + at, kind=kind, text=text)
+    return status
+
+
+def test_after_a_restart_the_saves_before_are_there() -> None:
+    """In the chart, in the table and as the last save: this job saved step 40, though this attempt
+    did not.
+    """
+    shown = snapshot(restarted({"step": 30}, {"step": 40}), unix_s=200.0)
+    assert shown["saves"] == [[101.0, 10], [102.0, 20], [103.0, 30], [104.0, 40]]
+    assert [step["saved_unix_s"] for step in shown["root"]["steps"]] == [103.0, 104.0]
+    assert shown["last_save"] == {"step": 40, "saved_unix_s": 104.0, "took_s": 0.0}
+
+
+def test_the_history_does_not_drown_in_saves() -> None:
+    """Saves that nothing came between are one line, at the time of the last; the rest stays."""
+    texts = [event["text"] for event in snapshot(restarted(), unix_s=200.0)["events"]]
+    assert texts == [
+        "2 processes joined",
+        "4 steps are saved, from step 10 to step 40",
+        "process 1 is lost",
+        "attempt 2 is running",
+    ]
+
+
+def test_a_step_of_an_earlier_run_is_saved_too() -> None:
+    """When is not known here; a job without any step says so."""
+    status = session_pb2.StatusResponse()
+    assert snapshot(status, unix_s=1.0)["last_save"]["step"] == -1
+    root = session_pb2.CheckpointRoot(num_steps=1, steps=[{"step": 7}, {"step": 9, "local": True}])
+    status.tasks.add(task_id=0).progress.root.MergeFrom(root)
+    last = snapshot(status, unix_s=1.0)["last_save"]
+    assert last == {"step": 7, "saved_unix_s": 0.0, "took_s": 0.0}
 
 
 def test_a_page_without_a_status_says_why() -> None:

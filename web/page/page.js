@@ -109,16 +109,15 @@ function figure(name, value, more) {
 }
 
 function drawFigures(shown, step) {
-  const { steps_per_second: pace, saved_step: saved } = shown.furthest;
-  const last = shown.root && shown.root.steps.filter((each) => each.saved_unix_s).at(-1);
+  const pace = shown.furthest.steps_per_second, last = shown.last_save, at = last.saved_unix_s;
   const seconds = Object.values(shown.goodput_s).reduce((sum, each) => sum + each, 0), share = (shown.goodput_s.stepping_s || 0) / seconds;
   const over = shown.verdict.over;
   replaceAll("figures", [
     figure("step", step >= 0 ? String(step) : "none yet", step >= 0 ? "" : "no process has reported one"),
     figure("steps per second", step >= 0 ? rate(pace) : "–", over ? "it is over" : shown.gone ? "not known now" : ""),
-    last
-      ? figure("last save", over ? clock(last.saved_unix_s) : `${span(shown.unix_s - last.saved_unix_s)} ago`, `step ${last.step}, took ${span(last.took_s)}`)
-      : figure("last save", saved >= 0 ? `step ${saved}` : "none yet", saved >= 0 ? "" : "no step was saved in this run"),
+    at
+      ? figure("last save", over ? clock(at) : `${span(shown.unix_s - at)} ago`, `step ${last.step}` + (last.took_s ? `, took ${span(last.took_s)}` : ""))
+      : figure("last save", last.step >= 0 ? `step ${last.step}` : "none yet", last.step >= 0 ? "before this run" : "no step is saved"),
     seconds && hasSteps(shown.goodput_s) ? figure("goodput", `${Math.round(100 * share)} %`, `of ${span(seconds)}`) : figure("goodput", "–", seconds ? "no process has reported a step" : "known to the launcher alone"),
   ]);
 }
@@ -130,8 +129,9 @@ function hasSteps(seconds) {
 function drawFindings(shown, look) {
   const found = shown.findings.map((finding) => finding.text), verdict = shown.verdict;
   const texts = found.includes(verdict.text) || !verdict.text ? found : [verdict.text, ...found];
-  const signature = [look, verdict.advice, ...texts].join("\n");
-  if (signature === state.signature) return; // a screen reader reads what is new
+  const signature = [look, verdict.advice, ...texts].join("\n").replace(/\d+ s\b/g, "");
+  // A screen reader reads what is new, and not that another second has passed.
+  $("findings").parentElement.setAttribute("aria-live", signature === state.signature ? "off" : "polite");
   state.signature = signature;
   const kind = { good: "good", over: "good", look: "look", bad: "bad" }[look] || "";
   replaceAll("findings", texts.map((text, number) => element("li", text, number && kind === "good" ? "" : kind)));
@@ -376,7 +376,7 @@ async function showStacks() {
   replaceAll("stacks", [element("p", "asking ...", "soft")]);
   const text = await ask("stacks");
   if (state.open !== number) return;
-  const [own, count, others] = text.split(/^(\(\d+ more threads, of holdfast and the runtime\))$/m);
+  const [own, count, others] = text.split(/^(\(\d+ more threads?, of holdfast and the runtime\))$/m);
   const shown = element("pre", own.trimEnd());
   shown.tabIndex = 0;
   shown.setAttribute("aria-label", "Stacks of the program's threads");
@@ -460,7 +460,7 @@ function drawTime(shown) {
   const width = Math.max(280, chart.clientWidth || 1000), height = chart.clientHeight || 240;
   const left = 52, right = width - 10, top = 10, bottom = height - 26;
   chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const times = [...samples.map((each) => each[0]), ...events.map((event) => event.unix_s)];
+  const times = [...samples.map((each) => each[0]), ...events.map((event) => event.unix_s), ...shown.saves.map((each) => each[0])];
   const first = times.reduce((a, b) => Math.min(a, b)), last = Math.max(first + 1, shown.verdict.over ? times.reduce((a, b) => Math.max(a, b)) : shown.unix_s);
   const most = Math.max(1, ...samples.map((each) => each[1])), least = Math.min(most - 1, ...samples.map((each) => each[1]));
   const bottomStep = least < most / 3 ? 0 : least;
@@ -483,9 +483,10 @@ function drawTime(shown) {
     drawn.push(svg("rect", { class: "stall", x: x(from), width: Math.max(2, x(to) - x(from)), y: top, height: bottom - top }, `no step for ${span(to - from)} after step ${step}, from ${clock(from)}`));
   }
   for (const event of events) {
-    const kind = event.kind === "lost" || event.kind === "trouble" ? "lost" : /^attempt \d+ is (restarting|rejoining)/.test(event.text) ? "restart" : event.kind === "saved" ? "save" : "";
-    if (kind) drawn.push(svg("line", { class: kind, x1: x(event.unix_s), x2: x(event.unix_s), y1: kind === "save" ? bottom - 14 : top, y2: bottom }, `${clock(event.unix_s)}: ${event.text}`));
+    const kind = event.kind === "lost" || event.kind === "trouble" ? "lost" : /^attempt \d+ is (restarting|rejoining)/.test(event.text) ? "restart" : "";
+    if (kind) drawn.push(svg("line", { class: kind, x1: x(event.unix_s), x2: x(event.unix_s), y1: top, y2: bottom }, `${clock(event.unix_s)}: ${event.text}`));
   }
+  for (const [at, saved] of shown.saves) drawn.push(svg("line", { class: "save", x1: x(at), x2: x(at), y1: bottom - 14, y2: bottom }, `${clock(at)}: step ${saved} is saved`));
   for (const step of shown.root ? shown.root.steps : []) {
     if (step.took_s && step.saved_unix_s >= first) drawn.push(svg("rect", { class: "took", x: x(step.saved_unix_s - step.took_s), width: Math.max(2, x(step.saved_unix_s) - x(step.saved_unix_s - step.took_s)), y: bottom - 14, height: 14 }, `step ${step.step} saved in ${span(step.took_s)}, at ${clock(step.saved_unix_s)}`));
   }

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.coordination.diagnosis.findings import (
     Evidence,
     Look,
+    at_later,
     diagnose,
     silent,
     stalled_s,
@@ -343,8 +344,30 @@ def test_in_a_hang_who_cannot_run_comes_first() -> None:
 def test_a_hang_at_one_place_says_where() -> None:
     """Nobody is odd; a job of one process has no other to wait for."""
     assert hanging(job(2), {0: [WAITING], 1: [WAITING]}) == [
-        "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50, no step for 41 s"
+        "processes 0 (host b0), 1 (host b1) wait in psum at reduce, train.py:50"
     ]
     assert hanging(job(1), {0: [stack("load_batch", 26)]}) == [
-        "process 0 (host b0) is in load_batch, train.py:26, no step for 41 s"
+        "process 0 (host b0) is in load_batch, train.py:26"
     ]
+
+
+def test_between_two_looks_the_seconds_go_on() -> None:
+    """At a later status the stacks are those of before. Where steps come again, or the coordinator
+    is another one, they say nothing.
+    """
+    stacks = {number: [WAITING] for number in (0, 1, 3)} | {2: [stack("load_batch", 26)]}
+    status = job()
+    status.up_s = 100.0
+    looks = {1: Look(held_s=12.0)}
+    evidence = Evidence(status, stacks, looks)
+    later = session_pb2.StatusResponse()
+    later.CopyFrom(status)
+    later.up_s = 105.0
+    for task in later.tasks:
+        task.step_age_s += 5.0
+    found = at_later(evidence, later)
+    assert "no step for 46 s" in diagnose(found)[0].text
+    assert found.looks[1].held_s == 17.0 and found.stacks == stacks
+    assert at_later(evidence, moving()).stacks == {}
+    later.service_life = 7
+    assert at_later(evidence, later).stacks == {}

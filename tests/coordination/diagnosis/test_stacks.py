@@ -81,14 +81,14 @@ def test_threads_of_ours_are_folded() -> None:
         'Thread MainThread:\n  File "/home/me/train.py", line 50, in main\n    loss ='
     )
     assert (
-        shown.endswith("(1 more threads, of holdfast and the runtime)")
+        shown.endswith("(1 more thread, of holdfast and the runtime)")
         and "holdfast-watch" not in shown
     )
 
 
 def test_a_whole_stack_has_the_folded_ones_last() -> None:
     """After the line that counts them, so that a viewer can fold them there."""
-    own, count, others = whole(PYTHON).partition("(1 more threads, of holdfast and the runtime)\n")
+    own, count, others = whole(PYTHON).partition("(1 more thread, of holdfast and the runtime)\n")
     assert count and "MainThread" in own
     assert others.startswith("Thread holdfast-watch:\n") and "x.py" in others
     assert whole("") == ""

@@ -148,11 +148,11 @@ def test_the_reasons_of_a_job_go_to_output() -> None:
     before = signal.getsignal(signal.SIGTERM)
     view = LiveView(io.StringIO(), stderr := io.StringIO(), 2)
     engine = Recording(view, code=3)
-    result = run_job(Job("j", 2, 2), engine, view)
+    result = run_job(Job("j", 2, 2), engine, view, view)
     assert (result.outcome, result.exit_code, engine.done) == ("failed", 3, ["close"])
     assert (
-        "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1\n"
-        in stderr.getvalue()
+        "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1; 1 attempt, no step"
+        in stderr.getvalue().splitlines()[-1]
     )
     assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before
 

@@ -313,7 +313,7 @@ def test_a_preempted_job_says_so() -> None:
     """Exit code 75 with no budget left: the outcome is "preempted", not done and not failed."""
     result = run_local(python("import sys; sys.exit(75)"), 2, output=CollectedOutput())
     assert (result.outcome, result.exit_code) == ("preempted", 75)
-    with pytest.raises(Preempted, match="all 2 processes left after notice from process"):
+    with pytest.raises(Preempted, match="all 2 processes have left after notice from process"):
         result.raise_for_outcome()
 
 

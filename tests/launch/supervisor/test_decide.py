@@ -111,7 +111,7 @@ def test_a_job_runs_to_its_end() -> None:
     assert run.actions == [Reserve(1, 2, 4, 600.0)]
     assert run.handle(Reserved(1, 3)).actions == [Launch(1, 3)]
     assert run.handle(Exited(1, 0, 0), Exited(1, 2, 0)).job.state is State.RUNNING
-    assert run.reason == "process 2 is done; 1 of 3 still run"
+    assert run.reason == "process 2 is done; 1 of 3 processes still runs"
     assert run.handle(Exited(1, 1, 0)).job.state is State.FINISHED
     assert run.actions == [Release()]
 
@@ -618,7 +618,46 @@ def test_asked_to_stop_ends_as_preempted() -> None:
         Exited(1, 0, 1), Stop("SIGTERM"), *(Exited(1, process, 1) for process in (1, 2, 3))
     )
     assert ending.job.exit_code == 75
-    assert ending.reason == "attempt 1 is gone"
+    assert ending.reason == (
+        "asked to stop by SIGTERM; before that process 0 of 4 ended with exit code 1 in attempt 1"
+    )
+    echo = Noticed("process 0 (SIGTERM)", delivered=True)
+    failed = running().handle(Stop("SIGTERM"), echo).exit([0, 0, 1, 0])
+    assert failed.reason == (
+        "all 4 processes have left after notice from SIGTERM; process 2 ended with exit code 1;"
+        " nothing is started again"
+    )
+
+
+def test_a_job_of_one_process_has_one() -> None:
+    """No "1 processes", and no verb for several."""
+    run = Run(min_processes=1, max_processes=1).handle(Start())
+    told = [run.reason, run.handle(Reserved(1, 1)).reason, run.handle(Stop("SIGTERM")).reason]
+    told.append(run.exit([75]).reason)
+    ended = Run(min_processes=1, max_processes=1).handle(Start(), Reserved(1, 1)).exit([0])
+    assert [*told, ended.reason] == [
+        "attempt 1 asks for 1 process",
+        "attempt 1 starts with 1 process",
+        "asked to stop by SIGTERM: 1 of 1 process has 120 s to save and leave",
+        "the only process has left after notice from SIGTERM; nothing is started again",
+        "the only process is done, attempt 1",
+    ]
+    late = running(num_processes=2).handle(Noticed("SIGTERM")).exit([75]).wake()
+    assert str(late.job.error) == "process 1 was still there at the deadline of the notice"
+
+
+def test_one_of_them_has_time() -> None:
+    """To end the save that can still be committed."""
+    reported = SavePosition(3, SaveStage.REPORTED)
+    saves = {0: reported, 1: SavePosition(3, SaveStage.WRITING)}
+    run = running(num_processes=2).handle(Progressed(1, 5, 1, saves=saves | {1: reported}))
+    assert "; 1 of them has 600 s to end the save" in run.handle(Exited(1, 0, -9)).reason
+
+
+def test_ctrl_c_while_an_attempt_is_ended_is_ctrl_c() -> None:
+    """The launcher then ends with 130, as after every Ctrl-C."""
+    run = running(num_processes=2).handle(Exited(1, 0, 1), Stop("SIGINT"))
+    assert run.handle(Exited(1, 1, -9)).job.final and "SIGINT" in run.job.notices
 
 
 def test_an_event_of_an_earlier_attempt_is_ignored() -> None:
@@ -658,7 +697,8 @@ def test_the_others_stay() -> None:
     run = restartable().handle(Exited(1, 2, -9))
     assert run.job.state is State.REJOINING
     assert run.reason == (
-        "process 2 of 4 was ended by signal 9 in attempt 1; 0, 1, 3 stay for attempt 2, 2 new"
+        "process 2 of 4 was ended by signal 9 in attempt 1; processes 0, 1, 3 stay for attempt 2,"
+        " 2 new"
     )
     why = "process 2 of 4 was ended by signal 9 in attempt 1"
     staying = frozenset({0, 1, 3})
@@ -692,7 +732,7 @@ def test_one_that_is_late_is_replaced() -> None:
     run = restartable().handle(Exited(1, 2, -9), back(2, 0, 1))
     assert run.job.wake_at == run.now + 10
     assert run.wake().actions == [Replace(2, frozenset({3}))]
-    assert run.reason == "processes 3 did not come back in 10 s: replaced"
+    assert run.reason == "process 3 did not come back in 10 s: replaced"
     assert (run.job.state, run.job.wake_at) == (State.RUNNING, None)
     reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
     saving = restartable().handle(Progressed(1, 6, saves=reported), Exited(1, 2, -9))
@@ -735,7 +775,7 @@ def test_one_that_is_in_a_save_is_spared_where_the_next_attempt_fails() -> None:
     assert run.handle(Exited(2, 2, -15), Exited(2, 3, -9)).job.alive == frozenset({0, 1})
     assert run.wake().actions == []
     assert run.wake().actions == [Kill()]
-    assert run.reason == "processes 0, 1 have not ended in 600 s"
+    assert run.reason == "processes 0, 1 did not end in 600 s"
 
 
 def test_one_that_was_done_is_started_again() -> None:

@@ -81,7 +81,7 @@ def test_a_good_end_closes_the_engine() -> None:
     )
     assert engine.closed == 1 and result.error is None and not result.interrupted
     assert result.reasons == (
-        "start: attempt 1 asks for 2 processes",
+        "attempt 1 asks for 2 processes",
         "attempt 1 starts with 2 processes",
         "all 2 processes are done, attempt 1",
     )
@@ -154,14 +154,20 @@ def test_the_engine_waits_until_the_next_wake() -> None:
 
 
 def test_control_c_is_told_apart_from_other_stops() -> None:
-    """A stop by SIGINT is an interruption, one by SIGTERM is not; both end as preempted."""
-    for name, code, interrupted in (("SIGINT", 130, True), ("SIGTERM", 75, False)):
+    """A stop by SIGINT is an interruption, one by SIGTERM is not; both end as preempted, and the
+    code is the one that the launcher ends with.
+    """
+    for name, interrupted, code in (("SIGINT", True, 130), ("SIGTERM", False, 75)):
         engine = Script([Reserved(1, 1)], [Stop(name)], [Exited(1, 0, 75)])
         result = supervise(job(1), engine, clock=engine.clock)
         assert (result.outcome, result.exit_code, result.interrupted) == (
             "preempted",
             code,
             interrupted,
+        )
+        assert result.summary == (
+            f"preempted: the only process has left after notice from {name}; nothing is started"
+            f" again; 1 attempt, no step reported, {result.elapsed_s:.1f} s, exit code {code}"
         )
 
 

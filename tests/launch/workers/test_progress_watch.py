@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
+from holdfast.coordination.names import ENDS_WITH
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
     Event,
@@ -25,7 +26,7 @@ from holdfast.launch.supervisor.job import (
 )
 from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
-from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch
+from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch, newest
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import session_pb2
 from tests.support.in_process import serving
@@ -64,6 +65,11 @@ class Watched:
         while self.events.get(timeout=30) != Progressed(3, saves=JOINED):
             pass
 
+    def seen(self) -> list[session_pb2.Event]:
+        """Polls, and returns the events that have come so far."""
+        self.watch.refresh()
+        return list(self.watch.events)
+
     def report(self, process: int, step: int, **progress: int) -> None:
         """Reports, and waits until the coordinator has it."""
         self.clients[process].report(step=step, **progress)
@@ -92,6 +98,46 @@ def test_the_best_progress_is_reported_once(watched: Watched) -> None:
         (0, 5, -1),
         (1, 4, 2),
     ]
+
+
+def test_a_new_coordinator_knows_what_was_before(watched: Watched) -> None:
+    """The launcher tells it the losses and saves of earlier attempts, as what they are, and takes
+    none of them for this attempt's.
+    """
+    began = time.time() - 100
+    texts = [("saved", "step 7 is saved"), ("lost", "process 1 is lost"), ("launcher", "again")]
+    for number, (kind, text) in enumerate(texts):
+        told = session_pb2.Event(unix_s=began + number, kind=kind, text=text)
+        watched.watch.note(told)
+    watched.clients[0].report(step=8, saved_step=8)
+    wait_until(lambda: any(event.text == "step 8 is saved" for event in watched.seen()))
+    seen = {(event.kind, event.text): event.unix_s for event in watched.seen()}
+    assert [round(seen[each] - began) for each in texts] == [0, 1, 2]
+    own = [event.text for event in watched.watch.own_events()]
+    assert own == ["2 processes joined", "step 8 is saved"]
+
+
+def test_the_newest_saves_do_not_push_out_the_rest() -> None:
+    """Of thousands of saves the last ones are told, and all of the few losses."""
+    history = [
+        session_pb2.Event(unix_s=at, kind="lost" if at % 100 == 0 else "saved")
+        for at in range(1_000)
+    ]
+    told = newest(history)
+    assert [event.unix_s for event in told if event.kind == "lost"] == list(range(0, 1_000, 100))
+    assert (
+        len(told) == 210
+        and told[-1].unix_s == 999
+        and told == sorted(told, key=lambda event: event.unix_s)
+    )
+
+
+def test_a_process_says_why_it_ends(watched: Watched) -> None:
+    """The first line of it, for the launcher's reason; who said nothing has no words."""
+    watched.clients[1].report_error(f"{ENDS_WITH}RuntimeError: the loss is NaN\nin layer 3")
+    watched.watch.refresh()
+    assert watched.watch.last_words(1) == "RuntimeError: the loss is NaN"
+    assert watched.watch.last_words(0) == ""
 
 
 def test_where_saves_stand_is_reported(watched: Watched) -> None:

@@ -1,0 +1,45 @@
+"""The list of this user's jobs, where no single one can be meant."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.own_jobs import only_job
+from holdfast.coordination.process.job_folder import EndedJob
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A name that is too long would leave the files in /tmp.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+
+
+@click.command()
+def asked() -> None:
+    """Asks for the one job."""
+    only_job(as_json=False)
+
+
+def test_what_is_wrong_is_said_first_and_the_list_is_short() -> None:
+    """Of dozens of jobs that have ended the last five are listed, the newest first, in the words of
+    all views.
+    """
+    for number in range(70):
+        EndedJob(
+            job_id=f"job-{number:02}", attempt=1, address="a", unix_s=time.time() - 100 + number,
+            outcome="done", exit_code=0, reason="all are done", command="", folder="",
+        ).leave()  # fmt: skip
+    found = CliRunner().invoke(asked)
+    assert found.exit_code == 3
+    first, titles, *rows = found.output.splitlines()
+    assert first.startswith("Error: no job of this user runs on this machine")
+    assert "the last job job-69, attempt 1, ended 3" in first and "finished, exit code 0" in first
+    assert titles.split()[0] == "job"
+    jobs = [row.split()[0] for row in rows if row.startswith("job-")]
+    assert jobs == ["job-69", "job-68", "job-67", "job-66", "job-65"]
+    assert rows[-1] == "and 65 more jobs that ended within the hour: --json lists all"
