@@ -59,8 +59,7 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     if len(running) == 1:
         return running[0]
     ended = ended_jobs()
-    many = f"{len(running)} jobs of this user run on this machine"
-    message = f"{many}: give the address of one of them"
+    message = f"{len(running)} jobs of this user run on this machine: give the address of one"
     code = EXIT_USAGE
     if not running:
         last = f"; the last {ended[-1]}" if ended else ""

@@ -333,7 +333,7 @@ class ProgressWatch:
         return tuple(reported.progress for reported in self._reported.copy().values())
 
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
-        self.events.extend(status.events)
+        add_events(self.events, status.events)
         self.status = status
         for sentence in status.defects:
             self._say_defect(sentence)
@@ -422,6 +422,22 @@ class ProgressWatch:
         self._closed.set()
         self._thread.join()
         self._client.close()
+
+
+def add_events(known: deque[session_pb2.Event], new: Iterable[session_pb2.Event]) -> None:
+    """Adds what is new. The coordinator makes one event of all that join within a second, and this
+    launcher may know it with fewer: then the new one counts those too.
+    """
+    for event in new:
+        before = known[-1] if known else None
+        if (
+            before is not None
+            and event.kind in ("joined", "left")
+            and event.kind == before.kind
+            and event.unix_s - before.unix_s < 1.0
+        ):
+            known.pop()
+        known.append(event)
 
 
 def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:

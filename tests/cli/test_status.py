@@ -266,7 +266,7 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
         folder.mkdir(parents=True, mode=0o700)
         (folder / "client.crt").write_text("of one that is being made")
         first = start("one")
-        assert "job one attempt 1, 1 processes, gathering" in status().stdout
+        assert "job one attempt 1, 1 process, gathering" in status().stdout
         start("two")
         several = status()
         assert several.returncode == 2 and several.stderr.startswith(

@@ -131,7 +131,9 @@ def test_every_process_knows_who_it_is() -> None:
     assert output.said == [
         f"attempt 1, coordinator at {address}",
         "MEGASCALE_NUM_SLICES: '3' -> removed, the job has one slice",
+        result.summary,
     ]
+    assert result.summary.startswith("finished: all 3 processes are done, attempt 1; 1 attempt, ")
 
 
 def test_the_coordinator_is_a_socket_of_this_user() -> None:
@@ -177,7 +179,7 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
 
 def test_output_has_a_prefix_and_no_colour() -> None:
     """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are
-    done.
+    done. The launcher says where it begins, and how it ended.
     """
     code = "import os, sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
     done = subprocess.run(
@@ -188,7 +190,8 @@ def test_output_has_a_prefix_and_no_colour() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] err", "[0] out", "[1] err", "[1] out"]
-    assert re.fullmatch(r"holdfast: attempt 1, coordinator at unix:/\S+\n", done.stderr)
+    said = r"holdfast: attempt 1, coordinator at unix:/\S+\nholdfast: finished: all 2 .* code 0\n"
+    assert re.fullmatch(said, done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +548,7 @@ def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:
     """Lines with their time, of all attempts; what the launcher said; when the coordinator came and
     why it went.
     """
-    run_local(
+    result = run_local(
         python("import os; print('I am', os.environ['HOLDFAST_PROCESS_ID'])"),
         2,
         RunSettings(log_dir=tmp_path / "logs"),
@@ -562,6 +565,7 @@ def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:
     assert json.loads(logs["status.json"])["outcome"].startswith("done: ")
     assert re.fullmatch(r"\S+ \S+ I am 1\n", logs["process-1.log"])
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
+    assert logs["launcher.log"].endswith(f" {result.summary}\n")
     assert re.search(
         r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"]
     )

@@ -6,6 +6,7 @@ import json
 import queue
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,7 +27,12 @@ from holdfast.launch.supervisor.job import (
 )
 from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
-from holdfast.launch.workers.progress_watch import ProcessProgress, ProgressWatch, newest
+from holdfast.launch.workers.progress_watch import (
+    ProcessProgress,
+    ProgressWatch,
+    add_events,
+    newest,
+)
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import session_pb2
 from tests.support.in_process import serving
@@ -115,6 +121,25 @@ def test_a_new_coordinator_knows_what_was_before(watched: Watched) -> None:
     assert [round(seen[each] - began) for each in texts] == [0, 1, 2]
     own = [event.text for event in watched.watch.own_events()]
     assert own == ["2 processes joined", "step 8 is saved"]
+
+
+def test_those_that_join_are_counted_once() -> None:
+    """Whatever a poll saw of them in between: "process 1 joined", "2 processes joined" are two. Who
+    comes later, after something else or on another day is counted beside them.
+    """
+    known: deque[session_pb2.Event] = deque()
+    for at, kind, text in (
+        (1.0, "joined", "process 1 joined"),
+        (1.5, "joined", "2 processes joined"),
+        (3.0, "joined", "process 2 joined"),
+        (3.1, "left", "process 2 left"),
+        (3.2, "saved", "step 1 is saved"),
+        (3.3, "saved", "step 2 is saved"),
+    ):
+        add_events(known, [session_pb2.Event(unix_s=at, kind=kind, text=text)])
+    texts = [event.text for event in known]
+    assert texts[:2] == ["2 processes joined", "process 2 joined"]
+    assert texts[2:] == ["process 2 left", "step 1 is saved", "step 2 is saved"]
 
 
 def test_the_newest_saves_do_not_push_out_the_rest() -> None:
