@@ -49,7 +49,7 @@ def see(run: Run, python: Path | None = None, keep: Path | None = None) -> Seen:
         story = Story(runner)
         wrong = []
         for part in runner.parts_as_they_end():
-            found = story.contradictions(part, story.listen())
+            found = story.contradictions(part, story.listen(part))
             wrong += [f"start {len(runner.parts)}: {each}" for each in found]
         wrong += story.end()
         if wrong and keep is not None:

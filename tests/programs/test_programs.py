@@ -64,7 +64,7 @@ def test_a_story_that_is_not_one_is_seen(tmp_path: Path) -> None:
     run = replace(draw(SEED)[0], program="plain_jax", ending="finished", shape="alone")
     runner = Runner(run, HERE, tmp_path)
     (part,) = runner.parts_as_they_end()
-    listed = Story(runner).listen()
+    listed = Story(runner).listen(part)
 
     def told_of(part: Part) -> str:
         return "\n".join(Story(runner).contradictions(part, copy.deepcopy(listed)))
