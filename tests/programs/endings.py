@@ -25,6 +25,14 @@ BOUND_S = 2.0  # that a person waits for a lone program that hangs
 STALL_S = 6  # that the launcher waits
 _STEP = re.compile(r"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
 
+_ASKING = """
+import json, sys
+from click.testing import CliRunner
+from holdfast.cli.entry import main
+commands = json.loads(sys.argv[1])
+print(json.dumps([CliRunner().invoke(main, [*each, "--json"]).stdout for each in commands]))
+"""
+
 
 @dataclass
 class Part:
@@ -205,17 +213,20 @@ class Runner:
             "COORDINATOR_STATUS": str(python.parent / "holdfast"),
         }
 
-    def holdfast(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Runs a command of holdfast's, as a person would afterwards."""
-        return subprocess.run(
-            [self.python.parent / "holdfast", *map(str, arguments)],
+    def ask(self, *commands: list[str]) -> list[dict[str, Any]]:
+        """Returns the JSON that commands of holdfast's print, as a person would type them
+        afterwards. One interpreter runs all: each would import as much as a program does.
+        """
+        asked = subprocess.run(
+            [self.python, "-c", _ASKING, json.dumps(commands)],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
-            check=False,
-            timeout=60,
+            check=True,
+            timeout=100,
         )
+        return [json.loads(answer or "{}") for answer in json.loads(asked.stdout)]
 
     def parts_as_they_end(self) -> Iterator[Part]:
         """Yields each part once it has ended, before the next one begins."""

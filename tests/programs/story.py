@@ -74,6 +74,7 @@ class Told:
     statistics: list[dict[str, Any]] = field(default_factory=list)  # of the primary
     roots: dict[str, Steps] = field(default_factory=dict)  # by ls
     verified: dict[str, Steps] = field(default_factory=dict)
+    sentence: str = ""  # of `holdfast status` about a job that is over
 
     @property
     def last_said(self) -> int:
@@ -108,13 +109,19 @@ class Story:
     def listen(self, part: Part) -> Told:
         """Returns what the commands say of the folders now. Bytes are read once the run is done."""
         told = Told()
-        for root in sorted(_roots(self._runner.folder / "run")):
-            name = str(root.relative_to(self._runner.folder))
-            asked = self._runner.holdfast("ls", name, "--json")
-            told.roots[name] = json.loads(asked.stdout)["steps"]
-            if part.code == 0 and any(step["state"] == "whole" for step in told.roots[name]):
-                asked = self._runner.holdfast("verify", name, "--all", "--json")
-                told.verified[name] = json.loads(asked.stdout)["steps"]
+        folder = self._runner.folder
+        roots = sorted(str(root.relative_to(folder)) for root in _roots(folder / "run"))
+        done = roots if part.code == 0 else []
+        commands = [["status", "log"]] if part.launched else []
+        commands += [["ls", root] for root in roots]
+        commands += [["verify", root, "--all"] for root in done]
+        answers = self._runner.ask(*commands) if commands else []
+        if part.launched:
+            told.sentence = answers.pop(0).get("error", "")
+        for root in roots:
+            told.roots[root] = answers.pop(0).get("steps", [])
+        for root in done:
+            told.verified[root] = answers.pop(0).get("steps", [])
         return told
 
     def contradictions(self, part: Part, told: Told) -> Iterator[str]:
@@ -132,7 +139,7 @@ class Story:
         yield from self._folders(part, told)
         yield from _statistics(part, told, self._before)
         if part.launched:
-            yield from _launched(part, told, self._runner)
+            yield from _launched(part, told, self._run.ending)
         self._before = told
 
     def end(self) -> Iterator[str]:
@@ -288,7 +295,7 @@ def _attempts_said(part: Part) -> list[int]:
     return sorted({int(n) for n in re.findall(r"holdfast: attempt (\d+), coordinator", part.log)})
 
 
-def _launched(part: Part, told: Told, runner: Runner) -> Iterator[str]:
+def _launched(part: Part, told: Told, ending: str) -> Iterator[str]:
     """What the launcher has left, and what was seen while it ran."""
     path = part.log_dir / "status.json"
     if not path.exists():
@@ -300,17 +307,15 @@ def _launched(part: Part, told: Told, runner: Runner) -> Iterator[str]:
         yield "the report has no data"
         return
     shown = json.loads(report[1])
-    yield from _outcome(part, left, shown, runner)
+    yield from _outcome(part, told, left, shown)
     yield from _reached(part, told, left["status"], shown)
     yield from _saved(part, told, left["status"], shown)
     yield from _seconds(part, told, left["status"], shown)
     yield from _ended_by(part, left["status"], shown)
-    yield from _live(part, told, left["status"], shown, runner.run.ending)
+    yield from _live(part, told, left["status"], shown, ending)
 
 
-def _outcome(
-    part: Part, left: dict[str, Any], shown: dict[str, Any], runner: Runner
-) -> Iterator[str]:
+def _outcome(part: Part, told: Told, left: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
     """How it ended."""
     assert part.code is not None
     outcome, state, verdict = _OUTCOMES.get(part.code, ("failed", "failed", "Failed"))
@@ -322,12 +327,9 @@ def _outcome(
         "report": (shown["verdict"]["state"], verdict),
         "report's reason": (shown["verdict"]["text"], ended["reason"]),
     }
-    sentence = json.loads(runner.holdfast("status", "log", "--json").stdout or "{}").get(
-        "error", ""
-    )
-    said = re.search(r"attempt (\d+), ended .* ago: (\w+), exit code (\d+): (.*)", sentence)
+    said = re.search(r"attempt (\d+), ended .* ago: (\w+), exit code (\d+): (.*)", told.sentence)
     if said is None:
-        yield f"`status log` says {sentence!r}"
+        yield f"`status log` says {told.sentence!r}"
     else:
         found["`status log` attempt"] = (int(said[1]), ended["attempt"])
         found["`status log` outcome"] = (said[2], state)
