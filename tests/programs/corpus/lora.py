@@ -56,7 +56,8 @@ def main(folder, steps):
         if last:
             likes = {"lora": lora, "optimizer": opt_state}
             restored = manager.restore(last, items=likes)
-            lora, opt_state = restored["lora"], restored["optimizer"]
+            lora = restored["lora"]
+            opt_state = restored["optimizer"]
             print(f"resumed from step {last}", flush=True)
         for step in range(last + 1, steps + 1):
             x = np.random.default_rng(step).uniform(-0.5, 0.5, (12, WIDTH)).astype(np.float32)

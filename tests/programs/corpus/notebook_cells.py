@@ -2,7 +2,8 @@
 
 import sys
 
-FOLDER, STEPS = sys.argv[1], int(sys.argv[2])
+FOLDER = sys.argv[1]
+STEPS = int(sys.argv[2])
 
 CELLS = {
     1: """

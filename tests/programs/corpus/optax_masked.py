@@ -59,7 +59,8 @@ manager = CheckpointManager(folder, save_policy=EveryNSteps(5), keep_policy=Keep
 first = 1
 if manager.latest_step() is not None:
     both = manager.restore(items={"params": params, "optimizer": opt_state})
-    params, opt_state = both["params"], both["optimizer"]
+    params = both["params"]
+    opt_state = both["optimizer"]
     first = manager.latest_step() + 1
     print(f"resumed from step {first - 1}", flush=True)
 for step in range(first, steps + 1):
