@@ -25,6 +25,7 @@ from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
+from .steps.doubts import warn_of_absent_root, warn_of_new_root, warn_of_writers
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, NoLineage, StepOrder
@@ -87,6 +88,7 @@ def open_manager(
         undo.callback(root.give_up)
         if group is None:
             refuse_without_joining(root)
+        warn_of_writers(storage, opened.others)
         index = _index_of(root, opened, keep_policy)
         lineage = _lineage_of(root, opened, index, begins=local is not None)
         tier = _open_tier(local, root, lineage)
@@ -136,6 +138,12 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
     claims = open_claims(
         storage, single_writer=options.single_writer, claim_age_s=options.claim_age_s
     )
+
+    def check() -> None:
+        refuse_step_folder(storage)
+        if not options.read_only:
+            warn_of_new_root(storage)
+
     opened = open_root(
         storage,
         claims,
@@ -143,9 +151,11 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         options,
         find_foreign=find_foreign_steps,
         identify=identify,
-        check=lambda: refuse_step_folder(storage),
+        check=check,
         needs_claim=False,
     )
+    if options.read_only and group.index == 0:
+        warn_of_absent_root(storage, opened.files)
     return OpenRoot.of(opened, storage, claims, group=group, options=options), opened
 
 

@@ -21,6 +21,7 @@ from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .restoring.renamed import check_rename
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
+from .steps.doubts import why_no_steps
 from .steps.holds import add_hold
 
 _log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class StepRestorer:
             raise StepNotFound(
                 f"no step of {where} restores: {tried}"
                 if tried
-                else f"there is no step in {where}{more}",
+                else f"there is no step in {where}{more or why_no_steps(self._root.storage)}",
                 path=where,
             )
         return newest, None if newest in line else self._local_key(newest)
@@ -241,10 +242,11 @@ class StepRestorer:
         self._hold(step, hold_s)
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
-        return {
+        restored = {
             item: restore_any(storage, folder, record, item, like=like, options=options)
             for item, like in wanted.items()
         }
+        return restored
 
     def _read_record(
         self, folder: str, wanted: Iterable[str], options: RestoreOptions
@@ -285,7 +287,8 @@ class StepRestorer:
             )
             for item, like in wanted.items()
         }
-        return self._tier.restore(storage, restores, lambda: agreement.is_decided)
+        restored = self._tier.restore(storage, restores, lambda: agreement.is_decided)
+        return restored
 
 
 def _wanted_of(record: Record, wanted: Iterable[str]) -> list[ItemRecord]:

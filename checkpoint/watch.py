@@ -16,6 +16,7 @@ from .format.step_folders import (
     read_hint,
     read_step_names,
 )
+from .steps.doubts import warn_of_absent_root
 from .steps.holds import add_hold, drop_hold
 from .steps.left_behind import Mark, goes_on_from, identify_own, left_among, read_marks
 from .storage.base import Storage
@@ -110,6 +111,7 @@ class _WatchedRoot:
     """
 
     def __init__(self, storage: Storage, after: int | None) -> None:
+        warn_of_absent_root(storage)
         self._storage = storage
         self._after = after
         self._save = ""  # the id of its save; known once it was seen here

@@ -36,6 +36,7 @@ from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..restoring.surgery import operate
+from ..steps.doubts import roots_alike
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..storage.base import Entry, Storage
@@ -446,7 +447,8 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if not entries:
         if "://" not in storage.root and os.path.isdir(storage.root):
             return f"{storage.root} is empty: no checkpoint was saved there"
-        return f"there is nothing at {storage.root}{_above(storage)}"
+        alike = roots_alike(storage)
+        return f"there is nothing at {storage.root}{f'; {alike}' if alike else _above(storage)}"
     if left := sorted(left_steps(storage, find_steps(storage))):
         return (
             f"every step of {storage.root} was left behind by a branch that has no step any more:"
@@ -564,9 +566,10 @@ def restore_items(
         check_rename(options.rename, trees)
     if options.rules is not None:
         check_one_tree([pick_item(checkpoint.info, item) for item in wanted], checkpoint.info)
-    return {
+    restored = {
         item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
     }
+    return restored
 
 
 def check_one_tree(items: Sequence[str], info: CheckpointInfo) -> None:

@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, StepNotFound
 from ..format.item_report import FILE_NAME
@@ -99,12 +99,20 @@ class Swept:
     standing: list[str] = field(default_factory=list)
 
 
-def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str]:
-    """Takes the claims of others away where that is right, or with `force` all; returns why.
+class Fencing(NamedTuple):
+    """Why other writers were fenced, and which were not: they live, or may live."""
+
+    reasons: list[str]
+    others: list[Writer]
+
+
+def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> Fencing:
+    """Takes the claims of others away where that is right, or with `force` all.
 
     Raises Fenced where `me` is a lower attempt of its job.
     """
     reasons = []
+    others = []
     for other, dead in claims.others(me.id):
         if force:
             reason = f"writer {other.id} was fenced by force"
@@ -114,7 +122,9 @@ def fence_others(claims: Claims, me: Writer, *, force: bool = False) -> list[str
             claims.fence(other.id)
             reasons.append(reason)
             _log.info("%s: fenced", reason)
-    return reasons
+        else:
+            others.append(other)
+    return Fencing(reasons, others)
 
 
 def sweep_files(
@@ -249,7 +259,7 @@ def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:
     storage = open_storage(path)
     claims = open_claims(storage)
     try:
-        fenced = fence_others(claims, this_writer(), force=force)
+        fenced = fence_others(claims, this_writer(), force=force).reasons
         deleted = [*sweep_step(storage, claims, ""), *sweep_files(storage, claims)]
         return Swept(fenced, deleted, sorted(claims.standing()))
     except OSError as error:

@@ -78,7 +78,8 @@ class Opened:
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
     nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
     when it was listed; else that is not known. `sharers` is who shares this process's memory.
-    `files` are the names of all files, where the primary has listed them; only it has them.
+    The primary alone has `files`, the names of all files where it has listed them, and `others`,
+    the writers that have the root open too and are not known to be dead.
     """
 
     writer: Writer
@@ -90,6 +91,7 @@ class Opened:
     has_no_branches: bool = False
     sharers: Sharers = ALONE
     files: Collection[str] | None = None
+    others: Sequence[Writer] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,15 +178,17 @@ def open_root(
     name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
 
     files: Collection[str] | None = None
+    others: Sequence[Writer] = ()
 
     def open_it() -> dict[str, Any]:
-        nonlocal files
+        nonlocal files, others
         check()
         opened = _open(
             storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
         )
         files = opened.files
-        told = asdict(replace(opened, files=None))  # its names are too many for a message
+        others = opened.others
+        told = asdict(replace(opened, files=None, others=()))  # they may be many for a message
         return told | {"asks_hosts": launched_sharers() is None}
 
     found = _ask(storage, group, name, open_it, options.save_timeout_s)
@@ -207,6 +211,7 @@ def open_root(
         has_no_branches=found["has_no_branches"],
         sharers=sharers,
         files=files,
+        others=others,
     )
 
 
@@ -330,7 +335,8 @@ def _open(
     # Who names no format reads it once, when others see the claim.
     reads_later = options.step_format is None and not options.read_only
     names = PLAIN_NAMES if reads_later else _step_names(storage, options)
-    has_claim = not options.read_only and _claim(storage, claims, writer, needs_claim)
+    others = None if options.read_only else _claim(storage, claims, writer, needs_claim)
+    has_claim = others is not None
     if has_claim:
         try:
             names = _settle_step_names(storage, claims, options, names, writer)
@@ -354,6 +360,7 @@ def _open(
         step_names=names,
         has_no_branches=_has_no_branches(found.listing),
         files=found.listing.files,
+        others=others or (),
     )
 
 
@@ -405,9 +412,11 @@ def _settle_step_names(
     return names
 
 
-def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) -> bool:
-    """Takes the claim and fences the dead. Where the disk is full, what the dead have left is swept
-    first; returns whether it was taken.
+def _claim(
+    storage: Storage, claims: Claims, writer: Writer, needs_claim: bool
+) -> list[Writer] | None:
+    """Takes the claim and fences the dead; returns who else writes there, None where it was not
+    taken. Where the disk is full, what the dead have left is swept first.
     """
     try:
         claims.take(writer)
@@ -416,12 +425,11 @@ def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) 
             raise
     else:
         try:
-            fence_others(claims, writer)
+            return fence_others(claims, writer).others
         except BaseException:
             claims.fence(writer.id)
             raise
-        return True
-    fence_others(claims, writer)
+    others = fence_others(claims, writer).others
     sweep_files(storage, claims)
     try:
         claims.take(writer)
@@ -433,8 +441,8 @@ def _claim(storage: Storage, claims: Claims, writer: Writer, needs_claim: bool) 
             " room: %s",
             error,
         )
-        return False
-    return True
+        return None
+    return others
 
 
 def _is_full(error: CheckpointError) -> bool:

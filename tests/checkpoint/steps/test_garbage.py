@@ -214,9 +214,9 @@ def test_only_whom_one_may_fence_is_fenced(tmp_path: Path) -> None:
     me = this_writer()
     claims = LocalClaims(storage)
     claims.take(living)
-    assert fence_others(claims, me) == [] and claims.standing() == {living.id}
+    assert fence_others(claims, me) == ([], [living]) and claims.standing() == {living.id}
     assert (
-        fence_others(claims, me, force=True) == [f"writer {living.id} was fenced by force"]
+        fence_others(claims, me, force=True).reasons == [f"writer {living.id} was fenced by force"]
         and claims.standing() == set()
     )
 
