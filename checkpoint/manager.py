@@ -370,7 +370,8 @@ class CheckpointManager:
 
         `like` is a tree of arrays or jax.ShapeDtypeStructs with shardings, of any topology (None:
         numpy; SAVED: the saved shardings); for an iterator's item the iterator, which takes its
-        state back. An abstract mesh in it means the one that `jax.set_mesh` has set. `items` names
+        state back. None within a tree is no leaf, as in all of jax, and stays None. An abstract
+        mesh in a `like` means the one that `jax.set_mesh` has set. `items` names
         several, each with its `like` or None, and a dict of them comes back, all of one step.
         Without a `like`, a class that is not among `types` comes back as `Node`, with `plain=True`
         as dict or list. `rename` turns the paths of stored leaves into those of `like`: a mapping,

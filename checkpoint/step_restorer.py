@@ -246,6 +246,7 @@ class StepRestorer:
             item: restore_any(storage, folder, record, item, like=like, options=options)
             for item, like in wanted.items()
         }
+        options.check_choice()
         return restored
 
     def _read_record(
@@ -288,6 +289,7 @@ class StepRestorer:
             for item, like in wanted.items()
         }
         restored = self._tier.restore(storage, restores, lambda: agreement.is_decided)
+        options.check_choice()
         return restored
 
 

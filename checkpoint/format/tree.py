@@ -13,6 +13,7 @@ import contextlib
 import functools
 import gc
 import keyword
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,7 @@ _KEYED = _MAPPING_KINDS | {"namedtuple", "object"}
 _KEY_TYPES = frozenset({str, int})
 _SEQUENCE = {"kind", "nodes"}
 _MAPPING = {"kind", "nodes", "keys"}  # what a node's description has
+_KEY = re.compile(r"(?:[^\\.]|\\.)+", re.DOTALL)  # of a leaf path
 _ESCAPED = {ord(char): f"\\{char}" for char in "\\.[]"} | {
     code: f"\\x{code:02x}" for code in (*range(32), 127)
 }
@@ -215,6 +217,11 @@ def escape(key: str | int) -> str:
 
 def join_path(path: str, key: str | int) -> str:
     return f"{path}.{escape(key)}" if path else escape(key)
+
+
+def keys_of(path: str) -> list[str]:
+    """Returns the keys of a leaf path, escaped as they stand in it; empty ones are left out."""
+    return _KEY.findall(path)
 
 
 def plain_name(path: str) -> str:

@@ -569,6 +569,7 @@ def restore_items(
     restored = {
         item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
     }
+    options.check_choice()
     return restored
 
 

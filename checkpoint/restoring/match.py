@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import jax
@@ -16,11 +15,11 @@ from ..errors import TreeMismatch
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.static_data import are_alike, show_static_data
-from ..format.tree import VALUE_TYPES, is_key, type_name
+from ..format.tree import VALUE_TYPES, FlatTree, describe, is_key, type_name
+from .likely_names import likely_renames, saved_leaves, wanted_leaves
 from .ranges import holds
 
 LISTED = 5  # leaves that a message names
-COMPARED = 1000  # names that may be those of renamed leaves
 
 _PYTHON_KINDS = {"b": bool, "i": int, "u": int, "c": complex}
 
@@ -50,8 +49,8 @@ class LeafRequest(NamedTuple):
     weak: bool = False
 
 
-def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> None:
-    """Raises TreeMismatch, which lists the wanted leaves that were not saved.
+def check_paths(item: ItemRecord, wanted: Sequence[str], like: FlatTree, *, strict: bool) -> None:
+    """Raises TreeMismatch, which lists the `wanted` leaves of a `like` that were not saved.
 
     If strict, it lists the saved ones that are not wanted, too.
     """
@@ -69,7 +68,11 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
             f"{_count(unexpected)} of the checkpoint not in `like`: {listed(unexpected)}"
             " (partial=True leaves them out)"
         )
-    pairs = likely_pairs(missing, saved - asked)
+    lost = set(missing)
+    pairs = likely_renames(
+        [leaf for leaf in wanted_leaves(like) if leaf.path in lost],
+        [leaf for leaf in saved_leaves(item) if leaf.path not in asked],
+    )
     if pairs:
         more = " and so on" if len(missing) > len(pairs) else ""
         lines.append(f"for what was renamed pass rename={pairs}{more}")
@@ -79,6 +82,26 @@ def check_paths(item: ItemRecord, wanted: Sequence[str], *, strict: bool) -> Non
         expected="a leaf" if missing else "none",
         found="none" if missing else "a leaf",
     )
+
+
+def check_not_only_none(item: ItemRecord, like: Any) -> None:
+    """Raises TreeMismatch where a `like` without leaves has None in place of saved ones."""
+    marked = jax.tree_util.tree_map(
+        lambda leaf: 0 if leaf is None else leaf, like, is_leaf=lambda leaf: leaf is None
+    )
+    nones = describe(marked)[1]
+    lost = [
+        leaf.path for leaf in item.leaves if any(_is_below(f"{leaf.path}.", path) for path in nones)
+    ]
+    if lost:
+        raise TreeMismatch(
+            f"item {item.name!r}: `like` has None in place of {listed(lost)}, and no leaf: None is"
+            " no leaf, as in all of jax, so nothing would be restored. For numpy leave `like` out;"
+            f" partial=lambda path: path == {lost[0]!r} chooses leaves then",
+            leaf=lost[0],
+            expected="None",
+            found="a leaf",
+        )
 
 
 def check_statics(item: ItemRecord, wanted: Mapping[str, Any], paths: Sequence[str]) -> None:
@@ -103,18 +126,6 @@ def check_statics(item: ItemRecord, wanted: Mapping[str, Any], paths: Sequence[s
 
 def _is_below(path: str, node: str) -> bool:
     return not node or path.startswith(f"{node}.")
-
-
-def likely_pairs(missing: Sequence[str], unasked: Set[str]) -> dict[str, str]:
-    """Returns which saved leaves that nobody asked for the first missing ones may be, by name."""
-    # Comparing all names with all takes minutes for a large model.
-    candidates = sorted(unasked)[:COMPARED]
-    pairs = {}
-    for path in missing[:LISTED]:
-        for found in difflib.get_close_matches(path, candidates, n=1):
-            candidates.remove(found)
-            pairs[found] = path
-    return pairs
 
 
 def check_leaf_types(item: ItemRecord, leaves: Sequence[Any], paths: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..errors import TreeMismatch
 from ..format.record import ItemRecord
 from ..format.rename import Names, matches, rename_all, renamer
-from .match import likely_pairs, listed
+from .likely_names import NamedLeaf, likely_renames
+from .match import listed
 from .reader import Allocate, ArrayReader, ReadRequest
 
 
@@ -41,10 +42,11 @@ def check_rename(names: Names, items: Iterable[ItemRecord]) -> None:
     lefts = list(names) if isinstance(names, Mapping) else [pattern for pattern, _ in names]
     if not paths or any(matches(names, path) for path in paths):
         return
-    pairs = {found: renamer(names)(left) for found, left in likely_pairs(lefts, set(paths)).items()}
-    likely = f"perhaps rename={pairs}" if pairs else "write names of the checkpoint on the left"
+    likely = likely_renames(list(map(NamedLeaf, lefts)), list(map(NamedLeaf, paths)))
+    pairs = {found: renamer(names)(left) for found, left in likely.items()}
+    advice = f"perhaps rename={pairs}" if pairs else "write names of the checkpoint on the left"
     raise TreeMismatch(
-        f"rename= matches no leaf, {likely}; it renames {listed(lefts)}, and the checkpoint has"
+        f"rename= matches no leaf, {advice}; it renames {listed(lefts)}, and the checkpoint has"
         f" {listed(paths)} (a function may leave all as they are)",
         expected=lefts[0],
         found=listed(paths),

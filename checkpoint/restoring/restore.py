@@ -35,8 +35,10 @@ from .match import (
     SAVED,
     LeafRequest,
     check_leaf_types,
+    check_not_only_none,
     check_paths,
     check_statics,
+    listed,
     match_leaves,
     refuse,
     request_as_saved,
@@ -58,6 +60,35 @@ def check_alone(need: MemoryNeed) -> None:
     shortage = find_shortage([need])
     if shortage is not None:
         raise shortage.error()
+
+
+class Choice:
+    """A predicate on leaf paths, which knows whether it has chosen any of those it was asked about.
+
+    For one restore, of one item or several.
+    """
+
+    def __init__(self, predicate: Callable[[str], bool]) -> None:
+        self._predicate = predicate
+        self._has_chosen = False
+        self._refused: list[str] = []
+
+    def __call__(self, path: str) -> bool:
+        is_chosen = bool(self._predicate(path))
+        self._has_chosen |= is_chosen
+        if not is_chosen:
+            self._refused.append(path)
+        return is_chosen
+
+    def check(self) -> None:
+        """Raises TreeMismatch where it was asked, and has chosen nothing."""
+        if self._refused and not self._has_chosen:
+            paths = listed(self._refused)
+            raise TreeMismatch(
+                f"partial= chooses no leaf, and nothing would be restored; the leaves are {paths}",
+                expected="a leaf",
+                found=paths,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +126,27 @@ class RestoreOptions:
     def __post_init__(self) -> None:
         if self.read not in ("each", "once", "auto"):
             raise ValueError(f'restore: read is "each", "once" or "auto", not {self.read!r}')
+        partial = self.partial
+        if callable(partial):
+            if not isinstance(partial, Choice):
+                object.__setattr__(self, "partial", Choice(partial))
+        elif not isinstance(partial, bool):
+            paths = [partial] if isinstance(partial, str) else partial
+            raise TypeError(
+                f"restore: partial={partial!r}: expected True, False, or a function that says of a"
+                f" leaf's path whether it is read: partial=lambda path: path in {paths!r}"
+            )
+        for name in ("cast", "plain"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"restore: {name}={getattr(self, name)!r}: expected True or False")
+        if isinstance(self.types, type):
+            shown = self.types.__name__
+            raise TypeError(f"restore: types={shown}: expected several, as in types=[{shown}]")
+
+    def check_choice(self) -> None:
+        """Raises TreeMismatch where a predicate has chosen no leaf of all items of a restore."""
+        if isinstance(self.partial, Choice):
+            self.partial.check()
 
     def check_like(self, like: Any) -> None:
         """Raises ValueError where the options do not go with the `like`."""
@@ -193,11 +245,13 @@ def _restore_as_saved(
 def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: RestoreOptions) -> Any:
     partial = options.partial
     flat = encode_leaf_types(FlatTree.of(like))
+    if not flat.leaves:
+        check_not_only_none(item, like)
     chosen = [not callable(partial) or partial(path) for path in flat.paths]
     wanted = list(itertools.compress(flat.paths, chosen))
     check_statics(item, flat.statics, wanted)
     try:
-        check_paths(item, wanted, strict=partial is False)
+        check_paths(item, wanted, flat, strict=partial is False)
     except TreeMismatch:
         check_leaf_types(item, flat.leaves, flat.paths)
         raise

@@ -19,7 +19,7 @@ from ..arrays.dtypes import can_store, dtype_named, name_of
 from ..errors import TreeMismatch, UnsupportedLeaf
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from ..format.tree import describe, escape, flatten, plain_name
+from ..format.tree import describe, escape, flatten, keys_of, plain_name
 from .array_views import (
     Casted,
     Expanded,
@@ -62,7 +62,6 @@ from .surgery_rules import (
 
 BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
 _FIXED_KINDS = ("key", "unreadable")
-_KEY = re.compile(r"(?:[^\\.]|\\.)+", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -628,7 +627,7 @@ def _path(name: str) -> str:
 
 def _keys(name: str) -> list[str]:
     """Returns the keys that the dots of a name divide, [] for a name with an empty key."""
-    texts = _KEY.findall(name)
+    texts = keys_of(name)
     return [plain_name(text) for text in texts] if ".".join(texts) == name else []
 
 

@@ -89,6 +89,51 @@ MISTAKES: dict[str, tuple[Callable[[CheckpointManager], object], type[Exception]
 
 
 MISTAKES |= {
+    "a name as partial": (
+        lambda manager: manager.restore(partial="params.w"),  # type: ignore[arg-type]
+        TypeError,
+        "restore: partial='params.w': expected True, False, or a function that says of a leaf's"
+        " path whether it is read: partial=lambda path: path in ['params.w']",
+    ),
+    "names as partial": (
+        lambda manager: manager.restore(partial=["a", "b"]),  # type: ignore[arg-type]
+        TypeError,
+        "restore: partial=['a', 'b']: expected True, False, or a function that says of a leaf's"
+        " path whether it is read: partial=lambda path: path in ['a', 'b']",
+    ),
+    "a dtype as cast": (
+        lambda manager: manager.restore(cast="float16"),  # type: ignore[arg-type]
+        TypeError,
+        "restore: cast='float16': expected True or False",
+    ),
+    "a class as types": (
+        lambda manager: manager.restore(types=dict),  # type: ignore[arg-type]
+        TypeError,
+        "restore: types=dict: expected several, as in types=[dict]",
+    ),
+    "a predicate that matches nothing": (
+        lambda manager: manager.restore(partial=lambda path: path == "w"),
+        TreeMismatch,
+        "step 8: partial= chooses no leaf, and nothing would be restored; the leaves are"
+        " 'params.b', 'params.w'",
+    ),
+    "a predicate that matches nothing of a like": (
+        lambda manager: manager.restore(like=_params(), partial=lambda path: path == "w"),
+        TreeMismatch,
+        "step 8: partial= chooses no leaf, and nothing would be restored; the leaves are"
+        " 'params.b', 'params.w'",
+    ),
+    "None for numpy": (
+        lambda manager: manager.restore(like={"params": {"w": None}}, partial=True),
+        TreeMismatch,
+        "step 8: item 'state': `like` has None in place of 'params.w', and no leaf: None is no"
+        " leaf, as in all of jax, so nothing would be restored. For numpy leave `like` out;"
+        " partial=lambda path: path == 'params.w' chooses leaves then",
+    ),
+}
+
+
+MISTAKES |= {
     "save without a step": (
         lambda manager: manager.save(_params()),  # type: ignore[arg-type]
         TypeError,
@@ -264,6 +309,22 @@ def test_a_rename_is_for_all_items_of_a_restore(tmp_path: Path) -> None:
             load(path, item="optimizer", rename={"w": "v"})
         with pytest.raises(TreeMismatch, match=rf"^{tmp_path}/1: the leaf 'm'.* as int8\[1\]"):
             load(path, {"m": np.zeros(1, "int8")}, item="optimizer")
+
+
+def test_a_predicate_is_for_all_items_of_a_restore(tmp_path: Path) -> None:
+    """One item with a leaf of its choice is enough, and an item without leaves needs none."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"model": {"w": np.ones(1)}, "optimizer": {"m": np.ones(1)}}).wait()
+        manager.save(2, {"nothing": {}}).wait()
+        both: dict[str, Any] = {"model": None, "optimizer": None}
+        restored = manager.restore(1, items=both, partial=lambda path: path == "w")
+        assert restored["model"]["w"] == 1 and restored["optimizer"] == {"m": None}
+        with pytest.raises(TreeMismatch, match="chooses no leaf"):
+            manager.restore(1, items=both, partial=lambda path: path == "v")
+        assert manager.restore(2, partial=lambda path: False) == {"nothing": {}}
+        assert manager.restore(2, {"nothing": None}, partial=True) == {"nothing": None}
+    with pytest.raises(TreeMismatch, match=rf"^{tmp_path}/1: partial= chooses no leaf"):
+        load(tmp_path / "1", items=both, partial=lambda path: path == "v")
 
 
 def test_a_metric_that_no_step_has_keeps_all(

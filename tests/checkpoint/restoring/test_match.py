@@ -16,6 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from holdfast.checkpoint import TreeMismatch
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
+from holdfast.checkpoint.format.tree import FlatTree, describe
 from holdfast.checkpoint.restoring.match import (
     LISTED,
     SAVED,
@@ -120,16 +121,17 @@ def test_paths_agree_or_the_error_lists_both_sides(
     """Every wanted leaf has to be saved and, if strict, every saved one wanted; the message has
     each that is not.
     """
-    item = ItemRecord(
-        "state", "tree", (), None, tuple(LeafRecord(path, "int", value=1) for path in sorted(saved))
-    )
+    tree = describe(dict.fromkeys(saved, 1))[0]
+    leaves = tuple(LeafRecord(path, "int", value=1) for path in sorted(saved))
+    item = ItemRecord("state", "tree", (), tree, leaves)
+    like = FlatTree.of(dict.fromkeys(wanted, 1))
     missing = wanted - saved
     unexpected = saved - wanted if strict else set()
     if not missing and not unexpected:
-        check_paths(item, sorted(wanted), strict=strict)
+        check_paths(item, like.paths, like, strict=strict)
         return
     with pytest.raises(TreeMismatch) as caught:
-        check_paths(item, sorted(wanted), strict=strict)
+        check_paths(item, like.paths, like, strict=strict)
     listed = re.findall(r"'(.)'", str(caught.value))
     assert set(listed) == {*sorted(missing)[:LISTED], *sorted(unexpected)[:LISTED]}
     assert caught.value.leaf == min(missing or unexpected)
