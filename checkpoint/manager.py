@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from .layouts.inspection import Structure
 from .manager_parts import open_manager
 from .memory.budget import USE
 from .notebook import html_table, shown_steps
-from .options import Local, Options
+from .options import Local, Options, answers_foreign_words
 from .policy import (
     KeepAll,
     KeepBest,
@@ -56,6 +57,9 @@ from .storage.threads import register_at_exit
 EXIT_DELETIONS_S = 1.0  # for what the keep policy has let go, when the interpreter ends
 
 
+@answers_foreign_words(
+    "write options=Options({word}={value})", [each.name for each in fields(Options)]
+)
 class CheckpointManager:
     """Saves, keeps and restores the steps of one root. In a group every process makes one, and
     calls the same methods in the same order.

@@ -14,7 +14,7 @@ from .agreement.misses import Misses
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format, read_step_names
 from .lanes import DurableLane, LocalLane, SaveLane
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify
+from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
 from .local_tier.no_tier import NoTier
 from .local_tier.tier import LocalTier
 from .options import Local, Options, Statistics
@@ -25,13 +25,18 @@ from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
-from .steps.doubts import warn_of_absent_root, warn_of_new_root, warn_of_writers
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, NoLineage, StepOrder
 from .steps.object_claims import open_claims
 from .steps.opening import Opened, OpenRoot, look_at_steps, mark_left, open_root
-from .steps.refusals import refuse_step_folder, refuse_without_joining
+from .steps.refusals import (
+    refuse_step_folder,
+    refuse_without_joining,
+    warn_of_absent_root,
+    warn_of_new_root,
+    warn_of_writers,
+)
 from .steps.root_report import NoReporter, RootReporter
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -156,6 +161,8 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
     )
     if options.read_only and group.index == 0:
         warn_of_absent_root(storage, opened.files)
+    if group.index == 0 and not opened.steps and not opened.foreign:
+        warn_of_unread(storage, opened.files)
     return OpenRoot.of(opened, storage, claims, group=group, options=options), opened
 
 

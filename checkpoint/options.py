@@ -4,20 +4,50 @@ progress; and what the paths mean that callers give.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .notebook import html_table
 from .policy import SavePolicy, check_save_policy
 
+T = TypeVar("T")
 DAY_S = 24 * 3600.0
 PROGRESS_S = 0.25
+_KEEP_BEST = 'write keep_policy=KeepBest(3, "loss", mode="min"), and metrics={"loss": ...} to save'
+_NAMED_LATER = (
+    'leave it out: items are named where they are saved, save(step, items={"state": ...})'
+)
+_BACKGROUND = "leave it out: saves go on in the background, and `wait_until_finished` waits"
+_MADE = "leave it out: a root is made when it is opened for writing"
+# Words of Orbax's, and how holdfast spells them; {value} is what was given.
+_SPELLED = {
+    "max_to_keep": "write keep_policy=KeepLast({value})",
+    "keep_period": "write keep_policy=KeepAnyOf(KeepLast(3), KeepEvery({value}))",
+    "keep_time_interval": "write keep_policy=KeepEverySeconds(3600)",
+    "save_interval_steps": "write save_policy=EveryNSteps({value})",
+    "save_on_steps": "write save_policy=AtSteps({value})",
+    "should_save_fn": "write save_policy=..., an object with a method `wants`",
+    "save_decision_policy": "write save_policy=EveryNSteps(100)",
+    "preservation_policy": "write keep_policy=KeepLast(3)",
+    "best_fn": _KEEP_BEST,
+    "best_mode": _KEEP_BEST,
+    "step_prefix": 'write options=Options(step_format="step_{:d}")',
+    "step_format_fixed_length": 'write options=Options(step_format="{:08d}")',
+    "step_name_format": 'write options=Options(step_format="step_{:d}")',
+    "create": _MADE,
+    "enable_async_checkpointing": _BACKGROUND,
+    "async_options": _BACKGROUND,
+    "checkpointers": _NAMED_LATER,
+    "item_names": _NAMED_LATER,
+    "item_handlers": _NAMED_LATER,
+}
 
 
 @dataclass(frozen=True)
@@ -157,6 +187,33 @@ class Statistics:
             }
 
 
+def answers_foreign_words(other: str, others: Collection[str]) -> Callable[[type[T]], type[T]]:
+    """Decorates a class: its call answers such a word with a TypeError that has the right spelling.
+
+    `others` are words that belong into another call, `other` is how they are written there.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        init: Callable[..., None] = cls.__init__
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **given: Any) -> None:
+            for word in given.keys() & {*_SPELLED, *others}:
+                spelled = other if word in others else _SPELLED[word]
+                spelled = spelled.replace("{word}", word).replace("{value}", repr(given[word]))
+                raise TypeError(f"{cls.__name__} has no {word}=: {spelled}")
+            init(self, *args, **given)
+
+        setattr(cls, "__init__", checked)  # noqa: B010  mypy wants no assignment to a method
+        return cls
+
+    return decorate
+
+
+@answers_foreign_words(
+    "write CheckpointManager(directory, {word}={value})",
+    ("directory", "save_policy", "keep_policy", "group", "local"),
+)
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Settings of a CheckpointManager.

@@ -96,15 +96,37 @@ def _has_verb(policy: object, verb: str) -> bool:
 def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
     if _has_verb(policy, verb):
         return
-    number = policy if isinstance(policy, int) else 3
+    _refuse_other_kind(f"{name}={_shown(policy)}", policy, verb)
+    number = policy if type(policy) is int else 3
     raise TypeError(
         f"{name}={policy!r} is no policy: write {name}={example}({number}), or pass an object with"
         f" a method `{verb}`"
     )
 
 
+def _refuse_other_kind(given: str, policy: object, verb: str) -> None:
+    """Raises TypeError for a keep policy where a save policy is expected, and the other way round;
+    `verb` is that of the expected one.
+    """
+    if verb == "wants" and callable(getattr(policy, "keeps", None)):
+        raise TypeError(
+            f"{given} says which steps stay, and not when to save: write"
+            f" keep_policy={_shown(policy)}, and save_policy=EveryNSteps(100)"
+        )
+    if verb == "keeps" and callable(getattr(policy, "wants", None)):
+        raise TypeError(
+            f"{given} says when to save, and not which steps stay: write"
+            f" save_policy={_shown(policy)}, and keep_policy=KeepLast(3)"
+        )
+
+
+def _shown(policy: object) -> str:
+    return f"{policy.__name__}(...)" if isinstance(policy, type) else repr(policy)
+
+
 def _check_inner(kind: str, policy: object, verb: str, example: str) -> None:
     if not _has_verb(policy, verb):
+        _refuse_other_kind(f"{kind}({_shown(policy)})", policy, verb)
         raise TypeError(
             f"{kind}: {policy!r} is no policy: write {kind}({example}(3), ...), with a policy for"
             " each argument"

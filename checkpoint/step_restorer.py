@@ -15,14 +15,15 @@ from .agreement.group_record import SentRecord, read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, is_small, name_items
 from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
 from .format.record import ItemRecord, Record
-from .layouts.detect import restore_items
+from .layouts.detect import restore_items, why_not_read
 from .local_tier.parts import LocalKey
 from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .restoring.renamed import check_rename
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
-from .steps.doubts import why_no_steps
 from .steps.holds import add_hold
+from .steps.refusals import why_no_steps
+from .storage.path import StorePath
 
 _log = logging.getLogger(__name__)
 # steps that one restore sees deleted or overwritten while it reads them, before it gives up
@@ -119,12 +120,14 @@ class StepRestorer:
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
             where = self._root.where
+            storage = self._root.storage
             tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
             more = f"; it has {sorted(left)}, which were left behind: name one" if left else ""
+            more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
             raise StepNotFound(
                 f"no step of {where} restores: {tried}"
                 if tried
-                else f"there is no step in {where}{more or why_no_steps(self._root.storage)}",
+                else f"there is no step in {where}{more}",
                 path=where,
             )
         return newest, None if newest in line else self._local_key(newest)

@@ -16,9 +16,9 @@ from .format.step_folders import (
     read_hint,
     read_step_names,
 )
-from .steps.doubts import warn_of_absent_root
 from .steps.holds import add_hold, drop_hold
 from .steps.left_behind import Mark, goes_on_from, identify_own, left_among, read_marks
+from .steps.refusals import warn_of_absent_root
 from .storage.base import Storage
 from .storage.path import open_storage
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -48,11 +50,24 @@ def _complete(kind: str) -> Callable[..., list[CompletionItem]]:
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
+def _check_command(
+    context: click.Context, parameter: click.Parameter, command: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Returns a command; a script that is none is a usage error, which says how to run it."""
+    if command and command[0].endswith(".py") and shutil.which(command[0]) is None:
+        raise click.UsageError(
+            f"{command[0]} is a script, and no command that can be run: write python"
+            f" {shlex.join(command)}"
+        )
+    return command
+
+
 command_argument = click.argument(
     "command",
     nargs=-1,
     required=True,
     type=click.UNPROCESSED,
+    callback=_check_command,
     shell_complete=_complete("file"),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

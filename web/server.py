@@ -182,7 +182,8 @@ def serve_page(
         command = install_command("web")
         raise ImportError(f"the page needs starlette and uvicorn: {command}") from None
     token = token or secrets.token_urlsafe(24)
-    with _listening(host, port) as listener:
+    option = "--web-port" if end_with_input else "--port"  # `holdfast run --web` starts it so
+    with _listening(host, port, option) as listener:
         address, port, *_ = listener.getsockname()
         shown_host = f"[{address}]" if ":" in address else address
 
@@ -205,14 +206,14 @@ def serve_page(
         asyncio.run(serve())
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int, option: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         raise OSError(
             f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another"
-            " --port, or 0 for a free one"
+            f" {option}, or 0 for a free one"
         ) from None
 
 

@@ -36,9 +36,9 @@ from ..restoring.per_process import PerProcessSelection
 from ..restoring.renamed import RenamedReader, check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..restoring.surgery import operate
-from ..steps.doubts import roots_alike
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
+from ..steps.refusals import roots_alike
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, join, open_storage, split
 from ..storage.tombstone import RECORD_NAME
@@ -48,15 +48,41 @@ from .holdfast import HoldfastCheckpoint, HoldfastLayout
 log = logging.getLogger("holdfast.checkpoint")
 _NUMBERED = re.compile(r"(?<![0-9])[0-9]{1,18}\Z")
 _PICKLE = "it is a pickle, and to read one is to run it"
-# Weights that no layout here reads, by the ends of their names, and why.
+_TO_SAFETENSORS = f"{_PICKLE} (docs/from-hugging-face.md says how to make safetensors of it)"
+# Weights that no layout here reads, by the ends of their names: why, and what to do.
 NOT_READ = {
-    ".distcp": "the index of PyTorch's DCP is a pickle, and to read one is to run it",
-    ".bin": _PICKLE,
-    ".pt": _PICKLE,
-    ".pth": _PICKLE,
-    ".msgpack": "it is one message without ranges to read",
-    ".gguf": "its blocks are of no dtype that jax has",
+    ".distcp": f"the index of PyTorch's DCP is a pickle{_TO_SAFETENSORS.removeprefix(_PICKLE)}",
+    ".bin": _TO_SAFETENSORS,
+    ".pt": _TO_SAFETENSORS,
+    ".pth": _TO_SAFETENSORS,
+    ".ckpt": _TO_SAFETENSORS,
+    ".pkl": f"{_PICKLE}; where you trust it, unpickle it and save(path, tree)",
+    ".pickle": f"{_PICKLE}; where you trust it, unpickle it and save(path, tree)",
+    ".msgpack": (
+        "it is one message of flax's without ranges to read; write save(path,"
+        " flax.serialization.msgpack_restore(data)) once, with its bytes"
+    ),
+    ".gguf": (
+        "its blocks are of no dtype that jax has; take the safetensors files that it was made of"
+    ),
+    ".keras": (
+        "it is Keras's own; load it with keras.saving.load_model, and save what it holds"
+        " (docs/keras.md)"
+    ),
+    ".h5": "it is HDF5; load it with the library that wrote it, and save(path, tree)",
+    ".npz": "it is numpy's; write save(path, dict(numpy.load(file))) once",
+    ".npy": "it is numpy's; write save(path, numpy.load(file)) once",
+    ".eqx": (
+        "it is Equinox's; write save(path, equinox.tree_deserialise_leaves(file, like)) once"
+        " (docs/equinox.md)"
+    ),
 }
+# A file of flax.training.checkpoints is called so, without an ending.
+_FLAX_STEP = re.compile(r"checkpoint_[0-9.]+")
+_FROM_FLAX = (
+    "it is one message of flax's; write save(path,"
+    " flax.training.checkpoints.restore_checkpoint(folder, None)) once"
+)
 _USUAL_ITEMS = ("state", "default", "pytree")
 
 
@@ -441,7 +467,7 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
     if "://" not in storage.root and os.path.isfile(storage.root):
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
-            f" .safetensors{_why_not_read([os.path.basename(storage.root)])}"
+            f" .safetensors{why_not_read([os.path.basename(storage.root)])}"
         )
     entries = storage.list("")
     if not entries:
@@ -473,7 +499,7 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
         )
     return (
         f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"
-        f" holds {_some(names)}{_why_not_read(names)}"
+        f" holds {_some(names)}{why_not_read(names)}"
     )
 
 
@@ -512,16 +538,26 @@ def are_packs(names: Iterable[str]) -> bool:
     return all(FILE_NAME.fullmatch(name.rpartition("/")[2]) for name in names)
 
 
-def _why_not_read(names: Sequence[str]) -> str:
+def why_not_read(names: Sequence[str]) -> str:
     """Returns why the first of these names that is a model's is not read; "" where none is."""
+    for name in names:
+        if _FLAX_STEP.fullmatch(name):
+            return f"; {name} is not read: {_FROM_FLAX}"
     for ending, why in NOT_READ.items():
         for name in names:
             if name.endswith(ending):
-                return (
-                    f"; {name} is not read: {why} (docs/from-hugging-face.md says how to make"
-                    " safetensors of it)"
-                )
+                return f"; {name} is not read: {why}"
     return ""
+
+
+def warn_of_unread(storage: Storage, files: Collection[str] | None) -> None:
+    """Warns that a root without steps has what another library saved, and nothing here reads.
+
+    `files` are the names of all files below it, where they are known.
+    """
+    why = why_not_read(list(StorePath(storage).names() if files is None else files))
+    if why:
+        log.warning("%s has no step that is read%s", storage.root, why)
 
 
 def _above(storage: Storage) -> str:

@@ -12,11 +12,11 @@ from jax.sharding import Sharding
 from ..arrays.dtypes import is_weak, name_of
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch
+from ..format.likely_names import likely_renames, saved_leaves, wanted_leaves
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.static_data import are_alike, show_static_data
 from ..format.tree import VALUE_TYPES, FlatTree, describe, is_key, type_name
-from .likely_names import likely_renames, saved_leaves, wanted_leaves
 from .ranges import holds
 
 LISTED = 5  # leaves that a message names
@@ -243,7 +243,8 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     shape = getattr(like, "shape", None)
     dtype = getattr(like, "dtype", None)
     if shape is None or dtype is None:
-        refuse(leaf, f"a {type(like).__name__}")
+        struct = f"jax.ShapeDtypeStruct({leaf.shape}, {leaf.dtype!r}, sharding=...)"
+        refuse(leaf, f"a {type(like).__name__}", f"; write {struct}" if leaf.dtype else "")
     sharding = _wanted_sharding(leaf, like)
     if leaf.per_process and not getattr(sharding, "is_fully_addressable", True):
         refuse(leaf, "one array of several processes, though each keeps its own")

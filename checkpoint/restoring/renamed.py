@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import TreeMismatch
+from ..format.likely_names import NamedLeaf, likely_renames
 from ..format.record import ItemRecord
 from ..format.rename import Names, matches, rename_all, renamer
-from .likely_names import NamedLeaf, likely_renames
 from .match import listed
 from .reader import Allocate, ArrayReader, ReadRequest
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from ..arrays.dtypes import as_weak
 from ..arrays.jax_settings import own_settings
@@ -149,7 +150,17 @@ class RestoreOptions:
             self.partial.check()
 
     def check_like(self, like: Any) -> None:
-        """Raises ValueError where the options do not go with the `like`."""
+        """Raises ValueError where the options do not go with the `like`, TypeError for a `like`
+        that says where leaves are to lie, and not which.
+        """
+        if isinstance(like, Sharding | PartitionSpec | Mesh):
+            kind = type(like).__name__
+            raise TypeError(
+                f"restore: like={kind}(...): expected a tree of arrays or jax.ShapeDtypeStructs;"
+                " for one sharding of all leaves write like=jax.tree.map(lambda leaf:"
+                " jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree), with a"
+                " `tree` of structure(...)"
+            )
         if self.plain and like is not None and like is not SAVED:
             raise ValueError(
                 "plain=True is for a restore without a `like` (or with SAVED): a `like` says itself"

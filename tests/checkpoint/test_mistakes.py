@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from holdfast.checkpoint import (
     AnyOf,
@@ -20,6 +23,7 @@ from holdfast.checkpoint import (
     KeepBest,
     KeepLast,
     Local,
+    Options,
     StepExists,
     StepNotFound,
     TreeMismatch,
@@ -36,6 +40,10 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
         for step in (4, 8):
             manager.save(step, _params()).wait()
         yield manager
+
+
+def _sharding() -> Any:
+    return SingleDeviceSharding(jax.devices()[0])
 
 
 def _params(name: str = "w", shape: tuple[int, ...] = (4, 4), kind: str = "float32") -> Any:
@@ -123,6 +131,20 @@ MISTAKES |= {
         "step 8: partial= chooses no leaf, and nothing would be restored; the leaves are"
         " 'params.b', 'params.w'",
     ),
+    "a sharding as the like": (
+        lambda manager: manager.restore(like=_sharding()),
+        TypeError,
+        "restore: like=SingleDeviceSharding(...): expected a tree of arrays or"
+        " jax.ShapeDtypeStructs; for one sharding of all leaves write like=jax.tree.map(lambda"
+        " leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree), with a"
+        " `tree` of structure(...)",
+    ),
+    "shardings in place of leaves": (
+        lambda manager: manager.restore(like={"params": {"w": _sharding()}}, partial=True),
+        TreeMismatch,
+        "step 8: the leaf 'params.w' was expected as a SingleDeviceSharding, the checkpoint has"
+        " float32[4, 4]; write jax.ShapeDtypeStruct((4, 4), 'float32', sharding=...)",
+    ),
     "None for numpy": (
         lambda manager: manager.restore(like={"params": {"w": None}}, partial=True),
         TreeMismatch,
@@ -206,6 +228,57 @@ SETTINGS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "EveryNSteps: n is a whole number, as in EveryNSteps(3), found 1.5",
     ),
+    "a keep policy as a save policy": (
+        lambda: CheckpointManager("/x", save_policy=KeepLast(3)),  # type: ignore[arg-type]
+        TypeError,
+        "save_policy=KeepLast(n=3) says which steps stay, and not when to save: write"
+        " keep_policy=KeepLast(n=3), and save_policy=EveryNSteps(100)",
+    ),
+    "a save policy as a keep policy": (
+        lambda: CheckpointManager("/x", keep_policy=EveryNSteps(9)),  # type: ignore[arg-type]
+        TypeError,
+        "keep_policy=EveryNSteps(n=9) says when to save, and not which steps stay: write"
+        " save_policy=EveryNSteps(n=9), and keep_policy=KeepLast(3)",
+    ),
+    "a class of the other kind": (
+        lambda: CheckpointManager("/x", save_policy=KeepLast),  # type: ignore[arg-type]
+        TypeError,
+        "save_policy=KeepLast(...) says which steps stay, and not when to save: write"
+        " keep_policy=KeepLast(...), and save_policy=EveryNSteps(100)",
+    ),
+    "a keep policy among save policies": (
+        lambda: AnyOf(EveryNSteps(2), KeepLast(3)),  # type: ignore[arg-type]
+        TypeError,
+        "AnyOf(KeepLast(n=3)) says which steps stay, and not when to save: write"
+        " keep_policy=KeepLast(n=3), and save_policy=EveryNSteps(100)",
+    ),
+    "a word of Orbax's": (
+        lambda: CheckpointManager("/x", max_to_keep=3),  # type: ignore[call-arg]
+        TypeError,
+        "CheckpointManager has no max_to_keep=: write keep_policy=KeepLast(3)",
+    ),
+    "a word of Orbax's among options": (
+        lambda: Options(save_interval_steps=100),  # type: ignore[call-arg]
+        TypeError,
+        "Options has no save_interval_steps=: write save_policy=EveryNSteps(100)",
+    ),
+    "a metric of Orbax's": (
+        lambda: CheckpointManager("/x", best_mode="min"),  # type: ignore[call-arg]
+        TypeError,
+        'CheckpointManager has no best_mode=: write keep_policy=KeepBest(3, "loss", mode="min"),'
+        ' and metrics={"loss": ...} to save',
+    ),
+    "an option beside the options": (
+        lambda: CheckpointManager("/x", read_only=True),  # type: ignore[call-arg]
+        TypeError,
+        "CheckpointManager has no read_only=: write options=Options(read_only=True)",
+    ),
+    "a policy among options": (
+        lambda: Options(keep_policy=KeepLast(3)),  # type: ignore[call-arg]
+        TypeError,
+        "Options has no keep_policy=: write CheckpointManager(directory,"
+        " keep_policy=KeepLast(n=3))",
+    ),
     "one step": (
         lambda: AtSteps(5),  # type: ignore[arg-type]
         TypeError,
@@ -250,6 +323,14 @@ def test_a_setting_is_checked_where_it_is_given(mistake: str) -> None:
     with pytest.raises(kind) as caught:
         make()
     assert str(caught.value) == expected
+
+
+def test_words_of_others_leave_the_signature(tmp_path: Path) -> None:
+    """It is what editors show; a word that nobody knows is refused as Python does it."""
+    assert "keep_policy" in inspect.signature(CheckpointManager).parameters
+    assert "read_only" in inspect.signature(Options).parameters
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        Options(nonsense=1)  # type: ignore[call-arg]
 
 
 def test_the_remedies_work(manager: CheckpointManager) -> None:

@@ -297,6 +297,19 @@ def test_an_option_that_does_nothing_beside_another_is_refused(command: str, sen
     assert refused.exit_code == 2 and sentence in " ".join(refused.output.split()), refused.output
 
 
+@pytest.mark.parametrize("command", ["run -n 1", "slurm", "task"])
+def test_a_script_without_its_interpreter_is_refused(command: str, tmp_path: Path) -> None:
+    """With the line that runs it; one that can be run is a command."""
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/sh\n")
+    refused = CliRunner().invoke(main, [*command.split(), "--", str(script), "--lr", "1 2"])
+    said = " ".join(refused.output.split())
+    assert refused.exit_code == 2, said
+    assert f"is a script, and no command that can be run: write python {script} --lr '1 2'" in said
+    script.chmod(0o755)
+    assert not refusal(run, ["-n", "1", "--", str(script)])
+
+
 @pytest.mark.parametrize("command", ["run -n 1", "slurm", "task", "kubernetes"])
 def test_a_mistyped_option_is_no_command(command: str) -> None:
     """It is named, with the option that it may be; what follows the command is the command's."""

@@ -153,21 +153,22 @@ def test_an_end_with_viewers_is_quiet() -> None:
 
 
 def test_a_port_that_is_taken_is_a_sentence() -> None:
-    """So is a machine without a job."""
+    """With the option that was typed: `run --web` has another than `web`."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [*HOLDFAST, "web", "127.0.0.1:1", "--port", str(port)],
-            capture_output=True,
-            text=True,
-            check=False,
+        alone, launched = (
+            subprocess.run(
+                [*HOLDFAST, "web", "127.0.0.1:1", "--port", str(port), *options],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for options in ([], ["--end-with-input"])
         )
-    assert ended.returncode == 5
-    assert (
-        ended.stderr
-        == f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another"
-        " --port, or 0 for a free one\n"
-    )
+    assert alone.returncode == 5
+    sentence = f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another"
+    assert alone.stderr == f"{sentence} --port, or 0 for a free one\n"
+    assert launched.stderr == f"{sentence} --web-port, or 0 for a free one\n"
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -263,18 +264,34 @@ def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
         ("pytorch_model.bin", "it is a pickle"),
         ("model.pth", "it is a pickle"),
         ("__0_0.distcp", r"the index of PyTorch's DCP is a pickle"),
-        ("flax_model.msgpack", "it is one message without ranges"),
+        ("flax_model.msgpack", "it is one message of flax's without ranges .*msgpack_restore"),
+        ("checkpoint_100", "it is one message of flax's; .*restore_checkpoint"),
+        ("model.keras", "it is Keras's own; load it with keras"),
+        ("model.weights.h5", "it is HDF5"),
+        ("weights.npz", "it is numpy's; write save"),
+        ("model.eqx", "it is Equinox's; .*tree_deserialise_leaves"),
+        ("params.pkl", "it is a pickle.*where you trust it"),
+        ("last.ckpt", "it is a pickle"),
         ("model.gguf", "its blocks are of no dtype that jax has"),
     ],
 )
-def test_weights_in_other_forms_are_refused_by_name(name: str, why: str, tmp_path: Path) -> None:
-    """The message has the file, why it is not read, and the page that says what to do."""
+def test_weights_in_other_forms_are_refused_by_name(
+    name: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message has the file, why it is not read, and what to do; a manager warns when it opens
+    such a folder, and says so at the restore.
+    """
     for other in ("config.json", "a", "b", "c", "d", name):
         (tmp_path / other).write_bytes(b"")
-    message = rf"; {name} is not read: {why}.*docs/from-hugging-face\.md"
+    message = rf"; {name} is not read: {why}"
     for path in (tmp_path, tmp_path / name):
         with pytest.raises(StepNotFound, match=message):
             load(path)
+    with CheckpointManager(tmp_path) as manager:
+        (warning,) = [each.getMessage() for each in caplog.records]
+        assert re.match(rf"{tmp_path} has no step that is read{message}", warning)
+        with pytest.raises(StepNotFound, match=message):
+            manager.restore()
 
 
 def put(root: Path, name: str, layout: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..format.record import ItemRecord
-from ..format.tree import FlatTree, keys_of
+from .record import ItemRecord
+from .tree import FlatTree, keys_of
 
 MOST_PAIRS = 5  # that a message proposes
 COMPARED = 1000  # leaves of one shape; comparing all with all takes minutes for a large model
