@@ -393,7 +393,8 @@ def convert(
     `rename` as in `load`, `process` (whose copies of what was kept per process), and for
     safetensors `shards` (how many files there will be; None: as many as there were) or
     `shard_bytes` (how large each is at most). Config, tokenizer and what else lies beside
-    safetensors is an item of files, "files", which lies beside them again.
+    safetensors is an item of files, "files", which lies beside them again. A checkpoint of a
+    trainer has none: `beside` is the folder of a model whose files lie beside the tensors then.
 
     Raises StepExists, UnsupportedLeaf for what the layout cannot hold, TreeMismatch for rules that
     match no leaf or the same leaf twice, ValueError for what are no rules, and what `load` raises.

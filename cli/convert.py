@@ -72,6 +72,12 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
     help="safetensors: write so many files (default: as many as they were).",
 )
 @click.option(
+    "--beside",
+    type=str,
+    metavar="FOLDER",
+    help="safetensors: put config, tokenizer and so on of the model in FOLDER beside them.",
+)
+@click.option(
     "--process",
     type=int,
     default=None,
@@ -128,6 +134,7 @@ class Conversion:
     names: str | None
     shards: int | None
     shard_bytes: int | None
+    beside: str | None
     process: int | None
     written: list[dict[str, str]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -170,6 +177,7 @@ class Conversion:
                 process=self.process,
                 shards=self.shards,
                 shard_bytes=self.shard_bytes,
+                beside=self.beside,
                 claims=open_claims(store, single_writer=self.single_writer),
                 progress=meter,
             )

@@ -16,7 +16,7 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -263,15 +263,7 @@ class SafetensorsCheckpoint:
             raise StepNotFound(
                 f"{self._folder} has no item of files '{name}'", path=str(self._folder)
             )
-        for own in self._beside:
-            yield own, self._pieces(own)
-
-    def _pieces(self, name: str) -> Iterator[memoryview]:
-        memory = memoryview(bytearray(RANGE_BYTES))
-        offset = 0
-        while got := self._folder.read(name, offset, [memory]):
-            yield memory[:got]
-            offset += got
+        yield from _contents(self._folder, self._beside)
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
@@ -460,6 +452,35 @@ def names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
         name.rpartition("/")[0] for name in files if "/" in name and name.endswith(".safetensors")
     }
     return sorted(name for name in files if _is_beside(name, models))
+
+
+def files_beside(folder: StorePath) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    """Returns the files that belong to the model in a folder, besides its tensors: their names and
+    their bytes in pieces. Raises StepNotFound where there are none.
+    """
+    names = names_beside(folder, folder.names())
+    if not names:
+        raise StepNotFound(
+            f"{folder} has no files that could lie beside a model; expected its config or"
+            " tokenizer",
+            path=str(folder),
+        )
+    return _contents(folder, names)
+
+
+def _contents(
+    folder: StorePath, names: Iterable[str]
+) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    for name in names:
+        yield name, _pieces(folder, name)
+
+
+def _pieces(folder: StorePath, name: str) -> Iterator[memoryview]:
+    memory = memoryview(bytearray(RANGE_BYTES))
+    offset = 0
+    while got := folder.read(name, offset, [memory]):
+        yield memory[:got]
+        offset += got
 
 
 def _is_beside(name: str, models: Set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -53,6 +54,7 @@ from ..layouts.safetensors import (
     SHARD_BYTES,
     SINGLE,
     bits_of,
+    files_beside,
     header_of,
     pack,
     shards_of_index,
@@ -81,6 +83,7 @@ from ..storage.path import StorePath, join, open_storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 
+_log = logging.getLogger("holdfast.checkpoint")
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
 # Packs written side by side: each holds two chunks in memory, or for an object store itself twice.
@@ -94,7 +97,8 @@ class Conversion(NamedTuple):
     """What is converted: some items of a checkpoint, and whose copies of what each process keeps.
 
     `chosen` are the trees, `others` the kinds of the JSON items and items of files. `process` None
-    means the copies of all processes. `progress` is told the bytes that were done.
+    means the copies of all processes. `progress` is told the bytes that were done. The files of the
+    model in `beside` go along.
     """
 
     checkpoint: CheckpointReader
@@ -102,6 +106,7 @@ class Conversion(NamedTuple):
     others: Mapping[str, str]
     process: int | None
     progress: Progress
+    beside: StorePath | None
 
     @property
     def step(self) -> int:
@@ -131,6 +136,7 @@ def convert(  # noqa: PLR0913
     process: int | None = None,
     shards: int | None = None,
     shard_bytes: int | None = None,
+    beside: str | os.PathLike[str] | None = None,
     claims: Claims | None = None,
     progress: Progress = lambda done_bytes: None,
 ) -> str:
@@ -144,12 +150,15 @@ def convert(  # noqa: PLR0913
     `process` says whose copies to take of what was kept per process: leaves, JSON items, items of
     files. For safetensors `shards` is how many files there will be, or `shard_bytes` how large each
     is at most; with neither there are as many as the checkpoint had when it came from safetensors,
-    else files of 5 GiB. Items of files lie beside them.
+    else files of 5 GiB. Items of files lie beside them, and what else the folder `beside` of a
+    model has besides its tensors.
 
     Arrays pass through memory a few at a time; what can be read only whole (a chunk of Orbax's) is
     held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
     the layout cannot hold, Corrupt, the store's OSErrors. What was begun is removed.
     """
+    if beside is not None and to != "safetensors":
+        raise ValueError(f'beside= is for "safetensors", and not for "{to}": leave it out')
     wanted = _wanted(checkpoint, items)
     chosen = {
         name: (checkpoint.item(name), checkpoint.reader(name))
@@ -165,7 +174,14 @@ def convert(  # noqa: PLR0913
         chosen = {name: operate(*found, rules) for name, found in chosen.items()}
     _refuse_unreadable(chosen)
     others = {name: kind for name, kind in wanted.items() if kind != "tree"}
-    conversion = Conversion(checkpoint, chosen, others, process, progress=progress)
+    conversion = Conversion(
+        checkpoint,
+        chosen,
+        others,
+        process,
+        progress=progress,
+        beside=None if beside is None else StorePath(open_storage(beside)),
+    )
     if to == "holdfast":
         return _to_holdfast(conversion, target, claims or open_claims(target.storage))
     _refuse_per_process_values(chosen, to)
@@ -236,6 +252,12 @@ def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
     what = {}
     if to == "orbax" and (is_named or info.layout != "safetensors"):
         what["files"] = "a folder of files"
+    elif to == "orbax" and "files" in conversion.others.values():
+        _log.warning(
+            "what lies beside the tensors of %s stays there: orbax holds no files. Copy its config"
+            ' and tokenizer, or convert to "holdfast", which takes them along',
+            info.path,
+        )
     if to == "safetensors":
         what |= {"json": "JSON"} if is_named else {}
         for name, kind in conversion.others.items():
@@ -336,6 +358,8 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
     begun: list[str] = []
     with scratch_folder() as scratch:
         beside = _stage_beside(conversion, scratch)
+        if not any(kind == "files" for kind in info.items.values()):
+            _warn_of_no_files(folder, [*beside.names, *there])
         taken = [name for name in beside.names if name in there]
         if taken:
             raise StepExists(
@@ -361,6 +385,16 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
             folder.storage.delete([*begun, *_folders_of(folder, begun)])
             raise
     return str(folder)
+
+
+def _warn_of_no_files(folder: StorePath, names: Sequence[str]) -> None:
+    if not names:
+        _log.warning(
+            "%s gets tensors alone: the checkpoint has no config and no tokenizer, which a model of"
+            " Hugging Face's needs. To have them there too, name the folder of the model that was"
+            " trained: convert(..., beside=FOLDER), or --beside FOLDER",
+            folder,
+        )
 
 
 def _write_file(storage: Storage, name: str, source: Path) -> None:
@@ -391,7 +425,9 @@ class _Beside(NamedTuple):
 
 
 def _stage_beside(conversion: Conversion, scratch: Path) -> _Beside:
-    """Puts the files of all items of files into a scratch folder; an old index is left out."""
+    """Puts the files of all items of files, and of the folder beside, into a scratch folder; an old
+    index is left out.
+    """
     shards = None
     for name, kind in conversion.others.items():
         if kind != "files":
@@ -399,6 +435,12 @@ def _stage_beside(conversion: Conversion, scratch: Path) -> _Beside:
         selection = PerProcessSelection(conversion.process or 0)
         files = conversion.checkpoint.files(name, selection)
         put_files(scratch, files, conversion.checkpoint.info.path)
+    if conversion.beside is not None:
+        there = {*own_names(scratch)}
+        files = (
+            (name, data) for name, data in files_beside(conversion.beside) if name not in there
+        )
+        put_files(scratch, files, str(conversion.beside))
     names = []
     for own in own_names(scratch):
         if own.endswith(INDEX_SUFFIX):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize, safe_open
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from holdfast.checkpoint import (
     CheckpointError,
+    CheckpointManager,
     Corrupt,
     Drop,
     Files,
@@ -40,6 +42,7 @@ from holdfast.checkpoint.layouts.safetensors import runs, split_evenly, split_sh
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
+from holdfast.cli.convert import convert as convert_command
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2", "bool", "int64")
 
@@ -613,6 +616,44 @@ def test_what_lies_beside_a_model_is_no_part_of_orbax(
             "orbax",
             items=["state", "files"],
         )
+
+
+def test_a_fine_tuned_model_is_one_again(
+    model: tuple[Path, dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loaded, trained and saved by a manager it has no config or tokenizer: an export says so, and
+    takes those of the folder that it is told, and as many files of tensors.
+    """
+    folder, tensors = model
+    write_beside(folder)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, load(folder)).wait()
+    caplog.clear()
+    convert(open_checkpoint(tmp_path / "run"), StorePath.of(tmp_path / "alone"), "safetensors")
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert warning.startswith(f"{tmp_path}/alone gets tensors alone") and "--beside" in warning
+    caplog.clear()
+    whole = tmp_path / "whole"
+    typed = f"{tmp_path / 'run'} {whole} --to safetensors --beside {folder}"
+    assert CliRunner().invoke(convert_command, typed).exit_code == 0
+    assert caplog.records == []
+    found = files_of(whole)
+    assert {name: found[name] for name in found if name in BESIDE} == BESIDE
+    assert len([name for name in found if name.endswith(".safetensors")]) == 2
+    assert load(whole).keys() == tensors.keys()
+    with pytest.raises(StepNotFound, match="gone has no files that could lie beside a model"):
+        convert(
+            open_checkpoint(folder / "model-00001-of-00002.safetensors"),
+            StorePath.of(tmp_path / "no"),
+            "safetensors",
+            beside=tmp_path / "gone",
+        )
+    with pytest.raises(ValueError, match='beside= is for "safetensors", and not for "orbax"'):
+        convert(open_checkpoint(folder), StorePath.of(tmp_path / "no"), "orbax", beside=folder)
+    assert not (tmp_path / "no").exists()
+    rules = {r"model\.layers\.\d+\.(\w+)\.weight": r"\1"}
+    convert(open_checkpoint(folder), StorePath.of(tmp_path / "orbax"), "orbax", rules=rules)
+    assert "stays there: orbax holds no files" in caplog.text
 
 
 def test_a_large_tensor_is_written_in_pieces(tmp_path: Path) -> None:
