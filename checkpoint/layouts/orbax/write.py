@@ -348,11 +348,11 @@ class OrbaxWriter:
             for name, spec in specs.items()
         }
         errors = {name: future.exception() for name, future in opening.items()}  # of all
-        for name, error in errors.items():
-            if error is not None:
+        for name, refused in errors.items():
+            if refused is not None:
                 raise SaveFailed(
-                    f"'{name}' could not be made in {self._final}: {error}", path=str(self._final)
-                ) from error
+                    f"'{name}' could not be made in {self._final}: {refused}", path=str(self._final)
+                ) from refused
             self._stores[item, name] = opening[name].result()
 
     def write(
