@@ -24,6 +24,7 @@ from .saving.save import RootState
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
 from .steps.opening import OpenRoot, list_root
+from .steps.refusals import why_no_steps
 from .storage.path import StorePath, join
 from .storage.retries import until
 from .storage.tombstone import RECORD_NAME
@@ -232,7 +233,9 @@ class StepCatalog:
             nearest = sorted(steps, key=lambda found: abs(found - step))[:MOST_NAMED]
             shown = f"{len(steps):,} steps, the nearest {sorted(nearest)}"
         stranger = stands_there(self.root.storage, step)
-        message = f"there is no step {step} in {self.root.where}, which has {shown}{stranger}"
+        which = f", which has {shown}" if steps else why_no_steps(self.root.storage)
+        which = which or ", which has none"
+        message = f"there is no step {step} in {self.root.where}{which}{stranger}"
         return StepNotFound(message, step=step, path=self.path_of(step))
 
     def facts(self, step: int) -> Record | CheckpointInfo | StepHead:

@@ -279,9 +279,10 @@ def test_a_reader_of_no_root_is_told_so(tmp_path: Path, caplog: pytest.LogCaptur
         assert warning.startswith(f"{root} is not there: nothing can be restored from it until a")
         assert f"{tmp_path}/run has steps" in warning
         assert reader.latest_step() is None and not root.exists()
-        expected = f"no step in {root}, which is not there; {tmp_path}/run has steps"
-        with pytest.raises(StepNotFound, match=expected):
-            reader.restore()
+        expected = f"no step (7 )?in {root}, which is not there; {tmp_path}/run has steps"
+        for step in (None, 7):
+            with pytest.raises(StepNotFound, match=expected):
+                reader.restore(step)
         train(root)
         assert reader.restore()["w"] == 1
     caplog.clear()
