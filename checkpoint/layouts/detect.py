@@ -140,6 +140,13 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
                 foreign.setdefault(step, name)
         if foreign or known:
             return dict(sorted(foreign.items()))
+    if others := strangers(storage):
+        log.warning(
+            "%s has no steps, and is opened as a new root: %s in it are no steps of one root. Open"
+            " them by their own paths, or say how the steps are called: Options(step_format=...)",
+            storage.root,
+            _some([name for name, _ in others]),
+        )
     return {}
 
 
@@ -279,7 +286,8 @@ class _RootLook:
         if found is not None and found[1].name == "holdfast":
             return found
         whole = layout_of(StorePath(self.storage))
-        if whole is not None and self._has_own_steps(names):
+        # Of ours it is a record that was passed over.
+        if whole is not None and (whole.name == "holdfast" or self._has_own_steps(names)):
             return found
         if whole is not None and whole.keeps_roots:
             return "", whole

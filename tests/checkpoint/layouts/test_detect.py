@@ -308,11 +308,18 @@ def put_safetensors(root: Path) -> None:
     (root / "other").rmdir()
 
 
+def put_item(root: Path) -> None:
+    put(root, "other", "orbax")
+    (root / "other/state").rename(root / "export")
+    shutil.rmtree(root / "other")
+
+
 STRANGERS: dict[str, Callable[[Path], object]] = {
     "a safetensors file": put_safetensors,
     "half of one": lambda root: (root / "model.safetensors").write_bytes(b"\x10"),
     "an index alone": lambda root: (root / "model.safetensors.index.json").write_text("{"),
     "a folder of Orbax's": lambda root: put(root, "export", "orbax"),
+    "an item of Orbax's": put_item,
     "Orbax's own files": lambda root: (root / "_CHECKPOINT_METADATA").write_text("{"),
     "half a record": lambda root: (root / "checkpoint.json").write_text('{"format":"hold'),
     "a name with a number": lambda root: put(root, "export_2024", "orbax"),
@@ -366,7 +373,9 @@ def test_orbax_steps_stay_steps_under_the_names_that_they_had(tmp_path: Path) ->
         load(tmp_path)
 
 
-def test_checkpoints_without_one_way_of_names_are_no_steps(tmp_path: Path) -> None:
+def test_checkpoints_without_one_way_of_names_are_no_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """In a folder where Orbax's are called in two ways none is the latest: they are named.
     `step_format` chooses one way, beside plain numbers.
     """
@@ -375,20 +384,20 @@ def test_checkpoints_without_one_way_of_names_are_no_steps(tmp_path: Path) -> No
     put(tmp_path, "student_200", "orbax")
     with pytest.raises(StepNotFound, match=r"student_200 \(orbax\), teacher_100 \(orbax\)"):
         load(tmp_path)
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        assert manager.all_steps() == []
+    assert "has no steps, and is opened as a new root: student_200, teacher_100" in caplog.text
     with CheckpointManager(tmp_path, options=Options(step_format="student_{:d}")) as manager:
         assert manager.all_steps() == [200]
     put(tmp_path, "7", "orbax")
     assert list(find_steps(LocalStorage(tmp_path))) == [7, 200]
 
 
-@pytest.mark.parametrize("beside", ["export", "model.safetensors"])
+@pytest.mark.parametrize("beside", ["an item of Orbax's", "a safetensors file", "half a record"])
 def test_a_root_of_orbax_is_a_root_too(beside: str, tmp_path: Path) -> None:
-    """Steps of Orbax's come before a model or another checkpoint that lies in their root."""
+    """Steps of Orbax's come before a model, another checkpoint or half a record in their root."""
     put(tmp_path, "7", "orbax")
-    if beside == "export":
-        put(tmp_path, beside, "orbax")
-    else:
-        put_safetensors(tmp_path)
+    STRANGERS[beside](tmp_path)
     assert open_checkpoint(tmp_path).info.path == str(tmp_path / "7")
 
 
@@ -417,3 +426,29 @@ def test_no_save_goes_into_another_librarys_checkpoint(layout: str, tmp_path: Pa
         with pytest.raises(StepExists, match="another library"):
             save_step(manager, 5)
     assert sorted((tmp_path / "5").rglob("*")) == files
+
+
+def test_own_steps_come_first_in_a_bucket_too(tmp_path: Path) -> None:
+    """Models in the root, under a step's number and under a newer one, and half a record."""
+    url = f"memory://{tmp_path.name}/root"
+    for step in (1, 2):
+        save(f"{url}/{step}", {"n": step}, step=step)
+    put_safetensors(tmp_path)
+    model = (tmp_path / "model.safetensors").read_bytes()
+    strangers = {
+        "model.safetensors": model,
+        "3/model.safetensors": model,
+        "2024/model.safetensors": model,
+        "checkpoint.json": b"{",
+    }
+    storage = open_storage(url)
+    for name, data in strangers.items():
+        storage.write(name, len(data), [(0, [memoryview(data)])])
+    assert load(url) == {"n": 2} and list(find_steps(storage)) == [1, 2]
+    with CheckpointManager(url) as manager:
+        assert manager.all_steps() == [1, 2] and manager.restore(None) == {"n": 2}
+        with pytest.raises(StepExists, match="another library"):
+            manager.save(3, {"n": 3}).wait()
+        manager.save(4, {"n": 4}).wait()
+    assert load(url) == {"n": 4}
+    assert {name: storage.fetch(name, 1 << 20) for name in strangers} == strangers

@@ -139,8 +139,8 @@ def test_a_root_of_steps_is_not_deleted(beside: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     save(root / "1", {"n": 1}, step=1)
     if beside == "export":
-        save(root / beside, {"default": jnp.ones(2)}, layout="orbax")
-        (root / beside / "_CHECKPOINT_METADATA").unlink()
+        save(tmp_path / "made", {"a": jnp.ones(2)}, layout="orbax")
+        (tmp_path / "made/default").rename(root / beside)
     else:
         (root / beside).write_bytes(bytes(8))
     with pytest.raises(FileNotFoundError):

@@ -1,0 +1,1 @@
+"""Roots of ours among the files of other tools: drawn, gone through in each way, compared."""
