@@ -4,8 +4,8 @@
 of the job comes first. Then comes what the coordinator sees:
 
     over               Finished, Preempted, Failed
+    a notice           Preempting
     between attempts   Waiting for machines, Restarting
-    leaving            Preempting
     no process's step  Starting, or Failed where a process has failed
     steps              Hung, Slow, In trouble, Healthy
     no coordinator     Out of reach, unless the launcher's word explains it
@@ -149,8 +149,10 @@ def _by_processes(status: session_pb2.StatusResponse, findings: Sequence[Finding
         if first is not None:
             return _of(JobState.STARTING, first)
         return Verdict(JobState.STARTING, f"{len(came)} of {counted(len(tasks), 'process')} joined")
-    if any(task.progress.values.get("leaving", 0.0) for task in tasks):
-        return Verdict(JobState.PREEMPTING, "processes save and leave")
+    # At the end of a program as after a notice, which the launcher knows of.
+    leaving = [task for task in came if task.progress.values.get("leaving", 0.0)]
+    if len(leaving) == len(came):
+        return Verdict(JobState.HEALTHY, _everybody(len(came), "is done", "are done"))
     return _by_steps(status, first)
 
 

@@ -189,7 +189,7 @@ class Running:
             if asked.returncode == 0:
                 self.part.statuses.append(json.loads(asked.stdout))
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(2.5)
+                self.process.wait(5)
 
 
 class Runner:

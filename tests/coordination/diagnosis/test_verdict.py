@@ -41,6 +41,7 @@ def said(state: str, **more: Any) -> dict[str, Any]:
 ABSENT_STATES = (coordination_pb2.UNINITIALIZED, coordination_pb2.UNINITIALIZED)
 LEFT_STATES = (coordination_pb2.DISCONNECTED, coordination_pb2.DISCONNECTED)
 STILL = {"step_age_s": 20.0, "steps_per_second": 0.0}
+LEAVING = session_pb2.ReportRequest(values={"leaving": 1.0})
 NO_STEPS = {"step_age_s": -1.0, "steps_per_second": 0.0, "usual_steps_per_second": 0.0}
 
 TABLE: dict[str, tuple[session_pb2.StatusResponse, tuple[Finding, ...], str, JobState]] = {
@@ -58,6 +59,7 @@ TABLE: dict[str, tuple[session_pb2.StatusResponse, tuple[Finding, ...], str, Job
     "one has not come": (job("gathering", **NO_STEPS), (ABSENT,), "", JobState.STARTING),
     "nobody has come": (job(states=ABSENT_STATES, **NO_STEPS), (), "", JobState.STARTING),
     "all have left": (job("ending", states=LEFT_STATES), (), "", JobState.FINISHED),
+    "all are in shutdown()": (job(progress=LEAVING, **STILL), (), "", JobState.HEALTHY),
     "a process failed": (job("ending"), (FAILED,), "", JobState.FAILED),
     "no room": (
         session_pb2.StatusResponse(launcher=said("scheduling", waiting_for="room for 1 of 2")),
