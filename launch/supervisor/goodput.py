@@ -33,7 +33,8 @@ class Goodput:
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
     redoing_s: float = 0.0  # steps that an earlier attempt had done
     hung_s: float = 0.0  # since the last step, where none came for too long
-    # from a failure to the next start, the back-off included, and after all have come to shutdown()
+    # from a failure to the next start, the back-off included; after all have come to shutdown();
+    # and from the last step to a good end, where that took too long for a step
     ending_s: float = 0.0
 
     @property
@@ -127,7 +128,8 @@ class GoodputMeter:
             self._take(event)
         part = self._part_of(job)
         if part != self._part:
-            self._settle(0)
+            ends_well = job.state in (*RUNS, State.FINISHED) and part == "ending_s"
+            self._settle(0, lost="ending_s" if ends_well else "hung_s")
             self._part = part
         self._known = _Account(
             Goodput(**self._seconds), now, part, since_step_s=self._since_step_s, pace=self._pace
@@ -162,15 +164,16 @@ class GoodputMeter:
                 self._settle(event.step - self._step)
             self._step = event.step
 
-    def _settle(self, steps: int, *, hangs: bool = False) -> None:
+    def _settle(self, steps: int, *, hangs: bool = False, lost: str = "hung_s") -> None:
         """Decides what the time since the last report was, in which so many steps were made.
 
-        With `hangs` the attempt is ended for it, however short it was.
+        With `hangs` the attempt is ended for it, however short it was. `lost` is the part of what
+        was too long for a step.
         """
         spent_s = self._since_step_s
         lost_s = spent_s - steps * self._pace.step_s
         if hangs or lost_s > self._pace.limit_s:
-            self._move(self._part, "hung_s", lost_s)
+            self._move(self._part, lost, lost_s)
         elif steps:
             self._pace = self._pace.after(steps, spent_s)
         self._since_step_s = 0.0

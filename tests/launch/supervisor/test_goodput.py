@@ -117,6 +117,20 @@ def test_time_in_a_hang_is_no_progress() -> None:
     assert account.goodput.hung_s == 88.0 and account.goodput.total_s == 120.0
 
 
+def test_what_a_job_does_after_its_last_step_is_no_hang() -> None:
+    """An evaluation or an export that takes long, once the job has ended well; until then nobody
+    can know.
+    """
+    account = stepping()
+    assert account.meter.goodput(90.0).hung_s == 59
+    account.at(90, Exited(1, 0, 0))
+    assert account.goodput == Goodput(starting_s=10, stepping_s=20, ending_s=60)
+    account = stepping()
+    account.at(90, Progressed(1, 20, leaving=frozenset({0})))
+    account.at(91, Exited(1, 0, 0))
+    assert account.goodput == Goodput(starting_s=10, stepping_s=20, ending_s=61)
+
+
 def test_an_attempt_that_is_ended_as_hanging_has_hung() -> None:
     """The launcher's own time limit may be shorter than a hang that is only noticed."""
     account = stepping()

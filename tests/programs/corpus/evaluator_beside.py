@@ -20,11 +20,12 @@ def batch(step):
 
 
 def evaluate(folder):
-    """Evaluates each new step until the trainer has gone."""
+    """Evaluates each new step until the trainer has gone, and then the last."""
     gone = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), gone.set()), daemon=True).start()
     step = None
-    while not gone.is_set():
+    while True:
+        is_last_look = gone.is_set()
         found = wait_for_new_step(folder, step, timeout_s=1.0)
         if found is not None:
             step = found
@@ -32,6 +33,8 @@ def evaluate(folder):
                 w = manager.restore(step, np.zeros(5, np.float32), hold_s=60)
             x, y = batch(0)
             print(f"evaluated step {step}: {np.mean((x @ w - y) ** 2):.3f}", flush=True)
+        if is_last_look:
+            break
 
 
 @jax.jit
