@@ -12,7 +12,8 @@ from holdfast.multihost.group.group import given_or_default
 from .agreement.save_protocol import SaveResult
 from .errors import StepExists, failure_of, naming_path
 from .format.limits import check_item_name, check_step
-from .format.step_folders import has_record, other_step
+from .format.step_folders import other_step
+from .layouts.detect import layout_of
 from .options import Options
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.commit import SaveTarget, run_protocol
@@ -23,7 +24,7 @@ from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
-from .storage.path import open_storage, split
+from .storage.path import StorePath, open_storage, split
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,9 @@ def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
 
 def _refuse_existing(storage: Storage) -> None:
     with naming_path(storage.root):
-        is_there = has_record(storage, "")
-    if is_there:
-        message = (
-            f"{storage.root} holds a checkpoint already; save to another folder, or pass"
-            " overwrite=True"
-        )
+        layout = layout_of(StorePath(storage))
+    if layout is not None and layout.keeps_roots:
+        message = f"{storage.root} holds a checkpoint already; save to another folder"
+        if layout.name == "holdfast":
+            message += ", or pass overwrite=True"
         raise StepExists(message, path=storage.root)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -94,3 +95,13 @@ def test_an_exit_waits_for_it(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program, tmp_path / "a"], check=True, timeout=100)
     assert load(tmp_path / "a")["w"].all()
+
+
+def test_a_checkpoint_of_orbaxs_is_not_written_into(tmp_path: Path) -> None:
+    """Without `overwrite` it is StepExists, as for one of ours; nothing is written."""
+    save(tmp_path / "5", {"w": jnp.ones(2)}, layout="orbax")
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StepExists, match=r"already; save to another folder$"):
+        save(tmp_path / "5", {"w": jnp.zeros(2)}, step=5)
+    assert [path for path in sorted(tmp_path.rglob("*")) if ".holdfast" not in str(path)] == files
+    assert load(tmp_path / "5")["w"].tolist() == [1, 1]

@@ -20,6 +20,7 @@ FOUND: dict[str, Life] = {
     "a model that is called by a year": _life("steps", "open", "hugging face", "2024"),
     "a copy of a root with a model in it": _life("steps", "cp", "a model", "it"),
     "a step of ours over Orbax's": Life("migrated", "over orbax"),
+    "a step of ours over Orbax's, by another name": Life("migrated by a prefix", "over orbax"),
     "a root that is deleted as a checkpoint": _life("steps", "orbax paths", "a model", "it"),
     # Since the rule of names stands.
     "a root below a number": _life("steps", "open", "other root", "9"),

@@ -156,12 +156,14 @@ def _cp(site: Site) -> None:
 
 
 def _over_orbax(site: Site) -> None:
-    """Converts and copies a step of ours to where one of Orbax's is."""
+    """Saves, converts and copies a step of ours to where one of Orbax's is."""
     for step, name in site.past.orbax.items():
         made = site.out / str(step)
         save(made, tree_of(STRANGE), step=step)
         _run("convert", made, site.root, "--to=holdfast", codes=(5,))
         _run("cp", made, site.root / name, codes=(5,))
+        over = functools.partial(save, site.root / name, tree_of(STRANGE), step=step)
+        _refused(over, StepExists)
 
 
 def _prune(site: Site) -> Changed:
@@ -203,12 +205,12 @@ def _restore_each(site: Site) -> None:
             _refused(functools.partial(manager.restore, step))
 
 
-def _refused(call: Callable[[], object]) -> None:
+def _refused(call: Callable[[], object], error: type[Exception] = StepNotFound) -> None:
     try:
         call()
-    except StepNotFound:
+    except error:
         return
-    raise Wrong("a step that is not there was restored")
+    raise Wrong(f"expected a {error.__name__}")
 
 
 def _save(site: Site) -> Changed:
