@@ -74,6 +74,7 @@ class BaseEngine(Engine):
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
+        self._why_hung = ""  # in the attempt of that watch
         self._status = session_pb2.StatusResponse()
         # Of the launcher, and of the attempts that are over.
         self._history: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
@@ -276,23 +277,27 @@ class BaseEngine(Engine):
             watch.report_exit(event.process, event.code)
             watch.refresh()
             joined = event.process in watch.joined
-            event = replace(event, why=event.why or watch.last_words(event.process))
-            if event.code == HANG:
-                self._explain_hang(watch)
+            why = self._explain_hang(watch) if event.code == HANG else ""
+            event = replace(event, why=why or event.why or watch.last_words(event.process))
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)
 
-    def _explain_hang(self, watch: ProgressWatch) -> None:
-        """Says, once in an attempt, which processes keep the others waiting, and where.
+    def _explain_hang(self, watch: ProgressWatch) -> str:
+        """Returns which processes keep the others waiting, and where, "" where that is not known;
+        says it once in an attempt.
 
         The processes that hang have left their stacks at the coordinator.
         """
         with self._explaining:
             if self._explained is not watch:
                 self._explained = watch
-                for finding in watch.diagnose():
-                    self._output.say(f"hang: {finding.text}")
+                # Those that have failed did so because it hangs.
+                found = [each.text for each in watch.diagnose() if each.kind != "failed"]
+                self._why_hung = "; ".join(found[:1])
+                for text in found:
+                    self._output.say(f"hang: {text}")
+            return self._why_hung
 
     def _close_watch(self) -> None:
         watch = self._watch

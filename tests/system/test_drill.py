@@ -240,3 +240,7 @@ def test_the_launcher_says_why_a_job_hangs(tmp_path: Path) -> None:
     said = next(line for line in ended.stderr.splitlines() if line.startswith("holdfast: hang: "))
     assert re.match(rf"holdfast: hang: {WHO} is in load_batch, train\.py:15", said), said
     assert "sync_global_processes at <module>, train.py:20" in said, said
+    why = rf"ended with exit code 124 in attempt 1: {WHO} is in load_batch, train\.py:15; "
+    assert re.match(rf"holdfast: failed: process \d of 3 {why}", ended.stderr.splitlines()[-1]), (
+        ended.stderr
+    )

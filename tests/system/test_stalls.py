@@ -35,7 +35,7 @@ WHO = f"process 2 (host {socket.gethostname()})"
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("loader", f"{WHO} is in load_batch, train.py:{line_of('LOADER')}, no step for "),
+        ("loader", f"{WHO} is in load_batch, train.py:{line_of('LOADER')}; the other 2 wait in "),
         (
             "gil",
             (
