@@ -17,7 +17,8 @@ from holdfast.web.report import standing_still
 from holdfast.web.snapshot import encode
 from holdfast.web.tree_page import checkpoint_page
 from tests.support.checkpoint_leaves import transformer
-from tests.support.page_states import STATES, finished, large
+from tests.support.page_states import STATES, event, finished, job, large
+from tests.support.page_states import shown as job_shown
 from tests.support.pages import page, processes, serious_faults
 
 D = "\u2013"  # what is not known
@@ -229,6 +230,20 @@ def test_a_report_opens_from_disk(tab: Any, tmp_path: Path) -> None:
     assert tab.locator("#findings").inner_text() == "exit code 3"
     tab.locator(".open-one").click()
     assert HOSTILE in tab.locator("#facts").inner_text() and not tab.locator("#ask").is_visible()
+
+
+def test_what_happened_last_stands_first(tab: Any, tmp_path: Path) -> None:
+    """Also of what happened within a tenth of a second; and a save of 42 ms did not take 0 s."""
+    status = job(saved=((1000, 274.0),))
+    status.tasks[0].progress.root.steps[0].took_s = 0.042
+    for text in ("attempt 2 is scheduling: it asks", "attempt 2 is running: it starts"):
+        event(status, 800.0, "launcher", text)
+    file = tmp_path / "page.html"
+    file.write_text(standing_still(job_shown(status)))
+    tab.goto(file.as_uri())
+    happened = tab.locator("#events li").all_inner_texts()
+    assert happened[0].endswith("running: it starts") and happened[1].endswith("it asks")
+    assert "took 42 ms" in tab.locator("#figures").inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -53,6 +53,7 @@ function day(unixS) {
 
 function span(seconds) {
   const s = Math.max(0, seconds);
+  if (s && s < 0.1) return `${Math.max(1, Math.round(1000 * s))} ms`;
   if (s < 10) return `${Number(s.toFixed(1))} s`;
   if (s < 120) return `${Math.round(s)} s`;
   if (s < 7200) return `${Math.round(s / 60)} min`;
@@ -596,7 +597,7 @@ function drawBarriers(barriers) {
 }
 
 function drawEvents(events) {
-  const sorted = [...events].sort((a, b) => b.unix_s - a.unix_s);
+  const sorted = [...events].reverse(); // they come in order, several of one tenth of a second too
   const newest = sorted.length ? `${sorted.length} ${sorted[0].text}` : "";
   $("no-events").hidden = sorted.length > 0;
   $("events").hidden = !sorted.length;
