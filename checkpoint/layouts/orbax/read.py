@@ -106,6 +106,11 @@ class OrbaxCheckpoint:
         metrics = about.get("metrics") or {}
         if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
             metrics = self.json("metrics")
+        if self._handlers and isinstance(self._handlers, dict):
+            # Folders of which Orbax says nothing, and shows nothing, are somebody else's.
+            for name in [name for name in self._folders if name not in self._handlers]:
+                if self._folders[name][1] == "files":
+                    del self._folders[name]
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
         metrics = metrics if isinstance(metrics, dict) else {}
         step = orbax.step_of(self._folder.basename)

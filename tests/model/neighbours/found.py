@@ -24,5 +24,8 @@ FOUND: dict[str, Life] = {
     "a root that is deleted as a checkpoint": _life("steps", "orbax paths", "a model", "it"),
     # Since the rule of names stands.
     "a root below a number": _life("steps", "open", "other root", "9"),
+    "a folder in a step of Orbax's": Life(
+        "orbax", "load", (Neighbour("a folder of files", "root", "2"),)
+    ),
     "a trainer's record in a root of Orbax's": _life("orbax", "load", "a trainer's record", "it"),
 }

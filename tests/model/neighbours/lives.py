@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -19,27 +20,42 @@ from pathlib import Path
 from holdfast.checkpoint import CheckpointError
 
 from ..campaign import shortened
-from .roots import PASTS, PLACES, Neighbour, Site, look
+from .roots import PASTS, PLACES, Neighbour, Site
 from .strangers import NAMES, STRANGERS
 from .ways import WAYS, Changed
 
 SHORTENING_S = 60.0
 MOST_NEIGHBOURS = 5
+ON_DISK = 0.7
+PLAIN_NAME = re.compile(r"[\w.~-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Life:
-    """A root's past, what lies about it, and the way that is gone."""
+    """A root's past, what lies about it, and the way that is gone, on disk or in a bucket."""
 
     past: str
     way: str
     neighbours: tuple[Neighbour, ...] = ()
+    bucket: bool = False
+
+    def in_a_bucket(self) -> Life:
+        """Returns the life in a bucket, where it can be lived there: Orbax's arrays are not read
+        from one in memory, and names are those that need no escape.
+        """
+        if PASTS[self.past].orbax or self.way.startswith("orbax"):
+            return self
+        fit = [each for each in self.neighbours if PLAIN_NAME.fullmatch(each.name)]
+        rest = tuple(each for each in fit if STRANGERS[each.stranger].layout != "orbax")
+        return replace(self, neighbours=rest, bucket=True)
 
     def plainer(self) -> Iterator[Life]:
         """Yields lives that are a little plainer."""
         for index in range(len(self.neighbours)):
             rest = self.neighbours[:index] + self.neighbours[index + 1 :]
             yield replace(self, neighbours=rest)
+        if self.bucket:
+            yield replace(self, bucket=False)
         if self.past != "steps":
             yield replace(self, past="steps")
 
@@ -66,14 +82,17 @@ def life_of(seed: int) -> Life:
         )
         for _ in range(rng.randint(1, MOST_NEIGHBOURS))
     )
-    return Life(rng.choice(sorted(PASTS)), rng.choice(sorted(WAYS)), neighbours)
+    life = Life(rng.choice(sorted(PASTS)), rng.choice(sorted(WAYS)), neighbours)
+    return life if rng.random() < ON_DISK else life.in_a_bucket()
 
 
 def divergence_of(life: Life) -> Divergence | None:
     """Goes a way; returns what is not as it should be."""
     with tempfile.TemporaryDirectory() as folder:
         site = Site.make(Path(folder), life.past, life.neighbours)
-        before = look(site.folder)
+        if life.bucket:
+            site = site.in_a_bucket()
+        before = site.look()
         try:
             changed = _go(site, life.way)
         except Exception:
@@ -97,7 +116,7 @@ def shortest(divergence: Divergence) -> Divergence:
 
 
 def _broken(site: Site, before: dict[str, object], changed: Changed) -> Iterator[str]:
-    after = look(site.folder)
+    after = site.look()
     gone = [f"root/{site.past.name_of(step)}" for step in changed.deleted]
     new = [f"root/{site.past.name_of(step)}" for step in changed.saved]
     new += ["root/.holdfast", "root/by itself", "out"]

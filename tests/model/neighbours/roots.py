@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import orbax.checkpoint as ocp
 
 from holdfast.checkpoint import CheckpointManager, Options
+from holdfast.checkpoint.storage.path import open_storage
 
 from .strangers import STRANGE, STRANGERS, tree_of
 
@@ -113,8 +116,9 @@ PLACES = ("root", "root", "root", "step", "item", "beside", "inside")
 
 @dataclass(frozen=True)
 class Site:
-    """A root and its neighbours on disk: `steps` are all that it has, with the values, `foreign`
-    is what others have put there. With `has_whole` a checkpoint of Orbax's lies in the root itself.
+    """A root and its neighbours, on disk or below a `url`: `steps` are all that it has, with the
+    values, `foreign` is what others have put there. With `has_whole` a checkpoint of Orbax's lies
+    in the root itself.
     """
 
     folder: Path
@@ -122,10 +126,11 @@ class Site:
     steps: Mapping[int, float]
     foreign: Mapping[str, object]
     has_whole: bool = False
+    url: str = ""
 
     @property
-    def root(self) -> Path:
-        return self.folder / "root"
+    def root(self) -> Any:
+        return Url(f"{self.url}/root") if self.url else self.folder / "root"
 
     @property
     def out(self) -> Path:
@@ -166,6 +171,37 @@ class Site:
             if name not in own and not f"{name}/".startswith(tuple(ours))
         }
         return cls(folder, of, steps, foreign, has_whole=has_whole)
+
+    def in_a_bucket(self) -> Site:
+        """Returns the same site with its root in a bucket, where only files are."""
+        there = replace(self, url=f"memory://{secrets.token_hex(8)}")
+        storage = open_storage(there.root)
+        root = self.folder / "root"
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                name = path.relative_to(root).as_posix()
+                data = path.read_bytes()
+                storage.write(name, len(data), [(0, [memoryview(data)])])
+        shutil.rmtree(root)
+        return there
+
+    def look(self) -> dict[str, object]:
+        """Returns all that is there: see `look`."""
+        found = look(self.folder)
+        if self.url:
+            storage = open_storage(self.root)
+            names = [entry.name for entry in storage.list("", recursive=True)]
+            found |= {f"root/{name}": storage.fetch(name, 1 << 24) for name in names}
+        return found
+
+
+class Url(str):
+    """A URL with the `/` of a path."""
+
+    __slots__ = ()
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self}/{name}")
 
 
 def _put(neighbour: Neighbour, staged: Path, place: Path, past: Past) -> bool:

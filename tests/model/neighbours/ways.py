@@ -18,6 +18,7 @@ from holdfast.checkpoint import (
     CheckpointManager,
     KeepLast,
     Options,
+    SaveFailed,
     StepExists,
     StepNotFound,
     convert,
@@ -224,11 +225,17 @@ def _save(site: Site) -> Changed:
 
 
 def _saved(manager: CheckpointManager, step: int) -> bool:
-    """Saves a step; returns False where another library's checkpoint lies in its folder."""
+    """Saves a step; returns False where another library's checkpoint lies in its folder, or a file
+    where one of its folders is to be.
+    """
     try:
         manager.save(step, tree_of(step))
         manager.wait_until_finished()
     except StepExists:
+        return False
+    except SaveFailed as error:
+        if "Not a directory" not in str(error):
+            raise
         return False
     return True
 
