@@ -88,6 +88,7 @@ class Feed:
         self._findings: list[Finding] = []
         self._curve = StepCurve()
         self._answered_s = -math.inf
+        self._is_launched = False  # by a launcher on this machine
         self._wanted = threading.Event()  # stacks
         self._threads = [
             threading.Thread(target=run, daemon=True) for run in (self._watch, self._explain)
@@ -176,9 +177,11 @@ class Feed:
         now_s = time.monotonic()
         if not gone:
             self._answered_s = now_s
-        elif now_s < self._answered_s + _PASSING_S:
+            self._is_launched = self._is_launched or self._word() is not None
+        elif self._is_launched and now_s < self._answered_s + _PASSING_S:
             word = self._word()
-            if word is not None and word.launcher.state == "running":
+            # It takes its word back before it leaves the last one.
+            if word is None or word.launcher.state == "running":
                 return ""
         return gone
 

@@ -60,7 +60,7 @@ def describe_goodput(seconds: Mapping[str, float]) -> str:
     total_s = sum(seconds.values())
     parts = [f"{words} {seconds.get(part, 0.0):.1f}" for part, words in GOODPUT_PARTS.items()]
     if not any(seconds.get(part, 0.0) for part in _STEPS):
-        text = f"goodput is not known, because no process has reported a step in {total_s:.1f} s"
+        text = f"goodput is not known, because no two reports of steps came in {total_s:.1f} s"
     else:
         text = f"goodput {seconds.get('stepping_s', 0.0) / total_s:.0%} of {total_s:.1f} s"
     return f"{text}: {', '.join(parts)}"

@@ -92,14 +92,17 @@ def test_a_job_that_ends_is_not_out_of_reach(monkeypatch: pytest.MonkeyPatch) ->
     """
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
     target: list[CoordinatorAddress | None] = [None]
-    word = LauncherWord(session_pb2.Launcher(state="running", why="attempt 1 starts"))
+    running = LauncherWord(session_pb2.Launcher(state="running", why="attempt 1 starts"))
+    word: list[LauncherWord | None] = [running]
     with CoordinationService.spawn(1) as service:
         target[0] = CoordinatorAddress(service.address, Credentials())
-        with Feed(lambda: target[0], published.put, lambda job: word):
+        with Feed(lambda: target[0], published.put, lambda job: word[0]):
             while json.loads(published.get(timeout=30))["gone"]:
                 pass
             target[0] = None
             looks = [json.loads(published.get(timeout=30)) for _ in range(3)]
+            word[0] = None  # it has taken its word back, and leaves the last one now
+            looks += [json.loads(published.get(timeout=30)) for _ in range(2)]
             assert {shown["verdict"]["state"] for shown in looks} == {"Starting"}
             monkeypatch.setattr(feed, "_PASSING_S", 0.0)
             while (shown := json.loads(published.get(timeout=30)))["gone"] == "":

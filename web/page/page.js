@@ -542,7 +542,7 @@ function drawGoodput(shown) {
   }
   replaceAll("parts", bars);
   const share = Math.round((100 * (seconds.stepping_s || 0)) / total);
-  $("share").textContent = hasSteps(seconds) ? `${share} % of ${span(total)} made new steps` : `No process has reported a step in ${span(total)}: the goodput is not known.`;
+  $("share").textContent = hasSteps(seconds) ? `${share} % of ${span(total)} made new steps` : `No two reports of steps came in ${span(total)}: the goodput is not known.`;
   replaceAll("part-list", list);
 }
 

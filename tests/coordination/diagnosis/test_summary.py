@@ -18,7 +18,7 @@ def test_the_share_of_new_steps_comes_first() -> None:
     )
     unknown = describe_goodput({"starting_s": 4.0})
     assert unknown.startswith(
-        "goodput is not known, because no process has reported a step in 4.0 s: new steps 0.0"
+        "goodput is not known, because no two reports of steps came in 4.0 s: new steps 0.0"
     )
 
 
