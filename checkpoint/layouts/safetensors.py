@@ -232,9 +232,9 @@ class SafetensorsCheckpoint:
                     file=f"{self._folder}/{name}",
                     leaf=missing[0],
                 )
-            self._tensors |= {tensor: tensors[tensor] for tensor in wanted}
+            self._tensors |= {tensor: tensors.pop(tensor) for tensor in wanted}
             self._metadata |= metadata
-            left_out += [f"{tensor} in {name}" for tensor in tensors if tensor not in set(wanted)]
+            left_out += [f"{tensor} in {name}" for tensor in tensors]
         left_out += [name for name in sorted(sizes) if _is_model(name) and name not in assigned]
         _warn_of_left_out(path, left_out)
 
