@@ -45,8 +45,9 @@ Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not
 def ls(root: str, local: str | None, as_json: bool) -> None:
     """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""
     with sentences(), progress_bar("listing", counts=False):
-        rows = _rows(root) if local is None else _durable_rows(root) + _local_rows(root, local)
-        beside = _beside(root)
+        rows, beside = _rows(root) if local is None else _durable_rows(root)
+        if local is not None:
+            rows += _local_rows(root, local)
     if as_json:
         print_json({"root": root, "steps": rows, "beside": beside})
         return
@@ -119,7 +120,10 @@ def _listed(name: str, state: str, size: int, **facts: Any) -> dict[str, Any]:
     return row | facts
 
 
-def _rows(root: str) -> list[dict[str, Any]]:
+def _rows(root: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the rows of a root; and by their folders' names the layouts of checkpoints in it that
+    are called by a number, but are no steps.
+    """
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint.layouts.detect import (
         find_steps,
@@ -133,7 +137,7 @@ def _rows(root: str) -> list[dict[str, Any]]:
     storage = open_storage(root)
     here = StorePath(storage)
     steps = find_steps(storage)
-    others = {name for name, _ in strangers(storage)}
+    beside = dict(strangers(storage, steps))
     left = left_steps(storage, steps)
     folders = {name: step for step, (name, _) in steps.items()}
     rows = [
@@ -141,35 +145,25 @@ def _rows(root: str) -> list[dict[str, Any]]:
         for name, step in folders.items()
     ]
     if not rows and open_if_finished(here) is not None:
-        return [_row(here, here.basename, None)]
+        return [_row(here, here.basename, None)], beside
     if not rows and root.endswith(".safetensors"):
-        return [_file_row(root)]
+        return [_file_row(root)], beside
     rows += [
-        _unfinished(StorePath(storage, name), name) for name in _begun(storage, {*folders, *others})
+        _unfinished(StorePath(storage, name), name) for name in _begun(storage, {*folders, *beside})
     ]
     if not rows:
         raise StepNotFound(nothing_at(storage), path=root)
-    return rows
+    return rows, beside
 
 
-def _beside(root: str) -> dict[str, str]:
-    """Returns the folders with checkpoints that are called by a number and are no steps, with their
-    layouts.
-    """
-    from holdfast.checkpoint.layouts.detect import strangers
-    from holdfast.checkpoint.storage.path import open_storage
-
-    return dict(strangers(open_storage(root)))
-
-
-def _durable_rows(root: str) -> list[dict[str, Any]]:
-    """Returns the rows of a root that may have no step but on its hosts."""
+def _durable_rows(root: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the same of a root that may have no step but on its hosts."""
     from holdfast.checkpoint import StepNotFound
 
     try:
         return _rows(root)
     except StepNotFound:
-        return []
+        return [], {}
 
 
 def _local_rows(root: str, local: str) -> list[dict[str, Any]]:

@@ -524,11 +524,15 @@ def stands_there(storage: Storage, step: int | None) -> str:
     return ""
 
 
-def strangers(storage: Storage) -> list[tuple[str, str]]:
+def strangers(
+    storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]] | None = None
+) -> list[tuple[str, str]]:
     """Returns the folders of a root that hold a checkpoint, with its layout, and are called by a
-    number, but are none of its steps.
+    number, but are none of its steps: those of `find_steps`, which are looked for where they are
+    not known.
     """
-    steps = find_steps(storage)
+    if steps is None:
+        steps = find_steps(storage)
     taken = {name for name, _ in steps.values()}
     found = []
     for name, number in sorted(_numbered(root_folders(storage)).items()):

@@ -124,7 +124,8 @@ def _broken(site: Site, before: dict[str, object], changed: Changed) -> Iterator
         is_foreign = name in site.foreign
         if name in after and after[name] == what:
             continue
-        if not is_foreign and (_is_below(name, gone) or name.startswith("root/.holdfast")):
+        is_asked_for = changed.anything_new or _is_below(name, gone)
+        if not is_foreign and (is_asked_for or name.startswith("root/.holdfast")):
             continue
         state = "gone" if name not in after else "changed"
         yield f"{name} ({'foreign' if is_foreign else 'ours'}) is {state}"

@@ -351,10 +351,10 @@ def _orbax_v1(site: Site) -> None:
 def _orbax_paths(site: Site) -> None:
     """Asks what is there; deletes what is no checkpoint."""
     names = ocp.path.step.standard_name_format()
-    plain = sorted(step for step in site.steps if site.past.name_of(step) == str(step))
+    folders = [site.past.name_of(step) for step in site.past.own]
+    plain = {int(name) for name in [*folders, *site.past.orbax.values()] if name.isdigit()}
     found = {each.step for each in names.find_all(site.root)}
-    if site.past.step_format == "{:d}" and not site.past.noted:
-        expect("find_all", {*plain} - found, set())
+    expect("find_all", plain - found, set())
     if site.past.own:
         expect("is_orbax_checkpoint", ocp1.is_orbax_checkpoint(site.root), False)
         expect("v1's delete", ocp1.delete(site.root, missing_ok=True), False)
