@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .drawing import CORPUS, STEPS, Run
+from .drawing import CORPUS, ONE_SHAPE, STEPS, Run
 
 HANGING = Path(__file__).with_name("hanging")
 LIMIT_S = 100.0  # of a part: it is a hang of ours
@@ -270,9 +270,11 @@ class Runner:
         yield self._once()
 
     def _resumed(self) -> Iterator[Part]:
-        """On another number of processes."""
+        """On another number of processes, if it can be."""
         yield self._once(steps=STEPS // 2)
         others = [2] if self.run.shape == "alone" else [1, 3]
+        if self.run.program in ONE_SHAPE:
+            others = [0]
         yield self._once(processes=self.rng.choice(others))
 
     def _killed(self) -> Iterator[Part]:
