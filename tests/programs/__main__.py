@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -82,6 +83,8 @@ def main() -> int:
     add("--keep", type=Path, help="folder for the folders of runs whose story is not one")
     add("--table", type=Path, help="file for the table of the runs")
     arguments = parser.parse_args()
+    # What is started in the background ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began_s = time.monotonic()
     runs = [
         run

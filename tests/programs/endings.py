@@ -308,8 +308,7 @@ class Runner:
         moment = draw_moment(self.rng, STEPS)
         with self._started() as running:
             if running.wait_for(moment):
-                running.part.sent.append(f"SIGINT at {moment}")
-                os.killpg(running.process.pid, signal.SIGINT)
+                self._signal(running, signal.SIGINT, -running.process.pid)
         yield running.part
         yield self._once()
 
@@ -347,6 +346,8 @@ class Runner:
     def _signal(self, running: Running, number: signal.Signals, pid: int) -> None:
         said = _STEP.findall(running.part.log)
         to = "the launcher" if running.part.launched and pid == running.process.pid else "a process"
+        if pid < 0:
+            to = "the terminal's processes"
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
             running.part.sent.append(

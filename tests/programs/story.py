@@ -222,6 +222,9 @@ def _codes(part: Part, ending: str, *, is_last: bool) -> Iterator[str]:
     expected = (_TOGETHER if part.launched else _ALONE)[ending]
     if part.code not in expected:
         yield f"exit code {part.code}, expected one of {sorted(expected)}"
+    elif part.code == 0 and (step := re.search(r"SIGINT .* after step (\d+)", " ".join(part.sent))):
+        if int(step[1]) < part.steps - 5:
+            yield f"it got a Ctrl-C after step {step[1]}, and went on to its end"
     elif part.code and not part.sent:
         yield f"exit code {part.code}, though nothing was done to it"
 
