@@ -130,7 +130,7 @@ class Story:
             yield "it had to be ended: it did not end by itself"
             self._before = told
             return
-        if part.launched and part.code in (-15, 130) and not part.log:
+        if part.launched and part.code in (-15, 130) and ", coordinator at" not in part.log:
             return  # it was asked to stop before it was there
         _read_log(part, told)
         yield from _codes(part, self._run.ending, is_last=part.code == 0)
