@@ -424,7 +424,7 @@ def _saved(part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]
         (r for t in status.get("tasks", []) if (r := t.get("progress", {}).get("root"))), None
     )
     if root is None:
-        if told.roots and part.code == 0:
+        if told.statistics and part.code == 0:  # of a manager
             yield "status.json knows no root"
         return
     name = next((name for name in told.roots if root["path"].endswith(name)), None)
