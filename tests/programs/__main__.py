@@ -55,6 +55,7 @@ def see(run: Run, python: Path | None = None, keep: Path | None = None) -> Seen:
         wrong += story.end()
         if wrong and keep is not None:
             place = keep / f"{run.program}-{run.ending}-{run.seed}"
+            shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(folder, place, symlinks=True, ignore=shutil.ignore_patterns("t"))
             for number, part in enumerate(runner.parts, 1):
                 (place / f"output-{number}").write_text(f"{part.sent}\n{part.log}")
