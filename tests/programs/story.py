@@ -479,7 +479,8 @@ def _seconds(
     took_s = part.elapsed_s - part.silent_s
     if not total_s - part.silent_s - 0.3 <= took_s <= total_s + 6:
         yield f"goodput is of {total_s} s; the command took {took_s:.1f} s after its first line"
-    if total_s and abs(percent - 100 * parts["new steps"] / total_s) > 1.6:
+    rounded = 1.1 + 5 / max(total_s, 0.1)  # percents, of tenths of a second
+    if total_s and abs(percent - 100 * parts["new steps"] / total_s) > rounded:
         yield f"goodput is {percent}%; its parts say {100 * parts['new steps'] / total_s:.0f}%"
     for name, seconds in parts.items():
         known = _GOODPUT_PARTS[name]
@@ -574,7 +575,7 @@ def _live(
         if not saved <= final:
             yield f"{name} had steps {sorted(saved - final)} as saved, which the end does not know"
         # In the first moment of an attempt its coordinator has not heard of those before.
-        forgotten = sorted(saved - _saves_of(seen[-1])) if seen else []
+        forgotten = sorted(saved.difference(*map(_saves_of, seen[-3:])))
         if forgotten:
             yield f"{name} showed the saves of {forgotten}, and at last no more"
     last = part.snapshots[-1] if part.snapshots else None
