@@ -119,7 +119,7 @@ function drawFigures(shown, step) {
     at
       ? figure("last save", over ? clock(at) : `${span(shown.unix_s - at)} ago`, `step ${last.step}` + (last.took_s ? `, took ${span(last.took_s)}` : ""))
       : figure("last save", last.step >= 0 ? `step ${last.step}` : "none yet", last.step >= 0 ? "before this run" : "no step is saved"),
-    seconds && hasSteps(shown.goodput_s) ? figure("goodput", `${Math.round(100 * share)} %`, `of ${span(seconds)}`) : figure("goodput", "–", seconds ? "no process has reported a step" : "known to the launcher alone"),
+    seconds && hasSteps(shown.goodput_s) ? figure("goodput", `${Math.round(100 * share)} %`, `of ${span(seconds)}`) : figure("goodput", "–", seconds ? "no step is timed yet" : "known to the launcher alone"),
   ]);
 }
 
@@ -573,7 +573,7 @@ function drawRoot(shown) {
       const [least, most] = best.get(name);
       let extreme = least === most ? "" : value === least ? " (lowest)" : value === most ? " (highest)" : "";
       if (judged.has(name)) extreme = step.best.includes(name) ? " (best)" : "";
-      metrics.append(element("span", `${name} ${Number(value.toPrecision(4))}${extreme}`, extreme ? "entry best" : "entry"));
+      metrics.append(element("span", `${name} ${Number(value.toPrecision(5))}${extreme}`, extreme ? "entry best" : "entry"));
     }
     if (!metrics.childNodes.length) metrics.textContent = "–";
     const whole = step.incremental ? "whole, incremental" : "whole";
