@@ -148,7 +148,9 @@ def _by_processes(status: session_pb2.StatusResponse, findings: Sequence[Finding
     if status.phase == "gathering" or not came:
         if first is not None:
             return _of(JobState.STARTING, first)
-        return Verdict(JobState.STARTING, f"{len(came)} of {counted(len(tasks), 'process')} joined")
+        return Verdict(
+            JobState.STARTING, f"{len(came):,} of {counted(len(tasks), 'process')} joined"
+        )
     # At the end of a program as after a notice, which the launcher knows of.
     leaving = [task for task in came if task.progress.values.get("leaving", 0.0)]
     if len(leaving) == len(came):

@@ -811,7 +811,7 @@ def _verb(those: Sized, one: str, several: str) -> str:
 
 
 def _alive_of(job: Job) -> str:
-    return f"{len(job.alive)} of {counted(job.num_processes, 'process')}"
+    return f"{len(job.alive):,} of {counted(job.num_processes, 'process')}"
 
 
 def _everybody(job: Job, one: str, several: str) -> str:

@@ -344,7 +344,7 @@ def arrival_line(here: Collection[int], num_processes: int) -> str:
     if len(missing) > MAX_NAMED:
         named.append(f"and {len(missing) - MAX_NAMED} more")
     waiting = f", waiting for {', '.join(named)}" if named else ""
-    return f"{len(here)} of {counted(num_processes, 'process')}{waiting}"
+    return f"{len(here):,} of {counted(num_processes, 'process')}{waiting}"
 
 
 def _give_up(why: str) -> None:

@@ -150,7 +150,7 @@ def test_a_sweep_takes_what_is_dead_and_leaves_what_may_come_back(
     code, text = _ran("sweep", root.root, "--local", folder / "host1", "--json")
     assert code == 0
     assert len(json.loads(text)["deleted"]) == 1
-    assert "0 local step(s)" in _ran("sweep", root.root, "--local", folder / "host1")[1]
+    assert "0 dead or torn local steps" in _ran("sweep", root.root, "--local", folder / "host1")[1]
     assert not list((folder / "host1").rglob("*.safetensors"))
     with job(folder / "root", [folder / "host0", folder / "host2"]) as third:
         assert third.restore() == 5

@@ -219,7 +219,7 @@ def test_a_pack_is_streamed_in_parts_and_read_in_ranges() -> None:
             packs = [request for request in requests if request.endswith(".safetensors")]
             methods = [request.partition(" ")[0] for request in packs]
             assert (methods.count("POST"), methods.count("PUT")) == (2, 3)
-            assert len(requests) <= 2 + 3 + 6, requests
+            assert len(requests) <= 2 + 3 + 7, requests
             requests.clear()
             assert np.array_equal(manager.restore(1)["w"], tree["w"])
             packs = [request for request in requests if request.endswith(".safetensors")]
@@ -279,7 +279,8 @@ def test_what_a_large_root_asks_of_a_store(steps: int) -> None:
             manager.save(steps, items=items, metadata=long).wait()
             manager._state.worker.wait(60)
             # A pack that is no longer than a part is one request, a longer one two and its parts.
-            counted(PACKS + 6)
+            # One listing shows that the folder is no other library's checkpoint.
+            counted(PACKS + 7)
             assert manager.restore(steps, item="item7")["w"].tolist() == [1, 1, 1]
             counted(2 + 1)  # the record, the pack's header, and its chunk
             manager.restore(steps, items=dict.fromkeys(items))

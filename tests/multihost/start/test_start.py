@@ -35,8 +35,8 @@ def test_thousands_make_few_short_lines(caplog: pytest.LogCaptureFixture) -> Non
         arrivals.all_arrived()
     assert len(caplog.messages) == 13 and max(map(len, caplog.messages)) < 300
     assert caplog.messages[-2:] == [
-        "4095 of 4096 processes, waiting for 4095",
-        "4096 of 4096 processes",
+        "4,095 of 4,096 processes, waiting for 4095",
+        "4,096 of 4,096 processes",
     ]
 
 
