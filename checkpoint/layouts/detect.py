@@ -5,6 +5,7 @@ The layout is holdfast's own, Orbax's or plain safetensors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -513,14 +514,15 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
 
 def stands_there(storage: Storage, step: int | None) -> str:
     """Returns which checkpoint lies in a root under a step's number, and is none of its steps; ""
-    where none does.
+    where none does, or the store does not say.
     """
-    for name, layout in strangers(storage):
-        if step == _numbered([name])[name]:
-            return (
-                f". {name} there is a checkpoint ({layout}), but no step of this root: open it by"
-                " its own path"
-            )
+    with contextlib.suppress(CheckpointError, OSError):
+        for name, layout in strangers(storage):
+            if step == _numbered([name])[name]:
+                return (
+                    f". {name} there is a checkpoint ({layout}), but no step of this root: open it"
+                    " by its own path"
+                )
     return ""
 
 

@@ -125,6 +125,9 @@ FOUND: dict[str, Life] = {
         Settings(store="faulty", processes=2),
         (Save(1, 1), Save(2, 2), Faulty(Delete(1), "delete", "EIO", 0)),
     ),
+    "a step that is not there, of a store that fails": Life(
+        Settings(store="faulty", processes=2), (Faulty(Delete(5), "fetch", "ENOSPC", 0),)
+    ),
     **{
         f"a callback that calls {call}": Life(Settings(), (SaveAndCall(1, 1, call),))
         for call in CALLED_BACK
