@@ -629,7 +629,6 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
                 step=step,
             )
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
-        foreign.make_way(storage, folder, f"{FOLDER}/{writer_id}")
         target = SaveTarget(
             storage,
             Solo(),
@@ -639,7 +638,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
             messages=f"checkpoint/convert/{writer_id}",
             timeout_s=math.inf,
         )
-        result = run_protocol(target, _ConversionWork(conversion, target))
+        result = run_protocol(target, _ConversionWork(conversion, target, foreign))
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
@@ -651,7 +650,8 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
 class _ConversionWork:
     """Writes what is converted, as this one process for all that saved it."""
 
-    def __init__(self, conversion: Conversion, target: SaveTarget) -> None:
+    def __init__(self, conversion: Conversion, target: SaveTarget, foreign: ForeignSteps) -> None:
+        self._foreign = foreign
         self._conversion = conversion
         self._checkpoint = conversion.checkpoint
         self._target = target
@@ -661,6 +661,7 @@ class _ConversionWork:
 
     def write(self) -> Mapping[str, ItemReport]:
         """Writes the packs while their chunks are read, durably."""
+        self._foreign.make_way(self._target.storage, self._target.folder, self._target.claim)
         target = PackTarget(
             self._target.storage,
             self._target.folder,
