@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import subprocess
 import threading
 import time
 import urllib.request
@@ -15,6 +17,8 @@ from typing import Protocol
 from ..ray_train import is_worker, own_preemption
 
 _log = logging.getLogger(__name__)
+
+_SQUEUE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -179,16 +183,56 @@ class GceMetadata(Polled):
 class SlurmEnd(Polled):
     """Takes the time when Slurm will end the job, less `lead_s`, for a notice.
 
-    Source: SLURM_JOB_END_TIME, in srun(1)'s output environment.
+    A limit may be extended while the job runs, so `squeue` is asked again before the notice, and
+    at the start where `end_unix_s` is over already. An end in the past that Slurm does not correct
+    is another allocation's: it is ignored with a warning. Source: SLURM_JOB_END_TIME and
+    SLURM_JOB_ID, in srun(1)'s output environment; SLURM_TIME_FORMAT, in squeue(1).
     """
 
     def __init__(self, end_unix_s: float, *, lead_s: float = 120.0, every_s: float = 1.0) -> None:
-        self._notice = Notice("Slurm's time limit", end_unix_s)
-        self._from_unix_s = end_unix_s - lead_s
+        self._end_unix_s = end_unix_s
+        # Process 0 of a step is first. The job hears of its notice, so that few others ever ask,
+        # and those one after another: a scheduler is not asked by thousands at once.
+        process, tasks = (os.environ.get(key, "") for key in ("SLURM_PROCID", "SLURM_NTASKS"))
+        share = int(process) / int(tasks) if process.isdigit() and tasks.isdigit() else 0.0
+        self._lead_s = lead_s * (1 - share / 4)
+        self._notice: Notice | None = None
         super().__init__("slurm", self._ask, every_s=every_s)
+        if end_unix_s <= time.time() and self._ask_slurm() <= time.time():
+            _log.warning(
+                "Slurm's time limit was over %.0f s ago, as SLURM_JOB_END_TIME says: it is"
+                " another allocation's, and is ignored",
+                time.time() - end_unix_s,
+            )
+            self._end_unix_s = math.inf
 
     def _ask(self) -> Notice | None:
-        return self._notice if time.time() >= self._from_unix_s else None
+        if self._notice is None and time.time() >= self._end_unix_s - self._lead_s:
+            self._end_unix_s = self._ask_slurm()
+            if time.time() >= self._end_unix_s - self._lead_s:
+                self._notice = Notice("Slurm's time limit", self._end_unix_s)
+        return self._notice
+
+    def _ask_slurm(self) -> float:
+        """Returns the job's end as Slurm has it now; as it was known where Slurm does not say."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if not job:
+            return self._end_unix_s
+        try:
+            end = subprocess.run(
+                ["squeue", "--noheader", f"--jobs={job}", "--format=%e"],
+                env=os.environ | {"SLURM_TIME_FORMAT": "%s"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_SQUEUE_S,
+                check=True,
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return self._end_unix_s
+        if end == "NONE":  # no limit
+            return math.inf
+        return float(end) if end.isdigit() else self._end_unix_s
 
 
 class RayTrain(Polled):

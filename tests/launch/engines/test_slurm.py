@@ -230,6 +230,36 @@ def test_usr1_before_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None
     assert "preempted: stopped at step" in job.output()
 
 
+def test_an_extended_time_limit_is_no_notice(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm is asked before the notice: it comes before the end as it is by then."""
+    program = """
+import queue, subprocess, sys, time
+from holdfast.multihost.preemption.preemption import default_sources
+
+said = queue.Queue()
+end, extend = sys.argv[1:]
+(source,) = [each for each in default_sources({"SLURM_JOB_END_TIME": end}) if each.name == "slurm"]
+source.start(said.put)
+try:
+    print("notice:", said.get(timeout=float(extend)))
+except queue.Empty:
+    print("no notice")
+"""
+    (tmp_path / "watch.py").write_text(program)
+    end = "$(SLURM_TIME_FORMAT=%s squeue -h -j $SLURM_JOB_ID -o %e)"
+    watch = f"{sys.executable} watch.py $end"
+    job = slurm.submit(
+        f"#!/bin/bash\nend={end}\n{watch} 60\n"
+        f"scontrol update JobId=$SLURM_JOB_ID TimeLimit=10\n{watch} 5\n",
+        "--time=2",
+        cwd=tmp_path,
+    )
+    slurm.wait_until(lambda: slurm.job(job).get("JobState") == "COMPLETED", "end of the job")
+    notice, after = (tmp_path / "out").read_text().splitlines()[-2:]
+    assert notice.startswith('notice: Notice(reason="Slurm\'s time limit"')
+    assert after == "no notice"
+
+
 def test_a_dead_task_restarts_the_group(slurm: SlurmCluster, tmp_path: Path) -> None:
     """SIGKILL of one task: no requeue; the next step of the same allocation resumes and ends
     done.

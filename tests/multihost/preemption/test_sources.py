@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast.multihost import GceMetadata, Notice, Polled, SlurmEnd, Source, WatchedFile
 from tests.support.metadata import metadata_server
+from tests.support.processes import wait_until
 
 
 class Watched:
@@ -104,6 +106,47 @@ def test_slurms_end_is_a_notice_before_it() -> None:
     with Watched(SlurmEnd(end, lead_s=60, every_s=0.01)) as watched:
         assert watched.next() == Notice("Slurm's time limit", end)
         assert time.time() >= end - 60
+
+
+def test_an_end_of_slurms_in_the_past_is_no_notice(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit of yesterday's allocation, still in the environment, is ignored, and said."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with (
+        Watched(SlurmEnd(time.time() - 86_400, every_s=0.01)) as watched,
+        Watched(SlurmEnd(time.time() + 0.2, lead_s=0.2, every_s=0.01)) as of_today,
+    ):
+        assert of_today.next() is not None
+    assert watched.source is not None  # and has said nothing, as leaving the block has checked
+    assert "Slurm's time limit was over 86400 s ago" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("squeue", "notices"),
+    [
+        ("echo $(( $(date +%s) + 600 ))", 0),  # the limit was extended
+        ("echo NONE", 0),  # and taken away
+        ("exit 1", 1),  # Slurm does not say: what is known holds
+        ("true", 1),
+    ],
+)
+def test_slurm_is_asked_again_before_a_notice(
+    squeue: str, notices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose limit was extended goes on; where Slurm does not answer, the notice comes."""
+    asked = tmp_path / "asked"
+    program = tmp_path / "squeue"
+    program.write_text(f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {asked}\n{squeue}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    end = time.time() + 50
+    with Watched(SlurmEnd(end, lead_s=60, every_s=0.01)) as watched:
+        wait_until(lambda: asked.exists() and asked.read_text())
+        for _ in range(notices):
+            assert watched.next() == Notice("Slurm's time limit", end)
+    assert asked.read_text() == "%s --noheader --jobs=77 --format=%e\n"
 
 
 @pytest.mark.parametrize(
