@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
+    if name.startswith("__") and name != "__version__":
         raise AttributeError(name)
     import importlib
 

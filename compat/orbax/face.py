@@ -35,6 +35,9 @@ from .handling.standard import (
 )
 from .options import AsyncOptions, CheckpointManagerOptions
 
+# Of the Orbax whose names these are: programs compare it.
+__version__ = "0.12.0"
+
 __all__ = [
     "PLACEHOLDER",
     "AbstractCheckpointManager",

@@ -18,12 +18,12 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def _module_in(module: object, name: str) -> object:
-    """Returns what a module has under a name: a module of stand-ins, where all of it is refused."""
+    """Returns what a module has under a name: a module of stand-ins for what is refused."""
+    refusals = importlib.import_module(f"{FACE}.refusals")
     found = getattr(module, name, None)
-    reason = getattr(module, "__holdfast_refusal__", None)
+    reason = refusals.refusal_of(found)
     if reason is None or isinstance(found, ModuleType):
         return found
-    refusals = importlib.import_module(f"{FACE}.refusals")
     assert isinstance(module, ModuleType)
     return refusals.make_module(f"{module.__name__.removeprefix(f'{FACE}.')}.{name}", reason=reason)
 

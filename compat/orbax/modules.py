@@ -26,6 +26,7 @@ from .refusals import make_module, stand_in
 from .roots import policies, step_names, testing
 from .trees import flat as trees
 from .trees import nested, transforms
+from .trees.shardings import construct_maximal_shardings
 
 OWN_HANDLER = (
     "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
@@ -40,6 +41,9 @@ EMERGENCY = (
 )
 SURGERY = "holdfast.checkpoint.load(path, like, rename=...) fits a checkpoint to another tree"
 TESTING = "it serves Orbax's own tests"
+PRIVATE = (
+    "what lies below _src is Orbax's own affair: use the name that orbax.checkpoint has for it"
+)
 PATHWAYS = (
     "holdfast.multihost.is_pathways_backend() says where a program runs; a save needs nothing more"
 )
@@ -54,10 +58,7 @@ REFUSED: Mapping[str, str] = {
 MODULES: Mapping[str, tuple[str, str]] = {
     "abstract_checkpoint_manager": ("", ""),
     "aggregate_handlers": ("AggregateHandler MsgpackHandler get_aggregate_handler", BYTES),
-    "arrays": (
-        "Index Shape construct_maximal_shardings",
-        "jax.sharding says how an array is sharded",
-    ),
+    "arrays": ("Index Shape", "jax.sharding says how an array is sharded"),
     "checkpoint_managers": ("", ""),
     "logging": (
         (
@@ -76,6 +77,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     ),
     "step": ("all_temporary_paths build_step_metadatas MetadataT", PATHS),
     "test_utils": ("", TESTING),
+    "testing": ("", TESTING),
     "transform_utils": ("MultiValueFn ValueFn", "it is a name for annotations"),
     "tree": (
         ("JsonType PyTree PyTreeKey PyTreeOf PyTreePath tree_difference tree_trim"),
@@ -190,8 +192,40 @@ def add_modules(package: str) -> None:
     face["Future"] = future.Future
     emergency = make_module("experimental.emergency", reason=EMERGENCY)
     surgery = make_module("experimental.model_surgery", reason=SURGERY)
+    tiering = make_module("experimental.tiering_service", reason=EMERGENCY)
     face["experimental"] = make_module(
-        "experimental", v1=v1, emergency=emergency, model_surgery=surgery
+        "experimental",
+        v1=v1,
+        emergency=emergency,
+        model_surgery=surgery,
+        tiering_service=tiering,
+    )
+    face["version"] = make_module("version", __version__=face["__version__"])
+    face["_src"] = _private(face)
+    vars(v1)["_src"] = make_module("experimental.v1._src", reason=PRIVATE)
+
+
+def _private(face: Mapping[str, Any]) -> Any:
+    """Returns `_src`, out of which programs import: what is public too, and stand-ins."""
+
+    def below(name: str, **names: Any) -> Any:
+        return make_module(f"_src.{name}", reason=PRIVATE, **names)
+
+    sharding = below("arrays.sharding", construct_maximal_shardings=construct_maximal_shardings)
+    return make_module(
+        "_src",
+        reason=PRIVATE,
+        arrays=below("arrays", sharding=sharding),
+        checkpoint_managers=below(
+            "checkpoint_managers",
+            policy_checkpoint_info=policies,
+            preservation_policy=policies,
+            save_decision_policy=policies,
+        ),
+        multihost=below(
+            "multihost", multihost=face["multihost"], multislice=face["multihost"].multislice
+        ),
+        path=below("path", step=step_names),
     )
 
 
@@ -248,11 +282,12 @@ def _covered(module: str) -> dict[str, Any]:
     if module == "transform_utils":
         return _transforms() | {"RestoreArgs": args.RestoreArgs}
     if module == "multihost":
-        return {name: getattr(multihost, name) for name in multihost.__all__}
+        slices: dict[str, Any] = {name: getattr(multihost, name) for name in multihost.__all__}
+        return slices | {"multislice": make_module("multihost.multislice", **slices)}
     if module == "abstract_checkpoint_manager":
         return abstract
     if module == "arrays":
-        return struct
+        return struct | {"construct_maximal_shardings": construct_maximal_shardings}
     if module == "step":
         return steps | _public(step_names)
     if module == "path":

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 PAGE = "docs/from-orbax.md"
-NATIVE = "holdfast.checkpoint"
+FACE = "holdfast.compat.orbax"
 
 
 def not_covered(call: str, nearest: str) -> NotImplementedError:
@@ -57,7 +57,7 @@ def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any)
 
     With a reason, and without a list of the refused names, every other name is a stand-in.
     """
-    module = ModuleType(f"holdfast.compat.orbax.{name}", "Stands for a module of Orbax's.")
+    module = ModuleType(f"{FACE}.{name}", "Stands for a module of Orbax's.")
     real = f"orbax.checkpoint.{name}"
     stand_ins = {each: stand_in(real, each, reason) for each in refused.split()}
     vars(module).update(stand_ins, **names)

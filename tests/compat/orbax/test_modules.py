@@ -104,6 +104,35 @@ from orbax.checkpoint import v1 as ocp_v1
 from orbax.checkpoint.experimental.emergency.replicator_checkpoint_manager import (
     ReplicatorCheckpointManager,
 )
+import orbax.checkpoint.experimental.tiering_service.client as tiering
+import orbax.checkpoint.version
+from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src.arrays import sharding as sharding_utils
+from orbax.checkpoint._src.checkpoint_managers import preservation_policy as preservation
+from orbax.checkpoint._src.checkpoint_managers import save_decision_policy as decision
+import orbax.checkpoint._src.checkpoint_managers.policy_checkpoint_info as infos
+from orbax.checkpoint._src.metadata import array_metadata
+from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint.experimental.v1._src.context import context
+from orbax.checkpoint.metadata import value
+import orbax.checkpoint.metadata.tree
+import orbax.checkpoint.checkpoint_managers as managers
+class Handler(type_handlers.ArrayHandler):
+    def __init__(self, store: array_metadata_store.Store | None = None) -> None:
+        super().__init__(array_metadata_store=store)
+Handler(None)
+assert preservation.LatestN is managers.LatestN and infos.PolicyCheckpointInfo(1).step == 1
+assert decision.FixedIntervalPolicy is ocp_v1.training.save_decision_policies.FixedIntervalPolicy
+assert sharding_utils.construct_maximal_shardings({}) == {}
+assert orbax.checkpoint.__version__ == orbax.checkpoint.version.__version__
+for refused in (array_metadata.SerializedArrayMetadata, context.get_context, value.Metadata):
+    try:
+        refused()
+    except NotImplementedError as error:
+        assert f"{refused.__module__}.{refused.__qualname__} is not covered" in str(error)
+    else:
+        raise AssertionError(refused)
+assert issubclass(tiering.Client, object)
 class Mine(emergency.CheckpointManager):
     pass
 assert not isinstance(3, ReplicatorCheckpointManager) and future.NoopFuture().result() is None
@@ -119,7 +148,7 @@ for refused in (Mine, emergency.LocalCheckpointOptions):
 
 @pytest.mark.slow
 def test_refused_modules_are_imported() -> None:
-    """As MaxText imports them; a call is the error."""
+    """As MaxText and pathwaysutils import them, below `_src` too; a call is the error."""
     command = [sys.executable, "-c", IMPORTS]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)

@@ -109,6 +109,9 @@ CALLS: dict[str, Call] = {
     "arrays.to_shape_dtype_struct": lambda f, o, r: [
         (f(np.ones(3)).shape, f(jnp.ones(2), dtype=jnp.bfloat16).dtype, f(3, scalar_dtype=float))
     ],
+    "arrays.construct_maximal_shardings": lambda f, o, r: f(
+        [jax.ShapeDtypeStruct((8, 4), np.int8)]
+    ),
     "utils.from_flattened_with_keypath": lambda f, o, r: f(
         jax.tree_util.tree_leaves_with_path(TREE)
     ),

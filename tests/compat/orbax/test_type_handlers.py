@@ -52,9 +52,14 @@ def test_a_handler_of_ones_own_is_refused() -> None:
     class Handler(ours.type_handlers.TypeHandler):  # type: ignore[misc]
         pass
 
-    for kind, handler in ((Point, Handler()), (Point, ours.type_handlers.NumpyHandler())):
-        with pytest.raises(NotImplementedError, match=r"\.Point.*register_leaf_type"):
-            ours.type_handlers.register_type_handler(kind, handler)
+    class Arrays(ours.type_handlers.ArrayHandler):
+        async def serialize(self, *args: Any) -> list[Any]:
+            raise AssertionError("never called")
+
+    numpy_handler = ours.type_handlers.NumpyHandler()
+    for kind, handler in ((Point, Handler()), (Point, numpy_handler), (jax.Array, Arrays())):
+        with pytest.raises(NotImplementedError, match=r"(Point|Array).*register_leaf_type"):
+            ours.type_handlers.register_type_handler(kind, handler, override=True)
 
 
 def test_the_storage_of_an_array(tmp_path: Path) -> None:

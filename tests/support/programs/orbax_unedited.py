@@ -35,7 +35,7 @@ def main(root: str) -> None:
     code = "import orbax.checkpoint as ocp; print('started', ocp.CheckpointManager.__module__)"
     print(subprocess.check_output([sys.executable, "-c", code], text=True).strip())
     try:
-        import orbax.checkpoint._src.futures  # noqa: F401
+        import orbax.checkpoint.no_such_module  # noqa: F401
     except ModuleNotFoundError as error:
         print(error)
 
