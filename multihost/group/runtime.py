@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax._src import distributed
 from holdfast.coordination.address import address_towards
 
 from ..job import current_job
+from ..parent import spec_of_launcher
 from ..spec import ProcessSpec
 from .group_client import Client, GroupClient, group_client_of
 
@@ -29,7 +29,7 @@ def launched_spec() -> ProcessSpec | None:
 
     A process that outlives attempts has joined a later one than it was started for.
     """
-    return current_spec() or ProcessSpec.from_env(os.environ)
+    return current_spec() or spec_of_launcher()
 
 
 def coordinator_address() -> str | None:
@@ -55,7 +55,7 @@ def unjoined_spec() -> ProcessSpec | None:
         return None
     if multiprocessing.parent_process() is not None:
         return None
-    spec = ProcessSpec.from_env(os.environ)
+    spec = spec_of_launcher()
     return None if spec is None or spec.num_processes == 1 else spec
 
 

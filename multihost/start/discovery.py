@@ -49,8 +49,11 @@ def discover_process(
         return DiscoveredProcess(spec, True, devices)
     if len(given) < len(GIVEN):
         launched = ProcessSpec.from_env(os.environ)
-        if launched is not None:
+        is_alone = given.get("num_processes") == 1
+        if launched is not None and (launched.num_processes == 1 or not is_alone):
             return DiscoveredProcess(dataclasses.replace(launched, **given), True, devices)
+        if is_alone:
+            return DiscoveredProcess(None)
         worker = None if given else current_worker()
         if worker is not None:
             return DiscoveredProcess(None, True, devices, worker)

@@ -34,6 +34,7 @@ from holdfast.proto.session_pb2 import NextAttempt
 
 from ..job import AttemptOver, Job, clear_caches, current_job, forget_job
 from ..liveness.health import health
+from ..parent import spec_of_launcher
 from ..preemption.preemption import Preemption
 from ..spec import ProcessSpec
 from .start import Membership, initialize, shutdown
@@ -63,7 +64,7 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     at once, any other when nobody has died within the heartbeat timeout. Call it from the main
     thread. It calls `gc.freeze()`, also after each attempt.
     """
-    spec = ProcessSpec.from_env(os.environ)
+    spec = spec_of_launcher()
     gc.freeze()  # without a collection, for which the others of an attempt would wait
     while True:
         try:

@@ -38,6 +38,7 @@ from ..group.ids import forget_ids, initialize_ids
 from ..job import current_job, forget_job, settle_all
 from ..liveness.health import health
 from ..liveness.vitals import last_vitals, start_vitals, stop_vitals
+from ..parent import mark_children, refuse_child, unmark_children
 from ..preemption import preemption
 from ..preemption.preemption import Preemption
 from ..preemption.sources import Source
@@ -84,6 +85,7 @@ class Membership:
         if self.relay is not None:
             self.relay.close()
         stop_vitals()
+        unmark_children()
         current_job().leave()
         forget_group_client(self.client)
         forget_ids()
@@ -136,9 +138,10 @@ def initialize(  # noqa: PLR0913
     unless XLA_FLAGS says otherwise.
 
     Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way,
-    StartupFailed for a job that is smaller than asked for, CoordinatorLost, Fenced when the
-    coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when it
-    has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that
+    StartupFailed for a job that is smaller than asked for and in a child of the process that has
+    joined as this one (call it under `if __name__ == "__main__":`), CoordinatorLost, Fenced when
+    the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when
+    it has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that
     means preemption ends the process until all have come, and is a notice from then on.
     """
     _check_early()
@@ -147,6 +150,8 @@ def initialize(  # noqa: PLR0913
     given = {field: value for field, value in arguments.items() if value is not None}
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     discovered = discover_process(spec, given, devices, timeout_s)
+    if discovered.spec is not None:
+        refuse_child(discovered.spec)
     preemption.start(None, sources=preemption_sources)
     if discovered.worker is not None:
         met = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
@@ -238,6 +243,7 @@ def _join(
     job = current_job()
     job.put(member)
     job.join(client, spec)
+    mark_children(spec)
     start_vitals(client, spec.process_id, spec.num_processes)
     if spec.num_slices > 1:
         client.report(num_slices=spec.num_slices)

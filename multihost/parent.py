@@ -1,0 +1,100 @@
+"""The process of a job that has started this one, where one has: this one is not that process.
+
+A child inherits its parent's environment, and with it the names by which a launcher says who the
+parent is. So whoever joins a job leaves a mark beside them, which says who has joined as that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from .errors import StartupFailed
+from .spec import ProcessSpec
+
+_MARK = "HOLDFAST_JOINED"
+
+
+@dataclass(frozen=True)
+class JoinedProcess:
+    """A process, and the place that it has in a job. `born` tells apart processes of one pid."""
+
+    pid: int
+    born: str
+    job_id: str
+    attempt: int
+    process_id: int
+    coordinator: str
+
+    def has_place(self, spec: ProcessSpec) -> bool:
+        """Returns whether `spec` is this process's place."""
+        return self == _joined(self.pid, self.born, spec)
+
+
+def mark_children(spec: ProcessSpec) -> None:
+    """Has the children that this process starts from now on know who it is."""
+    pid = os.getpid()
+    os.environ[_MARK] = json.dumps(asdict(_joined(pid, _born(pid), spec)))
+
+
+def unmark_children() -> None:
+    """Has the children from now on know nothing: this process has left."""
+    os.environ.pop(_MARK, None)
+
+
+def joined_parent() -> JoinedProcess | None:
+    """Returns the process that has started this one, directly or by others, after it had joined its
+    job. None where there is none, or it has ended.
+    """
+    with suppress(ValueError, TypeError):  # not ours
+        parent = JoinedProcess(**json.loads(os.environ.get(_MARK, "null") or "null"))
+        # A program that replaces itself (exec) keeps its pid and its environment.
+        if parent.pid != os.getpid() and "" != parent.born == _born(parent.pid):
+            return parent
+    return None
+
+
+def spec_of_launcher() -> ProcessSpec | None:
+    """Returns who this process is, as its launcher's environment says.
+
+    None without a launcher of ours, and in a child of the process that the environment speaks of.
+    """
+    spec = ProcessSpec.from_env(os.environ)
+    parent = joined_parent()
+    return None if spec is None or (parent is not None and parent.has_place(spec)) else spec
+
+
+def refuse_child(spec: ProcessSpec) -> None:
+    """Raises StartupFailed where a parent of this process has joined as what `spec` says."""
+    parent = joined_parent()
+    if parent is not None and parent.has_place(spec):
+        raise StartupFailed(
+            f"this process (pid {os.getpid()}) is a child of process {spec.process_id} of job"
+            f" {spec.job_id} (pid {parent.pid}), which has joined it, and lives: call initialize()"
+            ' under `if __name__ == "__main__":`, where children that multiprocessing starts do not'
+            " come by; a child that is a program of its own calls initialize(num_processes=1), or"
+            " none",
+            attempt=spec.attempt,
+            processes=(spec.process_id,),
+        )
+
+
+def _joined(pid: int, born: str, spec: ProcessSpec) -> JoinedProcess:
+    return JoinedProcess(
+        pid, born, spec.job_id, spec.attempt, spec.process_id, coordinator=spec.coordinator
+    )
+
+
+def _born(pid: int) -> str:
+    """Returns when a process started, in the kernel's ticks: "" where it has ended, or this system
+    does not say.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state = fields[0]
+    return "" if state in "ZX" else fields[19]
