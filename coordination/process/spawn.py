@@ -17,6 +17,7 @@ from typing import IO, Self
 from ..deadline import Deadline
 from ..errors import CoordinationError
 from ..settings import Endpoint, JobIdentity, ServiceTimeouts
+from .child import Child
 
 # -P: in the working folder a module may have the name of one that a server imports.
 PROGRAM = (sys.executable, "-P", "-m", "holdfast.coordination")
@@ -25,7 +26,7 @@ PROGRAM = (sys.executable, "-P", "-m", "holdfast.coordination")
 class SpawnedServer:
     """A server that this process has started; `address` is where it listens. A context manager."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+    def __init__(self, process: Child[bytes], address: str) -> None:
         self._process = process
         self.address = address
 
@@ -68,7 +69,7 @@ def start(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     settings: bytes | None = None,
-) -> tuple[subprocess.Popen[bytes], str]:
+) -> tuple[Child[bytes], str]:
     """Starts a server, and returns it with the address that it prints: "`what` at ADDRESS".
 
     `settings` are written to its input, which then stays open, so that it notices when this process
@@ -78,7 +79,7 @@ def start(
     # A file, not a pipe: a server that prints much must not wait for a reader.
     with tempfile.TemporaryFile() as errors:
         stdin = subprocess.DEVNULL if settings is None else subprocess.PIPE
-        process = subprocess.Popen(
+        process: Child[bytes] = Child(
             command,
             stdin=stdin,
             stdout=subprocess.PIPE,
@@ -94,9 +95,7 @@ def start(
         return process, _address_of(process, what, errors, timeout_s)
 
 
-def _address_of(
-    process: subprocess.Popen[bytes], what: str, errors: IO[bytes], timeout_s: float
-) -> str:
+def _address_of(process: Child[bytes], what: str, errors: IO[bytes], timeout_s: float) -> str:
     line = _first_line(process, timeout_s)
     prefix = f"{what} at "
     if line.startswith(prefix):
@@ -110,7 +109,7 @@ def _address_of(
     raise CoordinationError(f"the {what} did not start; {why}", code="UNAVAILABLE")
 
 
-def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _first_line(process: Child[bytes], timeout_s: float) -> str:
     assert process.stdout is not None
     deadline = Deadline(timeout_s)
     printed = b""
@@ -123,7 +122,7 @@ def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     return printed.decode(errors="replace").strip()
 
 
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+def _close_pipes(process: Child[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -185,13 +184,13 @@ class CoordinationService(SpawnedServer):
         settings = b"" if "--end-with-input" in arguments else None
         return cls(*start("coordinator", command, timeouts.spawn_s, environment, settings=settings))
 
-    def wait(self, timeout_s: float) -> int:
+    def wait(self, timeout_s: float | None) -> int:
         """Waits until the coordinator has ended by itself and returns its exit code; TimeoutError
-        after `timeout_s`.
+        after `timeout_s` (None: never). A code that nobody can know is 255.
         """
         try:
             return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as late:
             raise TimeoutError(
-                f"the coordinator at {self.address} still runs after {timeout_s:g} s"
+                f"the coordinator at {self.address} still runs after {late.timeout:g} s"
             ) from None

@@ -235,6 +235,7 @@ class _StopCondition:
         self._parent = os.getppid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.signal = signal.Signals(number)

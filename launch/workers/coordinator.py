@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from holdfast.coordination import (
     ServiceTimeouts,
     StatusClient,
 )
+from holdfast.coordination.process.child import keep_exit_codes
 from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import StartupFailed
 from holdfast.proto import session_pb2
@@ -31,7 +31,6 @@ The death of a process alone is known at once.
 
 _STARTUP_TIMEOUT_S = 3600.0
 _LINGER_S = 10.0
-_REAP_S = 10.0
 
 
 def report_exit(address: str, process: int, code: int) -> None:
@@ -65,6 +64,7 @@ class Coordinator:
         published: Path | None = None,
         secured: bool = False,
     ) -> None:
+        keep_exit_codes()
         self._job_id = job_id
         self._attempt = attempt
         self._closed = threading.Event()
@@ -142,11 +142,9 @@ class Coordinator:
         """
 
         def wait() -> None:
-            # The exit status is left where it is: `close` reaps the process.
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            code = self._service.wait(None)
             if not self._closed.is_set():
-                report(self._service.wait(_REAP_S))
+                report(code)
 
         threading.Thread(target=wait, name="holdfast-coordinator-end", daemon=True).start()
 

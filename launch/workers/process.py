@@ -10,11 +10,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from holdfast.coordination.process.child import Child, keep_exit_codes
+
 _SHIMS = Path(__file__).resolve().parent / "shims"
 _MAX_LINE = 1_000_000
 _LAST_LINES_S = 5.0
 CALL_RUNNER = _SHIMS / "call_runner.py"
 STANDBY = _SHIMS / "standby.py"
+_UNKNOWN = (
+    "holdfast: how this process ended is not known, which counts as a failure: another part of the"
+    " launcher's program has waited for it, or has SIGCHLD ignored"
+)
 
 
 class WorkerProcess:
@@ -38,11 +44,12 @@ class WorkerProcess:
         on_exit: Callable[[int], None],
         pass_fds: Sequence[int] = (),
     ) -> None:
+        keep_exit_codes()
         self._on_line = on_line
         self._on_exit = on_exit
         own_output = on_line is None
         # -I and -S: nothing of the user's environment or site-packages runs in the subreaper.
-        self._popen = subprocess.Popen(
+        self._popen = Child(
             [sys.executable, "-I", "-S", str(_SHIMS / "subreaper.py"), str(os.getpid()), *command],
             env=dict(env),
             cwd=cwd,
@@ -82,6 +89,8 @@ class WorkerProcess:
         # What the process wrote comes before its end. A grandchild in another container may hold
         # the pipe open for ever: then its lines are not waited for.
         self._reader.join(_LAST_LINES_S)
+        if self._popen.is_unknown:
+            (self._on_line or _to_stderr)(_UNKNOWN)
         self._on_exit(code)
 
     def _send(self, line: str) -> None:
@@ -110,3 +119,7 @@ class WorkerProcess:
         """Returns whether the process has ended and `on_exit` has returned within the time."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -32,8 +32,11 @@ def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]
     before = {number: signal.signal(number, handler) for number in taken}
+    # Who started this process may have blocked them.
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, old in before.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)

@@ -60,7 +60,7 @@ def execute(command: list[str], hangup: signal.Handlers, blocked: set[int]) -> N
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, hangup)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked - {*_NOT_FOR_US, signal.SIGCHLD})
     if os.getppid() != parent:  # it died before prctl, and its death was no signal to us
         os._exit(127)
     try:
@@ -157,6 +157,7 @@ def main() -> None:
     # Blocked, not ignored: what the command gets before it has begun must wait for it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*_NOT_FOR_US, signal.SIGHUP))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != parent:  # it died before prctl

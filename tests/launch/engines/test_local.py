@@ -47,6 +47,7 @@ from holdfast.launch.supervisor.job import (
     Release,
 )
 from tests.support.cluster import CollectedOutput
+from tests.support.inherited import WAYS, after
 from tests.support.libraries import need
 from tests.support.paths import program
 from tests.support.processes import wait_until, wait_until_ended
@@ -175,6 +176,39 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
             plain("look_as_nobody", address), capture_output=True, text=True, check=True
         ).stdout
         assert said.splitlines() == ["connect refused", "list refused"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_signals_that_are_inherited_hide_no_end(way: str) -> None:
+    """Who starts the launcher may ignore or block SIGCHLD: a process that fails, and one that is
+    killed, is a failure all the same. Its own program gets SIGTERM and SIGCHLD as they come.
+    """
+    code = """
+import os, signal, sys
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(3)
+"""
+    for ending, expected in (("raised", 3), ("killed", 137)):
+        run = [HOLDFAST, "run", "-n", 2, "--", *python(code), ending]
+        done = subprocess.run(
+            after(WAYS[way], *run), capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == expected and "holdfast: failed: process" in done.stderr
+
+
+def test_a_blocked_sigterm_still_stops_a_job() -> None:
+    """Who starts the launcher may block SIGTERM: the job is preempted all the same."""
+    sleeper = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
+    run = [HOLDFAST, "run", "-n", 1, "--", *python(sleeper)]
+    with subprocess.Popen(
+        after(WAYS["blocked"], *run), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        (pid,) = read_pids(launcher, 1)
+        launcher.terminate()
+        assert launcher.wait(60) == 75 and wait_until_ended([pid])
 
 
 def test_output_has_a_prefix_and_no_colour() -> None:

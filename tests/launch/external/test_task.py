@@ -21,6 +21,7 @@ from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.launch.external.task import MARK
 from holdfast.launch.workers.secrets import write_files
+from tests.support.inherited import WAYS, after
 from tests.support.launchers import JOBSET, OPENMPI_5
 from tests.support.paths import program
 from tests.support.processes import wait_until_ended
@@ -63,6 +64,19 @@ def test_a_task_becomes_its_command() -> None:
     )
     assert (done.returncode, done.stdout) == (7, "9 6 2\n"), done.stderr
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_signals_that_are_inherited_hide_no_end(way: str) -> None:
+    """Who starts the task may ignore or block SIGCHLD: its exit code is the command's."""
+    task = [HOLDFAST, "task", "--coordinator", "c:1", "--", sys.executable, "-S", "-c"]
+    done = subprocess.run(
+        after(WAYS[way], *task, "raise SystemExit(3)"),
+        env=os.environ | JOBSET,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 3
 
 
 def test_a_signal_reaches_the_command_of_a_task() -> None:

@@ -13,7 +13,7 @@ import pytest
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.multihost import StartupFailed
-from tests.support.cluster import Processes
+from tests.support.cluster import Processes, run_processes
 from tests.support.paths import program
 from tests.support.processes import runs, wait_until_ended
 
@@ -43,6 +43,14 @@ def test_a_coordinator_ends_with_who_started_it() -> None:
         processes.kill(0)
         assert wait_until_ended([pid]) and runs(outlives)
         os.kill(outlives, signal.SIGTERM)
+
+
+def test_a_runtime_that_ignores_its_children_hides_no_end() -> None:
+    """Ray's core ignores SIGCHLD, unknown to Python: a job that fails there, and a coordinator that
+    is killed, are known to.
+    """
+    (output,) = run_processes(program("children_ignored").read_text(), 1)
+    assert "job failed 3\ncoordinator -9\n" in output
 
 
 def test_a_coordinator_that_cannot_start_says_why(
