@@ -122,6 +122,16 @@ class ProcessSpec:
         fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in texts.items()}
         return cls(**fields)
 
+    @staticmethod
+    def job_in_env(environment: Mapping[str, str]) -> dict[str, Any]:
+        """Reads job and attempt where they are set without the rest, as for a program that others
+        start.
+        """
+        if any(environment.get(key) for key in _REQUIRED):
+            return {}
+        keys = [key for key in ("HOLDFAST_JOB_ID", "HOLDFAST_ATTEMPT") if environment.get(key)]
+        return {_KEYS[key][0]: _parsed(key, environment[key]) for key in keys}
+
     def set_slices(self, environment: MutableMapping[str, str]) -> list[str]:
         """Sets the four MEGASCALE_* variables of `environment`, or removes them.
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.coordination.address import own_host
+from holdfast.multihost.start.launchers import slurm_attempt
 
-from ..external.detect import slurm_attempt
 from ..external.task import MARK
 from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult

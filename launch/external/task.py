@@ -23,6 +23,7 @@ from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.address import address_towards, own_host
 from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
+from holdfast.multihost.start.launchers import ClusterEnv, detect
 
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
@@ -35,7 +36,6 @@ from ..workers.secrets import (
     write_files,
 )
 from ..workers.signals import passing_on
-from .detect import ClusterEnv, detect
 
 MARK = "\x1eholdfast "
 """Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
@@ -100,7 +100,7 @@ def _detect(environment: Mapping[str, str]) -> ClusterEnv:
     detected = detect(environment)
     if detected is None:
         raise ValueError(
-            "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
+            "no launcher is found: expected the environment of srun, mpiexec, or a Kubernetes"
             " Indexed Job (see docs/engines-*.md)"
         )
     return detected
@@ -153,13 +153,12 @@ def _prepare(
 
 def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobSecrets | None]:
     """Returns where the coordinator is, which process 0 starts, and what it wants to see."""
-    one_machine = detected.local_size == detected.num_processes
-    if settings.rendezvous is None and not one_machine:
+    if settings.rendezvous is None and not detected.on_one_machine:
         raise ValueError(
             f"{detected.launcher} runs this job on several machines: give --coordinator HOST:PORT,"
             " or --rendezvous with a shared folder"
         )
-    at_socket = one_machine and settings.host is None
+    at_socket = detected.on_one_machine and settings.host is None
     secured = not settings.insecure and not at_socket
     if secured:
         require_cryptography()  # in all, not to wait for a process 0 that cannot go on

@@ -1,4 +1,6 @@
-"""Who this process is: what was given, what a launcher of ours says, what jax detects."""
+"""Who this process is: what was given, what a launcher of ours says, what others say, what jax
+detects.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,20 @@ from typing import Any
 
 from jax._src import clusters
 
+from holdfast.coordination.address import UNIX
+from holdfast.coordination.process.job_folder import user_folder
+
 from ..ray_train import RayTrainWorker, current_worker
 from ..spec import ProcessSpec
+from .launchers import ANY_MPI_JOB, ClusterEnv, counted_by, detect_starter
 
 GIVEN = ("coordinator", "num_processes", "process_id")
 _SCONTROL_S = 30.0
+_NAMES_OF_JAX = {
+    "coordinator": ("JAX_COORDINATOR_ADDRESS",),
+    "num_processes": ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"),
+    "process_id": ("JAX_PROCESS_ID", "JAX_PROCESS_INDEX"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +52,8 @@ def discover_process(
 ) -> DiscoveredProcess:
     """Returns who this process is.
 
-    From a spec, what was given, our launcher's environment, Ray Train, or what jax detects.
+    From a spec, what was given, our launcher's environment, Ray Train, or what other launchers say
+    and jax detects. Raises ValueError for a process that is not alone, where that is not enough.
     """
     if spec is not None:
         if given:
@@ -57,19 +69,96 @@ def discover_process(
         worker = None if given else current_worker()
         if worker is not None:
             return DiscoveredProcess(None, True, devices, worker)
-        given, devices = _detected(given, devices, timeout_s)
-    if not given:
-        return DiscoveredProcess(None)
-    missing = [field for field in GIVEN if field not in given]
-    if missing:
-        raise ValueError(
-            f"initialize() knows {given} but not {', '.join(missing)}: give them, or start with"
-            " `holdfast run`"
-        )
-    return DiscoveredProcess(ProcessSpec(**given), False, devices)
+        given, devices, of = _detected(given, devices, timeout_s)
+        if not given or (given.get("num_processes") == 1 and not given.get("process_id")):
+            return DiscoveredProcess(None)
+        missing = [field for field in GIVEN if field not in given]
+        if missing:
+            raise ValueError(
+                f"initialize() knows {given}{of} but not {', '.join(missing)}: give them, or start"
+                " with `holdfast run`; initialize(num_processes=1) is one process alone"
+            )
+    return DiscoveredProcess(ProcessSpec(**given, **_job_of(given)), False, devices)
+
+
+def _job_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns job and attempt of a process that no launcher of ours has started, so that it is not
+    taken for one of another job that comes to the same address: what the environment says, else the
+    launcher that has counted its processes in this way.
+    """
+    named = ProcessSpec.job_in_env(os.environ)
+    if named:
+        return named
+    starter = detect_starter(os.environ)
+    counted = (given["process_id"], given["num_processes"])
+    if starter is None or (starter.process_id, starter.num_processes) != counted:
+        return {}
+    job_id, attempt = starter.bare_job
+    return {"job_id": job_id, "attempt": attempt}
 
 
 def _detected(
+    given: Mapping[str, Any], devices: Sequence[int] | None, timeout_s: float
+) -> tuple[dict[str, Any], Sequence[int] | None, str]:
+    """Returns what was given with what the environment says besides, the devices, and who says how
+    many processes there are, where jax does not know that launcher.
+    """
+    named = _in_names_of_jax(os.environ)
+    starter = detect_starter(os.environ)
+    known = named | dict(given)
+    # PMI's is the nearest launcher: what jax detects, such as Slurm, has started its mpiexec.
+    if starter is None or starter.launcher != "PMI":
+        known, devices = _detected_by_jax(known, devices, timeout_s)
+    if starter is not None and "num_processes" not in known:
+        devices = _own_device(starter) if devices is None else devices
+        return _said_by(starter) | known, devices, f" of {starter.launcher}"
+    launcher, counted = counted_by(os.environ)
+    if counted and counted["num_processes"] != known.get("num_processes"):
+        if "num_processes" in known and "num_processes" not in given:
+            raise ValueError(
+                f"{launcher} says another number of processes than {known}, which the environment"
+                " says besides: give coordinator_address, num_processes and process_id, or unset"
+                " the variables of the launcher that has not started this process"
+            )
+        return counted | known, devices, f" of {launcher}"
+    return known, devices, ""
+
+
+def _in_names_of_jax(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what variables of jax's name say; the first of them jax reads itself."""
+    said: dict[str, Any] = {}
+    for field, names in _NAMES_OF_JAX.items():
+        texts = [environment[name] for name in names if environment.get(name)]
+        if texts and field == "coordinator":
+            said[field] = texts[0]
+        elif texts and not texts[0].isdecimal():
+            raise ValueError(f"{names[0]}={texts[0]!r}: expected a whole number")
+        elif texts:
+            said[field] = int(texts[0])
+    return said
+
+
+def _said_by(starter: ClusterEnv) -> dict[str, Any]:
+    """Returns what a launcher says: where to meet too, where it can be known."""
+    said: dict[str, Any] = {
+        "num_processes": starter.num_processes,
+        "process_id": starter.process_id,
+    }
+    if starter.port and starter.first_host:
+        said["coordinator"] = f"{starter.first_host}:{starter.port}"
+    elif starter.on_one_machine and starter.num_processes > 1 and starter.job_id != ANY_MPI_JOB:
+        said["coordinator"] = f"{UNIX}{user_folder(create=True) / starter.bare_job[0]}"
+    return said
+
+
+def _own_device(starter: ClusterEnv) -> list[int] | None:
+    """Returns the device of a process as jax has it for the launchers that it detects."""
+    if starter.local_rank is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return None
+    return [starter.local_rank]
+
+
+def _detected_by_jax(
     given: Mapping[str, Any], devices: Sequence[int] | None, timeout_s: float
 ) -> tuple[dict[str, Any], Sequence[int] | None]:
     """Returns what was given with what jax detects besides, and the devices."""

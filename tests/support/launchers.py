@@ -38,3 +38,37 @@ JOBSET = {
     "RESTART_ATTEMPT": "5",
     "FIRST_HOST": "h",
 }
+
+MPICH = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "3",
+    "PMI_FD": "8",
+    "HYDI_CONTROL_FD": "7",
+    "MPI_LOCALNRANKS": "3",
+    "MPI_LOCALRANKID": "1",
+}
+
+TORCHRUN = {
+    "WORLD_SIZE": "4",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+LWS = {
+    "LWS_LEADER_ADDRESS": "train-0.train.default",
+    "LWS_GROUP_SIZE": "4",
+    "LWS_WORKER_INDEX": "1",
+}
+
+JAX = {
+    "JAX_COORDINATOR_ADDRESS": "h:1",
+    "JAX_NUM_PROCESSES": "2",
+    "JAX_PROCESS_ID": "1",
+}

@@ -4,14 +4,19 @@ says.
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationService, JobIdentity, ServiceTimeouts
 from holdfast.multihost import ProcessSpec
-from tests.support.cluster import free_port, run_processes
+from tests.support.cluster import Processes, free_port, run_processes
 from tests.support.paths import program
 from tests.support.tls import Authority
 
@@ -75,6 +80,32 @@ def test_nobody_joins_an_earlier_start() -> None:
         arguments=[f"127.0.0.1:{port}"],
     )
     assert "belongs to an earlier start; waiting for it to end" in outputs[0], outputs
+
+
+@pytest.mark.slow
+def test_mpiexec_starts_jobs_side_by_side(tmp_path: Path) -> None:
+    """Two jobs of a real MPICH at one time, of programs that give initialize() nothing: each is a
+    job of its own; and one process is alone.
+    """
+    if shutil.which("mpiexec.mpich") is None:
+        pytest.skip("MPICH is not installed: scripts/install_system_packages.sh")
+    counts = {"a": 2, "b": 3, "c": 1}
+    jobs = {}
+    for name, count in counts.items():
+        (tmp_path / name).mkdir()
+        command = ["mpiexec.mpich", "-n", str(count), sys.executable]
+        jobs[name] = subprocess.Popen(
+            [*command, str(program("mpich_job")), str(tmp_path / name)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+    assert [job.wait(110) for job in jobs.values()] == [0, 0, 0]
+    places = set()
+    for name, count in counts.items():
+        for rank in range(count):
+            said = (tmp_path / name / str(rank)).read_text().split(maxsplit=3)
+            assert said[:3] == [str(rank), str(count), str(count - 1)]
+            places.add(said[3])
+    assert len(places) == 3 and "alone" in places
 
 
 def test_a_process_that_never_comes_is_named() -> None:
@@ -328,3 +359,22 @@ def test_jaxs_own_tls(tmp_path: Path) -> None:
     assert all(
         "relay False tls True" in output or "relay True tls False" in output for output in outputs
     ), outputs
+
+
+def test_a_job_of_jaxs_own_is_not_come_to() -> None:
+    """At an address where jaxlib's own service listens initialize() raises before it says a word
+    there, whoever gave the address, and the job that is there goes on.
+    """
+    address = f"127.0.0.1:{free_port()}"
+    jaxs = program("start_jax_alone")
+    with ExitStack() as stack:
+        first = stack.enter_context(Processes(jaxs, 2, arguments=[address]))
+        for index in range(2):
+            first.wait_for(index, "joined")
+        outputs = run_processes(program("start_at_jaxlibs_service"), 2, arguments=[address])
+        for output in outputs:
+            assert output.count(f"refused: what listens at {address} is no coordinator of") == 2
+        for index in range(2):
+            first.kill(index, signal.SIGUSR1)
+        finished = first.wait()
+    assert [each.code for each in finished] == [0, 0], finished

@@ -104,7 +104,7 @@ while True:
 def test_a_task_fails_with_one_clear_error() -> None:
     """No engine; several machines and no way to meet."""
     assert (
-        "no launcher is found: expected the environment of srun, mpirun, or a Kubernetes"
+        "no launcher is found: expected the environment of srun, mpiexec, or a Kubernetes"
         " Indexed Job" in run_task("--", "true").stderr
     )
     done = run_task("--", "true", **OPENMPI_5)
@@ -279,19 +279,20 @@ def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which("mpirun") is None,
-    reason="Open MPI is not installed: scripts/install_system_packages.sh",
-)
-def test_mpirun_runs_a_job(tmp_path: Path) -> None:
-    """Show 4: three processes of a real mpirun find each other, at one coordinator that process 0
+@pytest.mark.parametrize("mpiexec", ["mpiexec.openmpi", "mpiexec.mpich"])
+def test_mpiexec_runs_a_job(tmp_path: Path, mpiexec: str) -> None:
+    """Three processes of a real mpiexec find each other, at one coordinator that process 0
     started.
     """
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    if shutil.which(mpiexec) is None:
+        pytest.skip(f"{mpiexec} is not installed: scripts/install_system_packages.sh")
+    options = []
+    if mpiexec == "mpiexec.openmpi":
+        root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+        options = [*root, "--oversubscribe"]
     command = [
-        "mpirun",
-        *root,
-        "--oversubscribe",
+        mpiexec,
+        *options,
         "-n",
         "3",
         str(HOLDFAST),

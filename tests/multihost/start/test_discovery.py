@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.multihost import ProcessSpec
 from holdfast.multihost.start.discovery import DiscoveredProcess, discover_process
+from tests.support.launchers import JAX, LWS, MPICH, OPENMPI_5, SLURM, TORCHRUN
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
 CLUSTERS = (
@@ -22,6 +23,11 @@ CLUSTERS = (
     "TPU_",
     "CLOUD_TPU",
     "MEGASCALE_",
+    "PMI_",
+    "MPI_",
+    "LWS_",
+    "WORLD_SIZE",
+    "RANK",
 )
 
 
@@ -69,7 +75,7 @@ def test_without_any_cluster_there_is_no_spec() -> None:
     assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
     message = (
         "initialize() knows {'process_id': 0} but not coordinator, num_processes: give them, or"
-        " start with `holdfast run`"
+        " start with `holdfast run`; initialize(num_processes=1) is one process alone"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         discover_process(None, {"process_id": 0}, None, 1.0)
@@ -127,3 +133,129 @@ def test_slurm_reads_its_list_of_nodes(
             discover_process(None, {}, None, 1.0)
     given = discover_process(None, {"coordinator": "host:1"}, None, 1.0)
     assert given.spec is not None and given.spec.coordinator == "host:1"
+
+
+def set_all(environment: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for key, value in values.items():
+        environment.setenv(key, value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "known"),
+    [
+        (TORCHRUN, "{'num_processes': 4, 'process_id': 3} of torchrun's WORLD_SIZE=4"),
+        ({"WORLD_SIZE": "4"}, "{'num_processes': 4} of torchrun's WORLD_SIZE=4"),
+        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, "of Flux's FLUX_JOB_SIZE=2"),
+        (MPICH | {"MPI_LOCALNRANKS": "1"}, "{'num_processes': 3, 'process_id': 1} of PMI"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, "{'num_processes': 3, 'process_id': 1} of PMI"),
+        (OPENMPI_5, "{'num_processes': 8, 'process_id': 2} of Open MPI"),
+        ({"JAX_COORDINATOR_ADDRESS": "h:1"}, "{'coordinator': 'h:1'}"),
+        (LWS | {"LWS_LEADER_ADDRESS": ""}, "of LeaderWorkerSet"),
+    ],
+)
+def test_no_process_is_alone_in_silence(
+    environment: pytest.MonkeyPatch, launcher: dict[str, str], known: str
+) -> None:
+    """A launcher that says that there are others, but not where to meet them, is not enough; an
+    argument fills in what lacks. Who is to be alone says so, and is.
+    """
+    set_all(environment, launcher)
+    with pytest.raises(ValueError, match=re.escape(known)) as caught:
+        discover_process(None, {}, None, 1.0)
+    assert "initialize(num_processes=1) is one process alone" in str(caught.value)
+    assert discover_process(None, {"num_processes": 1}, None, 1.0) == DiscoveredProcess(None)
+    if "process_id" in known:
+        found = discover_process(None, {"coordinator": "h:1"}, None, 1.0).spec
+        assert found is not None and found.coordinator == "h:1" and found.num_processes > 1
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"},
+        LWS | {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"},
+        JAX | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"},
+        SLURM | {"PMI_RANK": "0", "PMI_SIZE": "1"},  # mpiexec in a step
+    ],
+)
+def test_a_size_of_one_is_alone(environment: pytest.MonkeyPatch, launcher: dict[str, str]) -> None:
+    """As the nearest launcher says."""
+    set_all(environment, launcher)
+    assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
+
+
+def test_alone_in_a_job_of_a_launcher_of_ours(environment: pytest.MonkeyPatch) -> None:
+    """num_processes=1 is alone there too; in a job of one it joins that."""
+    set_all(environment, SPEC.to_env())
+    assert discover_process(None, {"num_processes": 1}, None, 1.0) == DiscoveredProcess(None)
+    environment.setenv("HOLDFAST_NUM_PROCESSES", "1")
+    environment.setenv("HOLDFAST_PROCESS_ID", "0")
+    assert discover_process(None, {"num_processes": 1}, None, 1.0).launched
+
+
+def test_a_leader_worker_set_meets_at_its_leader(environment: pytest.MonkeyPatch) -> None:
+    """At a port that jax's variable may set."""
+    set_all(environment, LWS)
+    found = discover_process(None, {}, None, 1.0).spec
+    assert found is not None
+    assert (found.coordinator, found.process_id, found.num_processes) == (
+        "train-0.train.default:8476",
+        1,
+        4,
+    )
+    assert found.job_id == "train-0.train.default"
+    environment.setenv("JAX_COORDINATOR_PORT", "9")
+    found = discover_process(None, {}, None, 1.0).spec
+    assert found is not None and found.coordinator == "train-0.train.default:9"
+
+
+def test_variables_of_jax_are_enough(environment: pytest.MonkeyPatch) -> None:
+    """By both names that programs give them; an address of jax's wins over what jax detects."""
+    set_all(environment, JAX)
+    expected = DiscoveredProcess(ProcessSpec(coordinator="h:1", num_processes=2, process_id=1))
+    assert discover_process(None, {}, None, 1.0) == expected
+    for new, old in (("PROCESS_COUNT", "NUM_PROCESSES"), ("PROCESS_INDEX", "PROCESS_ID")):
+        environment.setenv(f"JAX_{new}", JAX[f"JAX_{old}"])
+        environment.delenv(f"JAX_{old}")
+    assert discover_process(None, {}, None, 1.0) == expected
+    for key in ("JAX_PROCESS_COUNT", "JAX_PROCESS_INDEX"):
+        environment.delenv(key)
+    set_all(environment, SLURM)
+    found = discover_process(None, {}, None, 1.0).spec
+    assert found is not None and (found.coordinator, found.process_id) == ("h:1", 3)
+    environment.setenv("JAX_PROCESS_ID", "x")
+    with pytest.raises(ValueError, match="JAX_PROCESS_ID='x': expected a whole number"):
+        discover_process(None, {}, None, 1.0)
+
+
+def test_launchers_that_differ_are_refused(environment: pytest.MonkeyPatch) -> None:
+    """torchrun in each task of a step: all tasks of a node would be one process for Slurm. Counts
+    that a batch script exports for its srun are no contradiction.
+    """
+    set_all(environment, SLURM | {"WORLD_SIZE": "8", "RANK": "5"})
+    with pytest.raises(ValueError, match="torchrun's WORLD_SIZE=8 says another number of proc"):
+        discover_process(None, {}, None, 1.0)
+    environment.setenv("WORLD_SIZE", "4")
+    found = discover_process(None, {}, None, 1.0).spec
+    assert found is not None and (found.process_id, found.num_processes) == (3, 4)
+
+
+def test_a_step_of_slurm_is_a_job(environment: pytest.MonkeyPatch) -> None:
+    """Job, step and restart are who it is, whether jax detects the numbers or the program gives
+    them; a name that the environment gives alone is instead. Other numbers are not the step's.
+    """
+    set_all(environment, SLURM)
+    as_given = {"coordinator": "h:1", "num_processes": 4, "process_id": 3}
+    for given in ({}, as_given):
+        found = discover_process(None, given, None, 1.0).spec
+        assert found is not None and (found.job_id, found.attempt) == ("slurm-77.2", 2)
+    # A program that is started on each node by an srun of its own.
+    found = discover_process(None, as_given | {"num_processes": 8}, None, 1.0).spec
+    assert found is not None and (found.job_id, found.attempt) == ("job", 0)
+    environment.setenv("HOLDFAST_JOB_ID", "mine")
+    found = discover_process(None, {}, None, 1.0).spec
+    assert found is not None and (found.job_id, found.attempt) == ("mine", 0)
+    environment.setenv("HOLDFAST_ATTEMPT", "4")
+    found = discover_process(None, as_given, None, 1.0).spec
+    assert found is not None and (found.job_id, found.attempt) == ("mine", 4)

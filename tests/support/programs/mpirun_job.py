@@ -15,5 +15,5 @@ largest = multihost.global_max([jax.process_index()])[0]
 index = jax.process_index()
 count = jax.process_count()
 text = f"{index} {count} {largest} {os.environ['HOLDFAST_COORDINATOR']}\n"
-(Path(sys.argv[1]) / os.environ["OMPI_COMM_WORLD_RANK"]).write_text(text)
+(Path(sys.argv[1]) / os.environ["HOLDFAST_PROCESS_ID"]).write_text(text)
 multihost.shutdown()

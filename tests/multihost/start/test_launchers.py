@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.launch.external.detect import ClusterEnv, detect
-from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
+from holdfast.multihost.start.launchers import ClusterEnv, detect
+from tests.support.launchers import JOBSET, LWS, MPICH, OPENMPI_4, OPENMPI_5, SLURM
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (SLURM, ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, local_rank=1)),
+        (SLURM, ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, step=2, local_rank=1)),
         (OPENMPI_4, ClusterEnv("Open MPI", "2563768321", 1, 1, 3, local_size=3)),
         (OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
         (SLURM | OPENMPI_5, ClusterEnv("Open MPI", "prterun-node7-1234-1", 1, 2, 8, local_size=4)),
         (
             SLURM | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.77.2"},
-            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, local_rank=1),
+            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, step=2, local_rank=1),
         ),
         (
             JOBSET,
@@ -26,6 +26,28 @@ from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
         (
             {"JOB_COMPLETION_INDEX": "1", "PODS_PER_JOB": "4"},
             ClusterEnv("Kubernetes", "kubernetes", 1, 1, 4),
+        ),
+        (MPICH, ClusterEnv("PMI", "mpi", 1, 1, 3, local_rank=1, local_size=3)),
+        (SLURM | MPICH, ClusterEnv("PMI", "mpi", 1, 1, 3, local_rank=1, local_size=3)),
+        (
+            SLURM | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "x"},
+            ClusterEnv("Slurm", "slurm-77", 10_003, 3, 4, step=2, local_rank=1),
+        ),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "2", "PALS_APID": "a7", "PALS_LOCAL_SIZE": "2"},
+            ClusterEnv("PMI", "mpi-a7", 1, 0, 2, local_size=2),
+        ),
+        (
+            LWS,
+            ClusterEnv(
+                "LeaderWorkerSet",
+                "train-0.train.default",
+                1,
+                1,
+                4,
+                first_host="train-0.train.default",
+                port=8476,
+            ),
         ),
         ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, None),
         ({}, None),
@@ -38,6 +60,11 @@ from tests.support.launchers import JOBSET, OPENMPI_4, OPENMPI_5, SLURM
         "srun with pmix",
         "jobset",
         "indexed job",
+        "mpich",
+        "mpich in slurm",
+        "srun with pmi2",
+        "pals",
+        "leader worker set",
         "batch step",
         "none",
     ],
