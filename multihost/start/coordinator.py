@@ -1,13 +1,16 @@
 """The coordinator of a job that no launcher of ours started.
 
-Process 0 starts it, and nobody joins one of an earlier start. Workers of Ray Train learn its
-address, and which attempt they are, from rank 0 by Ray's own channel.
+Process 0 starts it, and nobody joins one of an earlier start, or of another job. Workers of Ray
+Train learn its address, and which attempt they are, from rank 0 by Ray's own channel.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.coordination import (
@@ -19,6 +22,10 @@ from holdfast.coordination import (
     StatusClient,
 )
 from holdfast.coordination.address import UNIX, split_address
+from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.limits import HEARTBEATS_PER_TIMEOUT
+from holdfast.proto.coordination_pb2 import CONNECTED
+from holdfast.proto.session_pb2 import StatusResponse, TaskStatus
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline
@@ -33,8 +40,12 @@ _STATUS_TIMEOUT_S = 2.0
 # address.
 _LINGER_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 100.0
-# Nobody listens; somebody who does not say how far the job is; one that waits for its processes.
-_JOINABLE = (None, "", "gathering")
+# Somebody who does not say how far the job is; one that waits for its processes.
+_JOINABLE = ("", "gathering")
+# A process that is heard of so long after another has come to its place is not about to be gone: a
+# launcher starts a process again as soon as it sees the first one end.
+_GRACE_S = 5.0
+_SAID_NOTHING = StatusResponse()
 # They end by themselves, after all have left.
 _started: list[CoordinationService] = []
 
@@ -44,41 +55,85 @@ def find_coordinator(
 ) -> None:
     """Returns when a coordinator can be joined at the address; process 0 starts it.
 
-    A coordinator can be joined that has not yet had all its processes. One that has had them is of
-    an earlier start, whose processes died without leaving: waits until it ends. Raises
-    StartupFailed when it does not, CoordinationError when the address cannot be bound.
+    A coordinator of this job can be joined that has not yet had all its processes, and where this
+    process's place is free. Else it is of an earlier start, whose processes died without leaving:
+    waits until it ends, and for a process that has this one's place as long as that may live, the
+    heartbeat timeout. Raises StartupFailed where it does not end, and as soon as it is known that
+    the two jobs live side by side; CoordinationError when the address cannot be bound.
     """
-    phase = phase_at(spec.coordinator)
-    if phase not in _JOINABLE:
-        _log.warning(
-            "the coordinator at %s belongs to an earlier start; waiting for it to end",
-            spec.coordinator,
-        )
-    while phase not in _JOINABLE:
+    status = status_at(spec.coordinator)
+    waited = 0.0
+    while status is not None and (rivals := _rivals(status, spec)) is not None:
+        if not waited:
+            _log.warning(
+                "the coordinator at %s belongs to an earlier start; waiting for it to end",
+                spec.coordinator,
+            )
+        for rival in rivals:
+            if waited > _GRACE_S and 0 <= rival.heartbeat_age_s < waited - _GRACE_S:
+                raise StartupFailed(
+                    _side_by_side(status, rival, spec), processes=(spec.process_id,)
+                )
+        outlived = waited > HEARTBEATS_PER_TIMEOUT * status.heartbeat_interval_s
+        if outlived and status.phase in _JOINABLE and not _is_of_another(status, spec):
+            break
         if not deadline.remaining_s():
             raise StartupFailed(
-                f"the coordinator at {spec.coordinator} is {phase}: it belongs to an earlier start;"
-                " let it end, or take another port",
+                f"the coordinator at {spec.coordinator} is {status.phase}: it belongs to an earlier"
+                f" start ({_name(status)}; this one is {_name(spec)}); let it end, or take another"
+                " port",
                 elapsed_s=deadline.elapsed_s(),
                 timeout_s=deadline.timeout_s,
                 knob="timeout_s",
             )
-        time.sleep(min(_POLL_S, deadline.remaining_s()))
-        phase = phase_at(spec.coordinator)
-    if phase is None and spec.process_id == 0:
+        pause_s = min(_POLL_S, deadline.remaining_s())
+        time.sleep(pause_s)
+        waited += pause_s
+        status = status_at(spec.coordinator)
+    if status is None and spec.process_id == 0:
         _start(spec, _endpoint(spec.coordinator), heartbeat_timeout_s)
 
 
-def phase_at(address: str) -> str | None:
-    """Returns how far the job at an address is: "gathering", "running" or "ending".
-
-    "" where it does not say, None where nobody answers.
+def status_at(address: str) -> StatusResponse | None:
+    """Returns how far the job at an address is; an empty status where whoever listens does not say,
+    None where nobody answers.
     """
     try:
         with StatusClient(address, timeout_s=_STATUS_TIMEOUT_S) as client:
-            return client.status().phase
+            return client.status()
     except CoordinationError as error:
-        return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else ""
+        return None if error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else _SAID_NOTHING
+
+
+def _rivals(status: StatusResponse, spec: ProcessSpec) -> Sequence[TaskStatus] | None:
+    """Returns the processes for which this one has to wait, None where it can join them."""
+    here = [task for task in status.tasks if task.state == CONNECTED and task.has_session]
+    if _is_of_another(status, spec):
+        return here
+    same = [task for task in here if task.task_id == spec.process_id]
+    return same if same or status.phase not in _JOINABLE else None
+
+
+def _is_of_another(status: StatusResponse, spec: ProcessSpec) -> bool:
+    if status.num_processes not in (0, spec.num_processes):
+        return True
+    both_say = bool(status.job and spec.job_id)
+    return both_say and (status.job, status.attempt) != (spec.job_id, spec.attempt)
+
+
+def _side_by_side(status: StatusResponse, rival: TaskStatus, spec: ProcessSpec) -> str:
+    where = f"host {rival.host or 'unknown'}, pid {rival.pid}"
+    return (
+        f"the coordinator at {spec.coordinator} is that of {_name(status)}, whose process"
+        f" {rival.task_id} lives ({where}); this is process {spec.process_id} of {_name(spec)}"
+        f" (host {socket.gethostname()}, pid {os.getpid()}): give each job an address of its own,"
+        " and where they may meet, a name of its own (HOLDFAST_JOB_ID)"
+    )
+
+
+def _name(job: StatusResponse | ProcessSpec) -> str:
+    name = job.job_id if isinstance(job, ProcessSpec) else job.job
+    return f"job {name!r}, attempt {job.attempt}, of {counted(job.num_processes, 'process')}"
 
 
 def gather_workers(

@@ -32,7 +32,7 @@ from holdfast.coordination.client.fork import keep_for_ever
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.names import ENDS_WITH
 
-from ..errors import StartupTimeout
+from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
 from ..job import current_job, forget_job, settle_all
@@ -125,9 +125,10 @@ def initialize(  # noqa: PLR0913
 
     Who this process is comes from the arguments (a whole `spec`, or the three that
     `jax.distributed.initialize` takes), then from the environment of `holdfast run` or another
-    launcher of ours, then from Ray Train, then from what jax detects (Slurm, Open MPI, TPU,
-    Kubernetes). A launcher of ours has started the coordinator; else process 0 does, as a process
-    of its own, unless one listens at the address already.
+    launcher of ours, then from Ray Train, then from what other launchers say and jax detects (PMI,
+    jax's own variables, Slurm, Open MPI, TPU, Kubernetes, LeaderWorkerSet). `num_processes=1` is
+    alone, whatever they say. A launcher of ours has started the coordinator; else process 0 does,
+    as a process of its own, unless one of this job listens at the address already.
 
     Call it once, from the main thread (in Ray Train: from the training function), before any
     computation. It blocks until all are there, at most `timeout_s`, and logs how many are missing.
@@ -138,11 +139,13 @@ def initialize(  # noqa: PLR0913
     unless XLA_FLAGS says otherwise.
 
     Raises StartupTimeout naming the missing processes, ProcessLost naming one that died on the way,
-    StartupFailed for a job that is smaller than asked for and in a child of the process that has
-    joined as this one (call it under `if __name__ == "__main__":`), CoordinatorLost, Fenced when
-    the coordinator belongs to another job or attempt, CoordinationError (FAILED_PRECONDITION) when
-    it has another heartbeat timeout, and RuntimeError when called twice or too late. A signal that
-    means preemption ends the process until all have come, and is a notice from then on.
+    StartupFailed for a job that is smaller than asked for, at an address of another job that lives,
+    and in a child of the process that has joined as this one (call it under
+    `if __name__ == "__main__":`), ValueError where a launcher says that there are others but not
+    where, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt,
+    CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and RuntimeError
+    when called twice or too late. A signal that means preemption ends the process until all have
+    come, and is a notice from then on.
     """
     _check_early()
     deadline = Deadline(timeout_s)
@@ -280,11 +283,20 @@ def _connect(
         job=JobIdentity(num_processes=spec.num_processes, name=spec.job_id, attempt=spec.attempt),
         timeouts=dataclasses.replace(timeouts, init_s=deadline.remaining_s()),
         credentials=credentials,
+        session=True,
     )
     client.watch_processes(arrivals.update)
     try:
         client.connect()
     except CoordinationError as error:
+        if error.code == "UNIMPLEMENTED":
+            raise StartupFailed(
+                f"what listens at {spec.coordinator} is no coordinator of holdfast's: a job of"
+                " jax.distributed's, whose processes would end if this one came to it, or another"
+                " server; let it end, or give this job another address",
+                attempt=spec.attempt,
+                processes=(spec.process_id,),
+            ) from error
         if error.code != "DEADLINE_EXCEEDED":
             raise
         raise StartupTimeout(
