@@ -132,6 +132,20 @@ class ProcessSpec:
         keys = [key for key in ("HOLDFAST_JOB_ID", "HOLDFAST_ATTEMPT") if environment.get(key)]
         return {_KEYS[key][0]: _parsed(key, environment[key]) for key in keys}
 
+    def bypass_proxies(
+        self, environment: MutableMapping[str, str], address: str | None = None
+    ) -> None:
+        """Puts the coordinator, or a relay at `address`, past the proxies that gRPC reads from
+        `environment`, and with it jax. For others than gRPC nothing changes.
+        """
+        address = address or self.coordinator
+        if address.startswith(UNIX) or not any(map(environment.get, _PROXIES)):
+            return
+        host, _ = split_address(address)
+        past = next(filter(None, map(environment.get, _PAST_PROXIES)), "")
+        if host not in past.split(","):
+            environment[_PAST_PROXIES[0]] = f"{past},{host}".removeprefix(",")
+
     def set_slices(self, environment: MutableMapping[str, str]) -> list[str]:
         """Sets the four MEGASCALE_* variables of `environment`, or removes them.
 
@@ -156,6 +170,9 @@ class ProcessSpec:
         return lines
 
 
+# gRPC's: of the last two it reads the first that is set.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_PAST_PROXIES = ("no_grpc_proxy", "no_proxy")
 _REQUIRED = ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR")
 _KEYS: dict[str, tuple[str, type]] = {
     "HOLDFAST_JOB_ID": ("job_id", str),

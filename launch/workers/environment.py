@@ -20,6 +20,7 @@ def worker_env(
     """
     env = dict(base)
     lines = spec.set_slices(env)
+    spec.bypass_proxies(env)
     # Stdout is a pipe, and Python would keep lines back: they come when they are printed.
     env.setdefault("PYTHONUNBUFFERED", "1")
     devices = local_devices(env, spec.local_rank or 0, share_of)

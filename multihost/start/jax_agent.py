@@ -65,6 +65,7 @@ def start_jax(
     """
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
+    spec.bypass_proxies(os.environ, route.address)
     _keep_what_each_compiles()
     jax.distributed.initialize(
         route.address,

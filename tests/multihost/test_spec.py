@@ -111,6 +111,31 @@ def test_a_malformed_environment_is_named(changes: dict[str, str | None], messag
         ProcessSpec.from_env(environment)
 
 
+@pytest.mark.parametrize(
+    ("before", "address", "after"),
+    [
+        ({"http_proxy": "p:1"}, "c:2", "c"),
+        ({"http_proxy": "p:1", "no_proxy": "a,b"}, "c:2", "a,b,c"),
+        ({"grpc_proxy": "p:1", "no_proxy": "a", "no_grpc_proxy": "b"}, "c:2", "b,c"),
+        ({"https_proxy": "p:1"}, "[::1]:2", "::1"),
+        ({"https_proxy": "p:1", "no_grpc_proxy": "c"}, "c:2", "c"),
+        ({"http_proxy": "p:1"}, "unix:/c", None),
+        ({"http_proxy": ""}, "c:2", None),
+        ({"no_proxy": "a"}, "c:2", None),
+    ],
+)
+def test_a_coordinator_is_put_past_proxies(
+    before: dict[str, str], address: str, after: str | None
+) -> None:
+    """For gRPC alone, once, and beside what is past them already."""
+    environment = dict(before)
+    spec = ProcessSpec(process_id=0, num_processes=1, coordinator=address)
+    for _ in range(2):
+        spec.bypass_proxies(environment)
+        expected = {} if after is None else {"no_grpc_proxy": after}
+        assert environment == before | expected
+
+
 def test_stale_slices_become_the_launchers() -> None:
     """In a job of two slices all four stale values are replaced, the port too, each with one line;
     nothing else is touched.

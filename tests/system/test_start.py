@@ -108,6 +108,24 @@ def test_mpiexec_starts_jobs_side_by_side(tmp_path: Path) -> None:
     assert len(places) == 3 and "alone" in places
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grpc_proxy",
+        *(pytest.param(f"{web}_proxy", marks=pytest.mark.slow) for web in ("http", "https")),
+    ],
+)
+def test_no_proxy_stands_between(name: str) -> None:
+    """The way to the coordinator is past the environment's proxies, for jaxlib's agent too."""
+    outputs = run_processes(
+        program("start_process_0_starts_coordinator"),
+        2,
+        arguments=[f"127.0.0.1:{free_port()}"],
+        env={name: f"http://127.0.0.1:{free_port()}", "no_proxy": "example.org"},
+    )
+    assert "INFO 2 of 2 processes" in outputs[0]
+
+
 def test_a_process_that_never_comes_is_named() -> None:
     """StartupTimeout after the timeout names whom the others waited for, says how long, and which
     knob rules it.

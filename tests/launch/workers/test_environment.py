@@ -22,6 +22,12 @@ def test_it_is_the_base_with_the_spec() -> None:
     assert (lines, base) == ([], {"HOME": "/root", "HOLDFAST_ATTEMPT": "1"})
 
 
+def test_the_coordinator_is_past_proxies() -> None:
+    """For a program that starts jax by itself, too."""
+    env, _ = worker_env({"http_proxy": "p:1", "no_proxy": "a"}, SPEC)
+    assert (env["http_proxy"], env["no_proxy"], env["no_grpc_proxy"]) == ("p:1", "a", "a,c")
+
+
 def test_a_buffered_output_is_the_users_choice() -> None:
     """PYTHONUNBUFFERED is a default: who has set it keeps it."""
     assert worker_env({"PYTHONUNBUFFERED": ""}, SPEC)[0]["PYTHONUNBUFFERED"] == ""
