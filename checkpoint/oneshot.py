@@ -321,7 +321,7 @@ def _load_alike(
     """Loads on all processes of a group what the primary finds; it ends alike on all."""
     where = absolute(path)
     # By the path as it was given: processes may have other current folders.
-    name = f"checkpoint/load/{hashlib.sha256(os.fspath(path).encode()).hexdigest()[:16]}"
+    name = f"checkpoint/load/{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
     path = where
     read = options.read
 

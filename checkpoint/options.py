@@ -4,6 +4,7 @@ progress; and what the paths mean that callers give.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -383,7 +384,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
     """Returns a path that means the same folder whatever becomes of the current one: `~` is
     expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://.
 
-    Raises TypeError, ValueError for what is no path.
+    Raises TypeError, ValueError for what is no path, and FileNotFoundError for a relative one where
+    the current folder was deleted.
     """
     text = _text(path)
     if _URL.match(text):
@@ -400,7 +402,11 @@ def absolute(path: str | os.PathLike[str]) -> str:
             f"found the path {text!r}; expected {cut[1]}://...: pathlib leaves one slash of a URL's"
             " two, so give the URL as text"
         )
-    known = Path(os.path.expanduser(text)).absolute()
+    try:
+        known = Path(os.path.expanduser(text)).absolute()
+    except FileNotFoundError:
+        what = "the current folder was deleted, and the path is relative: give an absolute one"
+        raise FileNotFoundError(errno.ENOENT, what, text) from None
     if ".." not in known.parts:
         return str(known)
     # What `..` leaves may be a link, whose own folder is meant then.

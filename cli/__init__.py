@@ -10,6 +10,10 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command with `arguments` (default: those of this process), and ends the process."""
     end_at_interrupts()
-    from .entry import main as group  # after that: it imports for a while
+    # After that: they import for a while.
+    from holdfast.coordination.vitals import fill_standard_streams
 
+    from .entry import main as group
+
+    fill_standard_streams()
     group(arguments)

@@ -1,5 +1,5 @@
-"""What a process shows of itself: the stacks of its threads, and the file in memory by which others
-of its host look at it.
+"""What a process shows of itself: the stacks of its threads, the file in memory by which others of
+its host look at it, and its standard streams.
 """
 
 from __future__ import annotations
@@ -66,3 +66,24 @@ def main_sleeps() -> bool:
             return file.read().partition(" ")[0] == futex
     except OSError:
         return False
+
+
+def fill_standard_streams() -> None:
+    """Opens the null device for each standard stream that is closed, for this process and others.
+
+    The next socket or file would get its number, and with it whatever the process, or a library in
+    C++, prints. Call it before either is opened. Does nothing where all three are open.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+            continue
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+        if null == number:
+            os.set_inheritable(number, True)
+        else:
+            os.dup2(null, number)
+            os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))

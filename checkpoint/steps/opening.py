@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeAlias
@@ -175,7 +176,7 @@ def open_root(
     Without `needs_claim` a root on a full disk is opened all the same, without a claim: see
     `claim_root`.
     """
-    name = f"checkpoint/open/{hashlib.sha256(storage.root.encode()).hexdigest()[:16]}"
+    name = f"checkpoint/open/{hashlib.sha256(os.fsencode(storage.root)).hexdigest()[:16]}"
 
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()

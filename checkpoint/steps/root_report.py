@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from holdfast.coordination.names import on_the_wire
 from holdfast.multihost import Group
 
 from .index import SavedStep, StepIndex
@@ -108,4 +109,4 @@ def root_report(
         }
         marks = {"best": [metric for metric, each in best.items() if each == step]}
         described.append({"step": step, **known, **flags, **where, **marks})
-    return {"path": path, "num_steps": len(steps), "steps": described}
+    return {"path": on_the_wire(path), "num_steps": len(steps), "steps": described}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.coordination import Fenced
+from holdfast.coordination.vitals import fill_standard_streams
 
 from ..errors import Corrupt
 from ..memory.write_behind import WriteBehind
@@ -74,6 +75,7 @@ class LocalStorage:
         file_mode: int | None = None,
         folder_mode: int | None = None,
     ) -> None:
+        fill_standard_streams()  # no file of a checkpoint gets what is printed
         self.path = Path(absolute(root))
         self.folder_mode = folder_mode
         self._single_writer = single_writer

@@ -24,6 +24,7 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
 from ..limits import Limits
+from ..names import on_the_wire
 from ..settings import JobIdentity, Timeouts
 from ..task_bits import bits_of, bytes_of, name_of
 from .answers import barrier_counter
@@ -465,7 +466,7 @@ class CoordinationClient:
                 step=step,
                 saved_step=saved_step,
                 values=values,
-                trouble=trouble,
+                trouble=None if trouble is None else on_the_wire(trouble),
                 root=root,
                 asks_preemption=asks_preemption,  # type: ignore[arg-type]
             )

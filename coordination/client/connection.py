@@ -17,6 +17,7 @@ from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
+from ..names import on_the_wire
 from .answers import is_service_mismatch
 from .fork import abandon_in_children, keep_for_ever
 from .processes import ProcessInfo, ProcessWatch, tasks_in
@@ -470,7 +471,7 @@ class Connection:
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""
         self._require_session("report_error")
-        request = spb.ReportErrorRequest(error_code=_INTERNAL, error_message=message)
+        request = spb.ReportErrorRequest(error_code=_INTERNAL, error_message=on_the_wire(message))
         self.call("ReportError", request, deadline, idempotent=True)
 
     @property

@@ -22,6 +22,7 @@ from ..names import (
     REPORT_LAUNCHER,
     STACKS,
     STATUS,
+    on_the_wire,
 )
 from .unary import QUERY_CHANNEL_OPTIONS
 
@@ -163,7 +164,8 @@ class StatusClient:
         (0: now).
         """
         self._call(
-            self._report_event, session_pb2.ReportEventRequest(kind=kind, text=text, unix_s=unix_s)
+            self._report_event,
+            session_pb2.ReportEventRequest(kind=kind, text=on_the_wire(text), unix_s=unix_s),
         )
 
     def report_launcher(
@@ -180,13 +182,15 @@ class StatusClient:
         and take SIGTERM for no preemption. Those that stay go where `following` says. A secured
         coordinator takes this from a holder of a process's key alone.
         """
-        self._call(self._end_attempt, session_pb2.EndAttemptRequest(why=why, next=following))
+        self._call(
+            self._end_attempt, session_pb2.EndAttemptRequest(why=on_the_wire(why), next=following)
+        )
 
     def give_notice(self, why: str) -> None:
         """Says as its launcher why all processes are about to get a notice: they log that. A
         secured coordinator takes this from a holder of a process's key alone.
         """
-        self._call(self._end_attempt, session_pb2.EndAttemptRequest(notice=why))
+        self._call(self._end_attempt, session_pb2.EndAttemptRequest(notice=on_the_wire(why)))
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

@@ -8,6 +8,8 @@ address.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -26,7 +28,7 @@ from ..credentials import Credentials
 from ..diagnosis.verdict import BY_LAUNCHER
 from ..errors import CoordinationError
 
-_LONGEST_BASE = 60  # characters: a socket's path has at most 107
+_LONGEST_BASE = 60  # bytes: a socket's path has at most 107
 _CONNECT_TIMEOUT_S = 2.0
 _ENDED = "ended-"  # begins the names of files about jobs that have ended
 _ENDED_KEPT_S = 3600.0
@@ -43,10 +45,11 @@ def _own_command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _own_folder() -> str:
+def working_folder() -> str:
+    """Returns this process's working folder, "" where it was deleted."""
     try:
         return os.getcwd()
-    except OSError:  # it was deleted
+    except OSError:
         return ""
 
 
@@ -64,7 +67,7 @@ class RunningJob:
     address: str
     pid: int
     command: str = field(default_factory=_own_command)
-    folder: str = field(default_factory=_own_folder)
+    folder: str = field(default_factory=working_folder)
     unix_s: float = field(default_factory=time.time)
     waiting: bool = False
 
@@ -171,7 +174,7 @@ class EndedJob:
     exit_code: int
     reason: str
     command: str = field(default_factory=_own_command)  # of its launcher
-    folder: str = field(default_factory=_own_folder)
+    folder: str = field(default_factory=working_folder)
 
     @property
     def how(self) -> str:
@@ -272,11 +275,11 @@ def user_folder(*, create: bool = False) -> Path:
     that cannot be had: it is another user's, a link, or there is no temporary folder.
     """
     try:
-        base = tempfile.gettempdir()
-        path = Path(base if len(base) <= _LONGEST_BASE else "/tmp") / f"holdfast-{os.getuid()}"
+        path = temporary_base() / f"holdfast-{os.getuid()}"
         if create:
             path.mkdir(mode=0o700, exist_ok=True)
             _check_owner(path)
+            keep_from_cleaners(path)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         message = (
@@ -285,6 +288,24 @@ def user_folder(*, create: bool = False) -> Path:
         )
         raise CoordinationError(message, code="FAILED_PRECONDITION") from None
     return path
+
+
+def temporary_base() -> Path:
+    """Returns the temporary folder, /tmp where the path of a socket in it would be too long."""
+    base = tempfile.gettempdir()
+    return Path(base if len(os.fsencode(base)) <= _LONGEST_BASE else "/tmp")
+
+
+@functools.cache
+def keep_from_cleaners(path: Path) -> int:
+    """Locks a folder for as long as this process lives, beside others of this user that do.
+
+    Cleaners of temporary folders (systemd-tmpfiles, in tmpfiles.d(5)) pass over what is locked.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
 
 
 def _check_owner(path: Path) -> None:

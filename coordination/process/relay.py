@@ -45,6 +45,7 @@ from ..names import (
     STATUS,
     STATUS_DETAILS,
 )
+from .job_folder import keep_from_cleaners, temporary_base
 from .spawn import PROGRAM, SpawnedServer, start
 
 MESSAGES = {
@@ -58,7 +59,6 @@ FOR_ALL = frozenset({STATUS, STACKS})
 """What every member may ask, in nobody's name."""
 _UNIX = "unix:"
 _END_S = 2.0
-_LONGEST_FOLDER = 70  # characters: a socket's path has at most 107
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", -1),
@@ -277,9 +277,9 @@ def relay() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
-    base = tempfile.gettempdir()
-    if len(base) > _LONGEST_FOLDER:
-        base = "/tmp"
     credentials = Credentials(**settings["credentials"])
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=base) as folder:  # of mode 0700
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-", dir=temporary_base()
+    ) as folder:  # of mode 0700
+        keep_from_cleaners(Path(folder))
         asyncio.run(_serve(settings["coordinator"], settings["process_ids"], credentials, folder))

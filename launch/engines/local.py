@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.diagnose import place_of
+from holdfast.coordination.process.job_folder import working_folder
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.proto import session_pb2
@@ -127,7 +128,7 @@ class LocalEngine(BaseEngine):
         standbys: Standbys | None = None,
     ) -> None:
         super().__init__(output, settings.restart)
-        self.errand = Errand(command, str(settings.cwd or Path.cwd()), time.time())
+        self.errand = Errand(command, str(settings.cwd or working_folder()))
         self.log_folder = settings.log_folder
         self._command = list(command)
         self._job_id = job_id

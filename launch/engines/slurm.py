@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from holdfast.coordination.address import own_host
 from holdfast.multihost.start.launchers import slurm_attempt
@@ -54,7 +53,7 @@ class SlurmEngine(BaseEngine):
         heartbeat_timeout_s: float,
     ) -> None:
         super().__init__(output, policy)
-        self.errand = Errand(command, str(Path.cwd()), time.time())
+        self.errand = Errand(command)
         self._command = list(command)
         self._job_id = job_id
         self._env = dict(environment)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from holdfast.coordination.diagnosis.summary import printable
+from holdfast.coordination.process.job_folder import working_folder
 from holdfast.proto import session_pb2
 
 from .goodput import Goodput
@@ -64,8 +67,8 @@ class Errand:
     """What a launcher was asked to run, where, and when."""
 
     command: Sequence[str] = ()
-    folder: str = ""
-    began_unix_s: float = 0.0
+    folder: str = field(default_factory=working_folder)
+    began_unix_s: float = field(default_factory=time.time)
 
     def launcher(self, decision: Decision) -> session_pb2.Launcher:
         """Returns what the coordinator is told after a decision."""
@@ -74,8 +77,8 @@ class Errand:
             state=job.word,
             why=decision.reason,
             waiting_for=job.why_waiting if job.state is State.SCHEDULING else "",
-            command=shlex.join(self.command),
-            folder=self.folder,
+            command=printable(shlex.join(self.command), lines=True),
+            folder=printable(self.folder),
             began_unix_s=self.began_unix_s,
             attempt=job.attempt,
         )

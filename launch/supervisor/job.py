@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from holdfast.coordination.names import on_the_wire
 from holdfast.multihost import JobError, Preempted
 from holdfast.multihost.group.group import SaveStage
 
@@ -136,6 +137,8 @@ class Job:
                 f"a job needs 1 <= min_processes <= num_processes, found {self.min_processes} and"
                 f" {self.max_processes}"
             )
+        if on_the_wire(self.job_id) != self.job_id:
+            raise ValueError(f"job_id={self.job_id!r}: expected text that is valid UTF-8")
 
     @property
     def final(self) -> bool:

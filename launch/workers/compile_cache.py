@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError
+from holdfast.coordination.names import on_the_wire
 from holdfast.coordination.process.job_folder import user_folder
 
 _FOLDER = "JAX_COMPILATION_CACHE_DIR"
@@ -39,7 +40,7 @@ def compile_cache(
     with contextlib.ExitStack() as stack:
         variables: dict[str, str] = {}
         try:
-            if log_dir is None:
+            if log_dir is None or on_the_wire(str(log_dir)) != str(log_dir):  # jax cannot take it
                 folder = stack.enter_context(_temporary_folder())
             else:
                 folder = _private_folder(log_dir / "compile-cache")

@@ -31,6 +31,7 @@ from holdfast.coordination import (
 from holdfast.coordination.client.fork import keep_for_ever
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.names import ENDS_WITH
+from holdfast.coordination.vitals import fill_standard_streams
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
@@ -152,6 +153,7 @@ def initialize(  # noqa: PLR0913
     arguments = dict(zip(GIVEN, (coordinator_address, num_processes, process_id), strict=True))
     given = {field: value for field, value in arguments.items() if value is not None}
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
+    fill_standard_streams()
     discovered = discover_process(spec, given, devices, timeout_s)
     if discovered.spec is not None:
         refuse_child(discovered.spec)

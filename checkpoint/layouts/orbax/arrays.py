@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
+from holdfast.coordination.names import on_the_wire
+
 from ...arrays.dtypes import dtype_named
 from ...errors import CheckpointError, Corrupt, HostileCheckpoint
 from ...format.grid import Grid
@@ -323,6 +325,12 @@ def kvstore_of(folder: StorePath) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: tensorstore, which reads and writes other people's arrays, does not know"
             " this store; copy it to a disk first",
+            path=str(folder),
+        )
+    if on_the_wire(str(folder)) != str(folder):
+        raise CheckpointError(
+            f"{str(folder)!r}: tensorstore, which reads and writes other people's arrays, takes no"
+            " path that is not valid UTF-8; give it another name first",
             path=str(folder),
         )
     return access.kvstore(folder.name)

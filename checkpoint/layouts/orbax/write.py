@@ -104,7 +104,7 @@ class OrbaxWriter:
         self._timeout_s = timeout_s
         self._local = folder.storage.posix is not None
         self._folder = folder
-        self._messages = f"orbax/{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+        self._messages = f"orbax/{hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]}"
         if self._local:
             token = ask_primary(
                 self._group, f"{self._messages}/token", lambda: secrets.token_hex(4), timeout_s

@@ -14,7 +14,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from holdfast.coordination import Credentials
@@ -207,7 +206,7 @@ class RayEngine(BaseEngine):
         output: Output,
     ) -> None:
         super().__init__(output, spec.restart)
-        self.errand = Errand(command or (), str(Path.cwd()), time.time())
+        self.errand = Errand(command or ())
         self._job_id = job_id
         self._spec = spec
         self._command = command

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from holdfast.coordination import Relay
 from holdfast.coordination.address import address_towards
+from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
 
 from ...workers.coordinator import Coordinator, report_exit
@@ -51,6 +52,7 @@ class WorkerActor:
         self._process: WorkerProcess | None = None
         self._relay: Relay | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
+        keep_from_cleaners(Path(self._folder.name))
 
     def pid(self) -> int:
         """Returns the actor's process id, once the actor is there."""

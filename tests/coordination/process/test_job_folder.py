@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -85,9 +86,22 @@ def test_credentials_are_those_files_that_are_there(base: Path) -> None:
 def test_a_path_too_long_for_sockets_is_avoided(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The folder is in /tmp then."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
-    assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
+    """The folder is in /tmp then. A path of a socket is counted in bytes."""
+    for long in (str(tmp_path / ("long" * 30)), f"/tmp/{'ü' * 40}"):
+        monkeypatch.setattr(tempfile, "tempdir", long)
+        assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
+
+
+def test_a_cleaner_passes_over_a_folder_in_use(base: Path) -> None:
+    """systemd-tmpfiles takes a lock before it enters a folder: whoever has made it holds one."""
+    for _ in range(2):  # several launchers of a user do
+        JobFolder.create()
+    descriptor = os.open(base / f"holdfast-{os.getuid()}", os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def test_an_open_folder_is_closed_or_refused(base: Path) -> None:
