@@ -234,7 +234,8 @@ class Options:
     max_missed_saves: how many misses in a row there may be with "warn"; the next failure raises.
     on_replicas_differ: what a save does that finds different bytes in two replicas of an array, on
         processes or on devices of one: "warn" in the log and in `holdfast status`, "raise"
-        ReplicasDiffer and commit nothing, or "ignore" them all. The primary's word holds.
+        ReplicasDiffer and commit nothing, or "ignore" them all. The primary's word holds. "warn"
+        compares a share of the leaves, and all of them in 16 saves; "raise" all at each save.
     may_differ: says of a leaf's path whether its replicas differ on purpose, such as random
         generator state: `lambda path: path.startswith("rng.")`.
     host_memory_bytes: bounds the host memory that a snapshot holds; `save` blocks for the rest. In

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ from .plan import PACKS, Plan
 COPY_THREADS = min(4, os.cpu_count() or 4)
 LOOK_S = 0.005  # between two looks whether arrays are there, while something else is waited for
 SMALL_BYTES = 64 << 10  # shards that are copied whole, at once
+ShardViews: TypeAlias = Mapping[int, Sequence[Any]]  # by leaf and slot; of them numpy makes arrays
 _PINNED = "pinned_host"
 _PAGEABLE = "unpinned_host"
 _POOL_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
@@ -166,9 +167,14 @@ class Snapshot:
     """This process's share of a tree, held until it is written."""
 
     def __init__(
-        self, plan: Plan, unmoved: Unmoved | None = None, waits: ArrayWaits | None = None
+        self,
+        plan: Plan,
+        unmoved: Unmoved | None = None,
+        waits: ArrayWaits | None = None,
+        views: ShardViews | None = None,
     ) -> None:
         self.plan = plan
+        self._views = views or {}
         self._waits = waits or ArrayWaits()
         self.unmoved = unmoved or Unmoved({}, set(), {})
         # An incremental save may link a chunk, which then needs no new checksum.
@@ -356,6 +362,9 @@ class Snapshot:
             array = self._host_view(leaf)
             array = array[None] if described.per_process else array
             return array if never_changes(leaf) else _copied_on_host(array)
+        views = self._views.get(index)
+        if on_host and views is not None:
+            return _copied_on_host(np.asarray(views[slot]))
         if described.kind == "key":
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(slot)
@@ -390,6 +399,7 @@ def take_snapshot(
     unmoved: Unmoved | None = None,
     waits: ArrayWaits | None = None,
     copies_later: bool = False,
+    views: ShardViews | None = None,
 ) -> Snapshot:
     """Starts copying this process's chunks of `tree` to the host and returns.
 
@@ -398,10 +408,11 @@ def take_snapshot(
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. What has
     no room in `memory` stays where it is until it is written. `on_host` says whether the arrays are
     the host's (None: by their device). Chunks that are `unmoved` are not taken. `waits` counts the
-    time until arrays are there that computations have yet to make.
+    time until arrays are there that computations have yet to make. `views` are shards that the
+    caller has looked at already.
     """
     leaves = tree.leaves
-    snapshot = Snapshot(plan, unmoved, waits)
+    snapshot = Snapshot(plan, unmoved, waits, views)
     with paused_gc():
         if on_host is None:
             on_host = _are_on_host(plan, leaves)

@@ -19,7 +19,7 @@ from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, check_metrics, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
-from ..format.tree import FlatTree
+from ..format.tree import FlatTree, paused_gc
 from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..policy import StepFacts
@@ -34,8 +34,8 @@ from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner
 from .record_builder import check_sizes
-from .replicas import ReplicaSums, sum_replicas
-from .snapshot import ArrayWaits, Snapshot, blamed, take_snapshot
+from .replicas import ReplicaSums, turn_of, view_replicas
+from .snapshot import ArrayWaits, ShardViews, Snapshot, blamed, take_snapshot
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,15 @@ class SaveStager:
                     with own_settings():
                         with request.waits.dispatching(() if order.dtype is None else tree.leaves):
                             cast = cast_tree(tree, order.dtype)
-                        trees[name] = self._stage_tree(request, name, cast, leaving)
+                        plan = self._planner(name).plan(cast, leaving)
+                        with paused_gc():
+                            sums = self._view_replicas(request, plan, tree)
+                            views = sums.views if sums is not None and cast is tree else {}
+                            snapshot = self._take_snapshot(request, name, plan, cast, views)
+                        trees[name] = plan, snapshot
                         # After the copies: where devices share the host's cores they would wait.
-                        sums = self._sum_replicas(trees[name][0], tree, request.waits)
-                    if sums is not None:
-                        replicas[name] = sums
+                        if sums is not None and sums.dispatch(tree.leaves, request.waits):
+                            replicas[name] = sums
                 else:
                     values[name] = _stage_json(name, value)
             check_sizes(
@@ -219,14 +223,13 @@ class SaveStager:
             failed = blamed(order.named_arrays(), error)
             raise failure_of(failed, request.step, self._group.index) from error
 
-    def _stage_tree(
-        self, request: SaveRequest, item: str, tree: FlatTree, leaving: Collection[int]
-    ) -> tuple[Plan, Snapshot]:
-        plan = self._planner(item).plan(tree, leaving)
+    def _take_snapshot(
+        self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree, views: ShardViews
+    ) -> Snapshot:
         unmoved: Unmoved | None = None
         if self._history is not None:
             unmoved = link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
-        return plan, take_snapshot(
+        return take_snapshot(
             plan,
             tree,
             memory=self._memory,
@@ -234,12 +237,19 @@ class SaveStager:
             waits=request.waits,
             # A network would be idle meanwhile. A disk's own writes would make the copies slower.
             copies_later=self._storage.posix is None,
+            views=views,
         )
 
-    def _sum_replicas(self, plan: Plan, tree: FlatTree, waits: ArrayWaits) -> ReplicaSums | None:
-        if self._options.on_replicas_differ == "ignore":
-            return None
-        return sum_replicas(plan, tree.leaves, self._options.may_differ, waits)
+    def _view_replicas(
+        self, request: SaveRequest, plan: Plan, tree: FlatTree
+    ) -> ReplicaSums | None:
+        turn: int | None = None
+        match self._options.on_replicas_differ:
+            case "ignore":
+                return None
+            case "warn":
+                turn = turn_of(request.save_id, request.counter)
+        return view_replicas(plan, tree.leaves, turn, self._options.may_differ, request.waits)
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
         writes = value.per_process or value.shared or self._group.index == 0

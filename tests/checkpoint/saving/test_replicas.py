@@ -14,7 +14,16 @@ import pytest
 from holdfast.checkpoint.agreement.replica_sums import SharedShard
 from holdfast.checkpoint.arrays.dtypes import can_store
 from holdfast.checkpoint.saving.plan import Leaf, ShardPlacement, make_plan
-from holdfast.checkpoint.saving.replicas import _bit_sum, plan_replicas, sum_of_words
+from holdfast.checkpoint.saving.replicas import (
+    LARGE_BYTES,
+    TURNS,
+    ReplicatedLeaves,
+    _bit_sum,
+    plan_replicas,
+    sum_of_words,
+    sums_of_words,
+    turn_of,
+)
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
 
@@ -44,11 +53,62 @@ def test_sets_have_the_same_numbers_everywhere() -> None:
         Leaf("h2", "array", "int8", (4,), 1, placement=halves),
     ]
     plan = make_plan(None, leaves, 0, 4)
-    of_ranks = [plan_replicas(plan, rank) for rank in range(4)]
+    leaves_at = ReplicatedLeaves.of(plan)
+    assert leaves_at.at(None) == leaves_at.at(7) == (0, 3, 5)
+    of_ranks = [plan_replicas(plan, rank, leaves_at.at(0)) for rank in range(4)]
     even = {0: (SharedShard(0, 0), SharedShard(5, 0)), 2: (SharedShard(3, 0),)}
     odd = {1: (SharedShard(0, 1), SharedShard(5, 1)), 2: (SharedShard(3, 0),)}
     assert [each.sets for each in of_ranks] == [even, odd, even, odd]
-    assert plan_replicas(plan, 0, {3, 5}).sets == {0: (SharedShard(0, 0),)}
+    assert plan_replicas(plan, 0, (0,)).sets == {0: (SharedShard(0, 0),)}
+
+
+@pytest.mark.parametrize("nbytes", [1 << 10, 3 << 19])
+def test_each_leaf_has_its_turn(nbytes: int) -> None:
+    """Of many small leaves each turn compares a sixteenth, all ranks the same, and each leaf has
+    one turn; of large ones each turn sums a part, and all of them sum each word once.
+    """
+    everywhere = placement([0, 1, 2, 3])
+    halves = placement([0, 2], [1, 3])
+    alone = placement([0], [1], [2], [3])
+    leaves = [
+        Leaf(f"{at}", "array", "float32", (nbytes // 4,), 4, placement=(everywhere, alone)[at % 2])
+        for at in range(400)
+    ]
+    leaves.append(Leaf("h", "array", "float32", (nbytes // 4,), 4, placement=halves))
+    replicated = ReplicatedLeaves.of(make_plan(None, leaves, 0, 4))
+    assert replicated == ReplicatedLeaves.of(make_plan(None, leaves, 3, 4))
+    turns = [replicated.at(turn) for turn in range(TURNS)]
+    small = nbytes < LARGE_BYTES
+    # A shard of the last one is half as long.
+    whole = [leaf for turn in turns for leaf in turn if small or leaf == 400]
+    assert sorted(whole) == ([*range(0, 400, 2), 400] if small else [400] * TURNS)
+    assert max(map(len, turns)) <= (13 if small else 201)
+    assert replicated.at(None) == (*range(0, 400, 2), 400)
+    words = np.random.default_rng(3).integers(0, 1 << 32, nbytes // 4 + 5, np.uint32)
+    parts = sum(sum_of_words(words, turn) for turn in range(TURNS))
+    assert parts % (1 << 32) == sum_of_words(words) == int(words.sum(dtype=np.uint32))
+
+
+def test_turns_follow_each_other() -> None:
+    """Sixteen saves of a manager are sixteen turns, whatever their steps; managers begin anywhere,
+    and a save without a manager has a turn too.
+    """
+    writers = [f"{number:08x}" for number in range(200)]
+    for writer in writers[:20]:
+        turns = [turn_of(f"{writer}{count:08x}", count) for count in range(5, 5 + TURNS)]
+        assert sorted(turns) == list(range(TURNS))
+    assert {turn_of(writer, 0) for writer in writers} == set(range(TURNS))
+
+
+def test_small_views_are_summed_together() -> None:
+    """Sums of many views, of several dtypes and sizes, are those of each alone."""
+    random = np.random.default_rng(5)
+    views: list[np.ndarray] = []
+    for shape in [(3, 4), (7,), (), (1 << 15,), (0,), (5,)] * 3:
+        for dtype in (np.float32, np.int8, ml_dtypes.bfloat16):
+            views.append(np.asarray(random.standard_normal(shape) * 99).astype(dtype))
+    assert sums_of_words(views) == [sum_of_words(view) for view in views]
+    assert sums_of_words(views, 3) == [sum_of_words(view, 3) for view in views]
 
 
 @pytest.mark.parametrize("name", DTYPES)
