@@ -61,7 +61,7 @@ def find_coordinator(
     heartbeat timeout. Raises StartupFailed where it does not end, and as soon as it is known that
     the two jobs live side by side; CoordinationError when the address cannot be bound.
     """
-    status = status_at(spec.coordinator)
+    status = _status_or_start(spec, heartbeat_timeout_s)
     waited = 0.0
     while status is not None and (rivals := _rivals(status, spec)) is not None:
         if not waited:
@@ -89,9 +89,22 @@ def find_coordinator(
         pause_s = min(_POLL_S, deadline.remaining_s())
         time.sleep(pause_s)
         waited += pause_s
-        status = status_at(spec.coordinator)
-    if status is None and spec.process_id == 0:
+        status = _status_or_start(spec, heartbeat_timeout_s)
+
+
+def _status_or_start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> StatusResponse | None:
+    """Returns what `status_at` does; where nobody answers, process 0 starts the coordinator."""
+    status = status_at(spec.coordinator)
+    if status is not None or spec.process_id != 0:
+        return status
+    try:
         _start(spec, _endpoint(spec.coordinator), heartbeat_timeout_s)
+    except CoordinationError:
+        # Of two jobs that come at one moment, one was faster.
+        status = status_at(spec.coordinator)
+        if status is None:
+            raise
+    return status
 
 
 def status_at(address: str) -> StatusResponse | None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch.engines import slurm as engine_of_slurm
-from tests.support.paths import EXAMPLES
+from tests.support.cluster import free_port
+from tests.support.paths import EXAMPLES, program
 from tests.support.slurm import SlurmCluster, missing_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
@@ -321,3 +322,28 @@ def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_pat
         timeout_s=45,
     )
     assert slurm.job(job)["ExitCode"] == "75:0", (tmp_path / "out").read_text()
+
+
+def test_two_steps_of_one_allocation_do_not_mix(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Of two plain steps that come to one address at one moment, one trains, and both tasks of the
+    other are refused with the names of both. A step that comes later has the address.
+    """
+    step = f"srun -n2 --overlap {sys.executable} {program('slurm_step')} {tmp_path}"
+    script = f"""#!/bin/bash
+export JAX_PLATFORMS=cpu JAX_COORDINATOR_ADDRESS=127.0.0.1:{free_port()}
+{step} 2 & {step} 2 & wait
+{step} 0
+"""
+    job = slurm.submit(script, "-N2", "-n4", cwd=tmp_path)
+    ends = ("COMPLETED", "FAILED")
+    slurm.wait_until(lambda: slurm.job(job).get("JobState") in ends, "end")
+    names = {path.name: path.read_text() for path in tmp_path.glob("*-*.*")}
+    output = (tmp_path / "out").read_text()
+    assert sum(name.startswith("joined-") for name in names) == 4, (names, output)
+    assert sum(name.startswith("refused-") for name in names) == 2, names
+    assert names["joined-2.0"] == names["joined-2.1"] == f"slurm-{job}.2 1"
+    first, last = ("0", "1") if "joined-0.0" in names else ("1", "0")
+    for rank in range(2):
+        assert names[f"joined-{first}.{rank}"] == f"slurm-{job}.{first} 1"
+        for step in (first, last):
+            assert f"job 'slurm-{job}.{step}'" in names[f"refused-{last}.{rank}"]
