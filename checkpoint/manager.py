@@ -120,7 +120,7 @@ class CheckpointManager:
         """Says whether `save(step, ...)` would save: a save policy says so, or the preemption sync
         point. Alike on every process.
         """
-        self._parts.watchdog.progress()
+        self._made(step)
         step = check_step(step)
         return any(lane.wants(step) for lane in self._parts.lanes)
 
@@ -128,7 +128,7 @@ class CheckpointManager:
         """Says whether the job has to give its machines back: save this step and stop. Alike on
         every process, at the same step.
         """
-        self._parts.watchdog.progress()
+        self._made(step)
         return self._parts.scheduler.preempted(check_step(step))
 
     def save(
@@ -165,8 +165,8 @@ class CheckpointManager:
         Options.on_save_error) is not raised here.
         """
         self._refuse_in_callback("save")
-        self._parts.watchdog.progress()
         self._check_writable()
+        self._made(step, state if items is None else items)
         refuse_after_end(f"step {step} of {self._root.where}")
         order = SaveOrder(
             step,
@@ -196,6 +196,12 @@ class CheckpointManager:
             self._parts.close(EXIT_DELETIONS_S)
             self._raise_errors(missed=True)
         return handle
+
+    def _made(self, step: int, state: Any = None) -> None:
+        """Notes that the program is at a step; waits where its devices are too far behind."""
+        self._parts.watchdog.progress()
+        self._parts.run_ahead.made(step, state)
+        self._parts.watchdog.progress()
 
     def _choose_lane(self, step: int, *, force: bool) -> SaveLane | None:
         """Returns the lane that saves a step, the durable one where it is forced."""

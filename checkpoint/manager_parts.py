@@ -21,6 +21,7 @@ from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
 from .saving.incremental import SaveHistory, can_link, load_digest
 from .saving.save import RootState
+from .scheduling.run_ahead import RunAhead
 from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .step_restorer import StepRestorer
@@ -59,6 +60,7 @@ class ManagerParts:
     catalog: StepCatalog
     lanes: tuple[SaveLane, ...]
     scheduler: SaveScheduler
+    run_ahead: RunAhead
     restorer: StepRestorer
     watchdog: Watchdog | NoWatchdog
     keep_policy: KeepPolicy
@@ -113,6 +115,7 @@ def open_manager(
             catalog=catalog,
             lanes=(durable, *_local_lanes(catalog)),
             scheduler=scheduler,
+            run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
             watchdog=_watchdog_of(options),
             keep_policy=keep_policy,

@@ -267,6 +267,9 @@ class Options:
         newest step is none to be refused, and none that leaves the steps above it behind.
     file_mode, folder_mode: the modes of the files and folders of steps, 0o640 and 0o750, on POSIX,
         whatever the umask (None: as the umask has them). A root that is made has `folder_mode`.
+    max_steps_ahead: how many steps a program may be ahead of its devices: `save(step, state)` and
+        `should_save(step)` wait for them, called at each step. A job that is preempted has to
+        compute those steps before it can save. None: as many as jax takes.
     hang_timeout_s: without a question about a step or a save for so long, the stacks of all threads
         go to the log and to the coordinator (see `multihost.watchdog`). None: nobody watches.
     hang_exit: the process then ends with exit code 124.
@@ -293,6 +296,7 @@ class Options:
     out_of_order: bool = False
     file_mode: int | None = None
     folder_mode: int | None = None
+    max_steps_ahead: int | None = 2
     hang_timeout_s: float | None = None
     hang_exit: bool = False
 
@@ -315,6 +319,11 @@ class Options:
         for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
+        ahead = self.max_steps_ahead
+        if ahead is not None and (not isinstance(ahead, int) or ahead < 1):
+            raise ValueError(
+                f"Options: max_steps_ahead={ahead!r} expects a whole number above 0, or None"
+            )
         # The next save reads the files, and its sweep deletes in the folders.
         _check_mode("file_mode", self.file_mode, 0o400)
         _check_mode("folder_mode", self.folder_mode, 0o700)

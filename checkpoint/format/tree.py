@@ -107,6 +107,16 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
+def is_there(array: Any) -> bool:
+    """Returns whether an array is computed; what is no array is there."""
+    if not isinstance(array, jax.Array):
+        return True
+    # The stubs of jax lack this verb. An array of keys lacks it, what it wraps does not.
+    known: Any = getattr(array, "_base_array", array)
+    # One that was donated is found where it is read.
+    return known.is_deleted() or bool(known.is_ready())
+
+
 def is_key(leaf: Any) -> bool:
     """Returns whether an array, or its description, is of typed PRNG keys."""
     dtype = leaf.dtype

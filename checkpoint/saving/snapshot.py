@@ -29,7 +29,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ..errors import LeafFailed, SaveCancelled
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
-from ..format.tree import FlatTree, is_key, paused_gc
+from ..format.tree import FlatTree, is_key, is_there, paused_gc
 from ..memory.budget import USE, WHOLE_BUDGET, HeldBytes, MemoryBudget
 from ..memory.levels import UNLIMITED_BYTES
 from ..memory.pool import POOL
@@ -63,7 +63,7 @@ class ArrayWaits:
     def wait(self, array: Any) -> None:
         """Blocks until an array is there, which is needed now; what is no array is there."""
         # One at a time, as they are needed: what is there is copied while others are computed.
-        if not _is_there(array):
+        if not is_there(array):
             began_s = time.perf_counter()
             array.block_until_ready()
             self.seconds += time.perf_counter() - began_s
@@ -73,7 +73,7 @@ class ArrayWaits:
         pending = list(arrays)
         began_s = seen_s = time.perf_counter()
         while pending:
-            if _is_there(pending[-1]):
+            if is_there(pending[-1]):
                 pending.pop()
                 continue
             # What is not known counts as the save's own.
@@ -85,14 +85,14 @@ class ArrayWaits:
     @contextlib.contextmanager
     def dispatching(self, arrays: Iterable[Any]) -> Iterator[None]:
         """Surrounds what is computed from arrays: a device that has much to do takes no more."""
-        began_s = None if all(map(_is_there, arrays)) else time.perf_counter()
+        began_s = None if all(map(is_there, arrays)) else time.perf_counter()
         yield
         if began_s is not None:
             self.seconds += time.perf_counter() - began_s
 
     def wait_late(self, array: Any) -> None:
         """Blocks until an array is there, on another thread than the one that saves, and waits."""
-        if not _is_there(array):
+        if not is_there(array):
             array.block_until_ready()
             self._late_s = time.perf_counter()
 
@@ -105,7 +105,7 @@ def blamed(named: Iterable[tuple[str, Any]], error: Exception) -> Exception:
     """Returns the failure of the first of some arrays whose computation failed, else the error."""
     arrays = [(name, array) for name, array in named if isinstance(array, jax.Array)]
     # Those that are computed still are waited for last.
-    for name, array in sorted(arrays, key=lambda pair: not _is_there(pair[1])):
+    for name, array in sorted(arrays, key=lambda pair: not is_there(pair[1])):
         known: Any = array
         if known.is_deleted():
             continue
@@ -114,15 +114,6 @@ def blamed(named: Iterable[tuple[str, Any]], error: Exception) -> Exception:
         except jax.errors.JaxRuntimeError as own:
             return LeafFailed(name, own)
     return error
-
-
-def _is_there(array: Any) -> bool:
-    if not isinstance(array, jax.Array):
-        return True
-    # The stubs of jax lack this verb. An array of keys lacks it, what it wraps does not.
-    known: Any = getattr(array, "_base_array", array)
-    # One that was donated is found where it is read.
-    return known.is_deleted() or bool(known.is_ready())
 
 
 class Shard:
