@@ -44,7 +44,7 @@ from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
-from ..workers.process import WorkerProcess
+from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import BaseEngine, run_job
 
@@ -151,6 +151,7 @@ class LocalEngine(BaseEngine):
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
         self._told_room: int | None = None  # the last that was too little
+        self._oom_kills = OomKills()
         self._unread = ""  # why the capacity file cannot be read
         self._poll_at = 0.0
 
@@ -302,7 +303,8 @@ class LocalEngine(BaseEngine):
         def on_exit(code: int) -> None:
             # One that was late to outlive an attempt has been replaced.
             if spec.attempt == self._attempt or process in self._staying:
-                self._report_exit(_Ended(self._attempt, process, code, started=spec.attempt))
+                why = self._oom_kills.why(code)
+                self._report_exit(_Ended(self._attempt, process, code, why, started=spec.attempt))
 
         worker = None
         if self._standbys is not None:

@@ -27,7 +27,7 @@ from holdfast.multihost.start.launchers import ClusterEnv, detect
 
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
-from ..workers.process import WorkerProcess
+from ..workers.process import OomKills, WorkerProcess
 from ..workers.secrets import (
     JobSecrets,
     credentials_in,
@@ -269,7 +269,11 @@ def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> 
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
     codes: list[int] = []
 
+    oom_kills = OomKills()
+
     def on_exit(code: int) -> None:
+        if why := oom_kills.why(code):
+            print(f"holdfast: {why}", file=sys.stderr, flush=True)
         codes.append(code)
         signals.put(None)
 

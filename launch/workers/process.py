@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +19,8 @@ from holdfast.coordination.process.child import Child, keep_exit_codes
 _SHIMS = Path(__file__).resolve().parent / "shims"
 _MAX_LINE = 1_000_000
 _LAST_LINES_S = 5.0
+_CHUNK = 1 << 16
+_BAR_S = 60.0  # a progress bar that is drawn for longer is shown so often
 CALL_RUNNER = _SHIMS / "call_runner.py"
 STANDBY = _SHIMS / "standby.py"
 _UNKNOWN = (
@@ -27,7 +33,8 @@ class WorkerProcess:
     """One started process, below a subreaper that leaves nothing of it behind.
 
     `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a
-    million characters. With None both are this process's own. `on_exit` gets the exit code (minus
+    million characters; of a line that overwrites itself, such as a progress bar, it gets the last
+    state. With None both are this process's own. `on_exit` gets the exit code (minus
     the signal's number). It is called after the last line, and after all that the process left
     behind, in its session or another, has been killed. Each is called on a daemon thread of its
     own. `pass_fds` stay open in the process. The calling thread must outlive the process: on Linux
@@ -49,16 +56,13 @@ class WorkerProcess:
         self._on_exit = on_exit
         own_output = on_line is None
         # -I and -S: nothing of the user's environment or site-packages runs in the subreaper.
-        self._popen = Child(
+        self._popen: Child[bytes] = Child(
             [sys.executable, "-I", "-S", str(_SHIMS / "subreaper.py"), str(os.getpid()), *command],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.PIPE,
             stdout=None if own_output else subprocess.PIPE,
             stderr=None if own_output else subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            bufsize=1,
             start_new_session=True,
             pass_fds=pass_fds,
         )
@@ -76,9 +80,30 @@ class WorkerProcess:
         if self._on_line is None:
             return
         assert self._popen.stdout is not None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pending = ""
+        shown_s = time.monotonic()
         with self._popen.stdout as stream:
-            while line := stream.readline(_MAX_LINE):
-                self._on_line(line.rstrip("\n"))
+            while data := os.read(stream.fileno(), _CHUNK):
+                *lines, pending = (pending + decoder.decode(data)).split("\n")
+                for line in lines:
+                    self._show(line)
+                while len(pending) > _MAX_LINE:
+                    self._show(pending[:_MAX_LINE])
+                    pending = pending[_MAX_LINE:]
+                if "\r" in pending:
+                    pending = _last_state(pending) + "\r" * pending.endswith("\r")
+                    if time.monotonic() - shown_s > _BAR_S:
+                        self._show(pending)
+                        shown_s = time.monotonic()
+        if pending := pending + decoder.decode(b"", True):
+            self._show(pending)
+
+    def _show(self, line: str) -> None:
+        assert self._on_line is not None
+        line = _last_state(line)
+        for begin in range(0, max(1, len(line)), _MAX_LINE):
+            self._on_line(line[begin : begin + _MAX_LINE])
 
     def _wait(self) -> None:
         code = self._popen.wait()
@@ -98,7 +123,7 @@ class WorkerProcess:
         assert stdin is not None
         with self._lock, contextlib.suppress(OSError):
             if not stdin.closed:
-                stdin.write(line)
+                stdin.write(line.encode())
                 stdin.flush()
 
     @property
@@ -119,6 +144,48 @@ class WorkerProcess:
         """Returns whether the process has ended and `on_exit` has returned within the time."""
         self._waiter.join(timeout_s)
         return not self._waiter.is_alive()
+
+
+def _last_state(line: str) -> str:
+    """Returns what a terminal shows of a line in the end: carriage returns begin it anew."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+class OomKills:
+    """What the kernel says of processes here that it has ended for want of memory. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = _oom_kills()
+
+    def why(self, code: int) -> str:
+        """Returns why a process ended with that code if the kernel has ended one more, else ""."""
+        with self._lock:
+            if code != -signal.SIGKILL or _oom_kills() <= self._known:
+                return ""
+            self._known += 1
+        return "the kernel's OOM killer has ended a process: memory ran out"
+
+
+def _oom_kills() -> int:
+    """Returns how many processes of our cgroup, or else of the machine, the OOM killer has ended.
+
+    Sources: memory.events in Linux's cgroup-v2.rst, memory.oom_control in cgroup-v1/memory.rst,
+    /proc/vmstat in proc(5).
+    """
+    files = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files.append(f"/sys/fs/cgroup{path}/memory.events")
+            elif "memory" in controllers.split(","):
+                files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    for file in (*files, "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE):
+                return int(found[1])
+    return 0
 
 
 def _to_stderr(line: str) -> None:

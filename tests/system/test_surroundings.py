@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options, verify
+from tests.support.cgroups import limit_file, memory_cgroup
 from tests.support.paths import program
 
 TRAINER = str(program("surroundings_trainer"))
@@ -88,3 +89,27 @@ def test_a_relative_path_in_a_deleted_folder(
         FileNotFoundError, match=r"the current folder was deleted, .*give an absolute one: 'runs/a'"
     ):
         CheckpointManager("runs/a")
+
+
+def test_the_oom_killer_is_named(tmp_path: Path) -> None:
+    """A process that takes more than its cgroup has is ended by the kernel: the reason says so."""
+    program = tmp_path / "takes.py"
+    program.write_text(
+        "import os\nif os.environ['HOLDFAST_PROCESS_ID'] == '1':\n    b'1' * (1 << 30)\n"
+    )
+    with memory_cgroup("holdfast-oom") as folder:
+        limit_file(folder).write_text(str(400 << 20))
+        swap = folder / "memory.swap.max"
+        if swap.exists():
+            swap.write_text("0")
+        ended = subprocess.run(
+            ["/bin/bash", "-c", f'echo $$ > {folder}/cgroup.procs; exec "$@"', "bash"]
+            + [HOLDFAST, "run", "-n", "2", "--", sys.executable, "-S", str(program)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert ended.returncode == 137
+    why = "process 1 of 2 was ended by signal 9 in attempt 1: the kernel's OOM killer has ended"
+    assert why in ended.stderr, ended.stderr
