@@ -4,12 +4,13 @@ detects.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax._src import clusters
@@ -163,14 +164,38 @@ def _detected_by_jax(
 ) -> tuple[dict[str, Any], Sequence[int] | None]:
     """Returns what was given with what jax detects besides, and the devices."""
     detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
-    *values, devices = detect(
-        *(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s)
-    )
+    with _jobs_of_kubernetes_alone():
+        *values, devices = detect(
+            *(given.get(field) for field in GIVEN), devices, None, math.ceil(timeout_s)
+        )
     known = {field: value for field, value in zip(GIVEN, values, strict=True) if value is not None}
     if "coordinator" not in given and "coordinator" in known:
         nodes = os.environ.get("SLURM_STEP_NODELIST", "")
         known["coordinator"] = _with_first_node(known["coordinator"], nodes)
     return known, devices
+
+
+@contextlib.contextmanager
+def _jobs_of_kubernetes_alone() -> Iterator[None]:
+    """Hides Kubernetes from jax in a pod of no Indexed Job, such as a notebook's: it asks there for
+    the pod's Job, and fails. Raises ValueError where it fails in one that has an index.
+    """
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    indexed = "JOB_COMPLETION_INDEX" in os.environ
+    if host is not None and not indexed:
+        del os.environ["KUBERNETES_SERVICE_HOST"]
+    try:
+        yield
+    except Exception as error:
+        if host is None:
+            raise
+        raise ValueError(
+            f"jax cannot ask Kubernetes who this process is: {type(error).__name__}: {error}; give"
+            " coordinator_address, num_processes and process_id, or start with `holdfast task`"
+        ) from error
+    finally:
+        if host is not None:
+            os.environ["KUBERNETES_SERVICE_HOST"] = host
 
 
 def _with_first_node(address: str, nodes: str) -> str:

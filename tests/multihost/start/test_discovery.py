@@ -39,6 +39,29 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.filterwarnings("ignore:.*Kubernetes environment detected")
+def test_a_pod_that_is_no_indexed_job_is_alone(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A notebook's, a Deployment's: jax asks the cluster for its Job, and fails. One with an index
+    is told what to give.
+    """
+    environment.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    # As the real package does where no service account is mounted.
+    (tmp_path / "kubernetes.py").write_text(
+        "class config:\n"
+        "    @staticmethod\n"
+        "    def load_incluster_config():\n"
+        "        raise LookupError('Service token file does not exist.')\n"
+    )
+    environment.syspath_prepend(tmp_path)
+    assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
+    environment.setenv("JOB_COMPLETION_INDEX", "0")
+    with pytest.raises(ValueError, match=r"LookupError: Service token file .*`holdfast task`"):
+        discover_process(None, {}, None, 1.0)
+    assert os.environ["KUBERNETES_SERVICE_HOST"] == "127.0.0.1"
+
+
 def test_a_spec_allows_no_other_argument() -> None:
     """Whoever gives a whole spec speaks as a launcher; a part beside it is a mistake."""
     assert discover_process(SPEC, {}, [0], 1.0) == DiscoveredProcess(SPEC, True, [0])
