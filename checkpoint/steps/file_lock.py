@@ -105,15 +105,20 @@ def hold_lock_in(folder: Path) -> FileLock:
     with another for LOCK_WAIT_S.
     """
     deadline = time.monotonic() + LOCK_WAIT_S
+    taken = OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+    failure = taken
     while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             _make(folder)
             lock = FileLock(folder / LOCK_NAME)
             if lock.try_hold():
                 return lock
             lock.close()
+            failure = taken
+        except FileNotFoundError as error:  # or where no folder can be made, as in /proc
+            failure = error
         time.sleep(_POLL_S)  # a sweep that has the lock needs a moment for its removal
-    raise OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+    raise failure
 
 
 def _make(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
 from holdfast.checkpoint.layouts.orbax.write import _remove_dead
+from holdfast.checkpoint.steps import file_lock
 from holdfast.checkpoint.steps.file_lock import LOCK_NAME, hold_lock_in, locks_are_local
 
 MOUNTS = """\
@@ -55,6 +57,14 @@ def test_a_lock_that_a_sweep_has_is_waited_for(tmp_path: Path) -> None:
         swept.close()
         with contextlib.closing(held.result(timeout=20)) as lock:
             assert lock.is_at(folder / LOCK_NAME)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc")
+def test_where_no_folder_can_be_made_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that others had the lock: the kernel's folders answer that the new one is not there."""
+    monkeypatch.setattr(file_lock, "LOCK_WAIT_S", 0.1)
+    with pytest.raises(FileNotFoundError, match="/proc/root-of-mine"):
+        hold_lock_in(Path("/proc/root-of-mine/new"))
 
 
 def test_writers_begin_while_sweeps_run(tmp_path: Path) -> None:
