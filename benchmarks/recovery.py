@@ -1,13 +1,13 @@
 """Measures what a death costs: from the SIGKILL of a process to the first new step, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
-        [--kills 5] [--state-gb 0] [--step-s 0.1] [--save-every 150] [--local-every 5] [--after 5]
-        [--memory /dev/shm] [--write] [-- OPTIONS]
+        [--kills 5] [--between 2 10] [--state-gb 0] [--save-every 50] [--local-every 5] [--seed 0]
+        [--memory /dev/shm] [--json FILE] [--write] [-- OPTIONS]
 
-The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A step takes
-at least --step-s. In each attempt one process kills itself --after steps behind a durable save,
-which it has waited for: the last process in the first, then 0, 1 and so on. The launchers take
-turns, --rounds times --kills kills each:
+The trainer is that of examples/train_digits.py, its state made larger by --state-gb. It waits for
+nothing: its steps run ahead of the devices. This process kills one of its processes from outside,
+any of them, --between so many seconds after the job has got beyond the step of the kill before. The
+launchers take turns, --rounds times --kills kills each:
 
     run          `holdfast run` with the OPTIONS
     local        the same with a local tier: each process is a host of its own, with a folder in
@@ -30,7 +30,7 @@ so far:
     joined      initialize() has returned
     restored    the state is there
     compiled    the first step is done
-    redone      the steps since the save are done again
+    redone      the steps are done again that had been done since the save
     new         the first step is done that had not been done before
 
 --write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the
@@ -45,14 +45,18 @@ import functools
 import itertools
 import json
 import os
+import random
 import re
 import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
 LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local tier"}
 LAUNCHERS |= {"ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
+_LOOK_S = 0.005
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
@@ -77,19 +82,6 @@ def mark(pipe: Path, name: str, attempt: int, **more: Any) -> None:
         file.write(line + "\n")
 
 
-def kill_step(attempt: int, arguments: argparse.Namespace) -> int:
-    """Returns the step after which a process of `attempt` dies.
-
-    The one before the first attempt is 0.
-    """
-    return attempt * arguments.save_every + arguments.after if attempt else 0
-
-
-def victim(attempt: int, processes: int) -> int:
-    """Returns the process that dies in an attempt: in turn, process 0 in the second."""
-    return (attempt - 2) % processes
-
-
 class Holdfast:
     """holdfast's processes and its manager, with a local tier where there is a folder for it."""
 
@@ -98,7 +90,6 @@ class Holdfast:
         memory: Path | None = None,
         local_every: int = 0,
         *,
-        lost: int | None = None,
         joined: bool = False,
     ) -> None:
         from holdfast import checkpoint, multihost
@@ -107,7 +98,6 @@ class Holdfast:
         self._multihost = multihost
         self._memory = memory
         self._local_every = local_every
-        self._lost = lost
         self._joined = joined
 
     def join(self) -> None:
@@ -121,7 +111,6 @@ class Holdfast:
             folder, save_policy=policy, keep_policy=keep, local=self._local()
         )
         self.latest_step = self._manager.latest_step
-        self.wait = self._manager.wait_until_finished
         self.save = self._manager.save
 
     def _local(self) -> Any:
@@ -129,8 +118,6 @@ class Holdfast:
             return None
         rank = self._multihost.default_group().index
         host = f"host{rank}"
-        if rank == self._lost:
-            shutil.rmtree(self._memory / host)
         policy = self._checkpoint.EveryNSteps(self._local_every)
         return self._checkpoint.Local(self._memory / host, save_policy=policy, failure_domain=host)
 
@@ -139,8 +126,6 @@ class Holdfast:
 
     def close(self) -> None:
         self._manager.close()
-        if not self._joined:
-            self._multihost.shutdown()
 
 
 class Orbax:
@@ -160,7 +145,6 @@ class Orbax:
         )
         self._manager = self._ocp.CheckpointManager(folder, options=options)
         self.latest_step = self._manager.latest_step
-        self.wait = self._manager.wait_until_finished
 
     def save(self, step: int, state: Any) -> None:
         self._manager.save(step, args=self._ocp.args.StandardSave(state))
@@ -175,9 +159,8 @@ class Orbax:
 def train(
     arguments: argparse.Namespace, attempt: int, system: Callable[[], Any], **started: Any
 ) -> None:
-    """Trains as a process of the job, up to its attempt's kill.
-
-    The attempt after the last one ends with its first new step.
+    """Trains as a process of the job, until it is ended. Marks each step when its devices have
+    done it, and waits for none.
     """
     sys.path.insert(0, str(EXAMPLES))
     import jax
@@ -187,7 +170,8 @@ def train(
     manager = system()
     mark(arguments.pipe, "started", attempt, **started)
     manager.join()
-    mark(arguments.pipe, "joined", attempt)
+    who = jax.process_index()
+    mark(arguments.pipe, "joined", attempt, process=who)
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     images, labels = digits.dataset()
@@ -200,8 +184,6 @@ def train(
     shapes = digits.state_shapes(), ballast_shape
     shardings = jax.tree.map(lambda leaf: digits.sharding_of(mesh, leaf), shapes)
     step_fn = jax.jit(digits.train_step, donate_argnums=0)
-    dies_at = kill_step(attempt, arguments)
-    redo_to = kill_step(attempt - 1, arguments)
     manager.open(str(arguments.directory), arguments.save_every)
     last = manager.latest_step() or 0
     restore_s = 0.0
@@ -216,28 +198,44 @@ def train(
     else:
         state, ballast = jax.jit(fresh_state, out_shardings=shardings)()
     jax.block_until_ready((state, ballast))
-    who = jax.process_index()
     mark(arguments.pipe, "restored", attempt, step=last, process=who, restore_s=restore_s)
-    parts = {"compiled": last + 1, "redone": max(last + 1, redo_to), "new": redo_to + 1}
-    end = redo_to + 1 if attempt > arguments.kills else dies_at
-    if arguments.stays and attempt <= arguments.kills:
-        end += 1  # in which the others notice the death
-    for step, x, y in digits.batches(mesh, images, labels, range(last + 1, end + 1)):
-        began = time.monotonic()
-        state, loss = step_fn(state, x, y)
-        jax.block_until_ready(loss)
-        for part in [part for part, at in parts.items() if at == step]:
-            mark(arguments.pipe, part, attempt, step=step)
-        dies = step == dies_at and who == victim(attempt, jax.process_count())
-        if dies:
-            manager.wait()
-        manager.save(step, {"state": state, "ballast": ballast})
-        if dies:
-            mark(arguments.pipe, "killed", attempt, step=step, process=who)
-            os.kill(os.getpid(), 9)
-        time.sleep(max(0.0, began + arguments.step_s - time.monotonic()))
-    manager.wait()
-    manager.close()
+    done = Marks(arguments.pipe, attempt, who)
+    with contextlib.closing(done), contextlib.closing(manager):
+        for step, x, y in digits.batches(mesh, images, labels, itertools.count(last + 1)):
+            state, loss = step_fn(state, x, y)
+            done.follow(step, loss)
+            manager.save(step, {"state": state, "ballast": ballast})
+
+
+class Marks:
+    """Marks each step when its devices have done it. A thread looks: the loop itself may be in a
+    save meanwhile. It waits for no array, and ends with the loop.
+    """
+
+    def __init__(self, pipe: Path, attempt: int, process: int) -> None:
+        self._pipe = pipe
+        self._attempt = attempt
+        self._process = process
+        self._ahead: deque[tuple[int, Any]] = deque()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def follow(self, step: int, loss: Any) -> None:
+        """Has the step marked when its loss is there."""
+        self._ahead.append((step, loss))
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            while self._ahead and self._ahead[0][1].is_ready():
+                step, _ = self._ahead.popleft()
+                mark(self._pipe, "step", self._attempt, step=step, process=self._process)
+
+    def close(self) -> None:
+        """Marks no more."""
+        self._closed.set()
+        self._thread.join()
+        self._ahead.clear()
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
@@ -284,24 +282,42 @@ def drive_jax_trainer(arguments: argparse.Namespace) -> None:
 
 
 class Watch:
-    """Reads the launcher's output and the processes' marks, and sees processes end.
+    """Reads the launcher's output and the processes' marks, sees processes end, and kills them.
 
     `marks` is all that came of it.
     """
 
-    def __init__(self, launcher: subprocess.Popen[bytes], pipe: Path) -> None:
+    def __init__(
+        self, launcher: subprocess.Popen[bytes], pipe: Path, arguments: argparse.Namespace
+    ) -> None:
         assert launcher.stdout is not None
+        self._launcher = launcher
+        self._arguments = arguments
+        self._drawn = random.Random(arguments.seed)
         self._output = launcher.stdout.fileno()
         self._pids = dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
         self._rests = {self._output: b"", self._pipe: b""}
+        self._joined: dict[int, int] = {}  # the process id of each process
+        self._done: dict[int, int] = {}  # its last step
+        self._best = 0  # the last step that any had done before the latest kill
+        self._kills = 0
+        self._kill_at: float | None = None  # None: the job has not got beyond `_best`
         self.marks: list[dict[str, Any]] = []
         self.lines: list[str] = []
 
-    def run(self) -> None:
-        """Returns when the launcher has closed its output."""
+    def run(self, on_kill: Callable[[int], None]) -> None:
+        """Returns when all kills are done and the launcher has closed its output.
+
+        `on_kill` gets who was killed.
+        """
         while True:
-            ready, _, _ = select.select([*self._rests, *self._pids], [], [])
+            wait_s = None if self._kill_at is None else self._kill_at - time.monotonic()
+            ready, _, _ = select.select(
+                [*self._rests, *self._pids], [], [], None if wait_s is None else max(0.0, wait_s)
+            )
+            if wait_s is not None and wait_s <= 0:
+                on_kill(self._kill())
             for fd in ready:
                 if fd in self._pids:
                     pid, attempt = self._pids.pop(fd)
@@ -318,6 +334,17 @@ class Watch:
                 for line in lines:
                     self._read(fd, line.decode(errors="replace"))
 
+    def _kill(self) -> int:
+        who = self._drawn.choice(sorted(self._joined))
+        self._best = max(self._done.values())
+        self._done.clear()
+        self._kill_at = None
+        self._kills += 1
+        os.kill(self._joined[who], signal.SIGKILL)
+        attempt = max(each["attempt"] for each in self.marks)
+        self._note("killed", attempt, self._joined[who], step=self._best, process=who)
+        return who
+
     def _read(self, fd: int, line: str) -> None:
         if fd == self._output:
             self.lines.append(line)
@@ -331,15 +358,31 @@ class Watch:
         if value["name"] == "started":
             with contextlib.suppress(ProcessLookupError):
                 self._pids[os.pidfd_open(value["pid"])] = value["pid"], value["attempt"]
+        if value["name"] == "joined":
+            self._joined[value["process"]] = value["pid"]
+        if value["name"] == "step" and value["attempt"] <= self._killed():
+            self._best = max(self._best, value["step"])  # done before its process knew
+        elif value["name"] == "step":
+            self._take_step(value["process"], value["step"])
+
+    def _take_step(self, process: int, step: int) -> None:
+        self._done[process] = step
+        everybody = len(self._done) == self._arguments.processes
+        if self._kill_at is not None or not everybody or min(self._done.values()) <= self._best:
+            return
+        if self._kills == self._arguments.kills:
+            self._launcher.terminate()
+        else:
+            self._kill_at = time.monotonic() + self._drawn.uniform(*self._arguments.between)
 
     def _killed(self) -> int:
         """Returns the attempt in which a process was killed last."""
         killed = [each["attempt"] for each in self.marks if each["name"] == "killed"]
         return killed[-1] if killed else 0
 
-    def _note(self, name: str, attempt: int, pid: int) -> None:
+    def _note(self, name: str, attempt: int, pid: int, **more: Any) -> None:
         self.marks.append(
-            {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": pid}
+            {"name": name, "attempt": attempt, "time_s": time.monotonic(), "pid": pid} | more
         )
 
 
@@ -349,31 +392,59 @@ def recoveries(
     """Yields for each kill the seconds from it to the end of each part.
 
     `steps` are those that were done again, `restore_s` what the manager's restore took, `killed_s`
-    when the kill was, since the job was started.
+    when the kill was, since the job was started, `process` who was killed.
     """
-    for killed in (each for each in marks if each["name"] == "killed"):
-        attempt = killed["attempt"]
-        times: dict[str, float] = {}
-        for name in PARTS:
-            of = attempt if name in ("known", "ended") else attempt + 1
-            seen = [
-                each["time_s"] for each in marks if each["name"] == name and each["attempt"] == of
-            ]
-            if not seen:
-                raise SystemExit(f"no mark {name!r} of attempt {of}")
-            # Those that stay end later, with another death.
-            first = name == "known" or (name == "ended" and stays)
-            times[name] = (min(seen) if first else max(seen)) - killed["time_s"]
-        restored = [
-            each for each in marks if each["name"] == "restored" and each["attempt"] == attempt + 1
+    kills = [each for each in marks if each["name"] == "killed"]
+    for killed in kills:
+        later = [each for each in marks if each["time_s"] > killed["time_s"]]
+        before = [each for each in marks if each["attempt"] <= killed["attempt"]]
+        best = max(each["step"] for each in before if each["name"] == "step")
+        new = _first_steps(
+            [each for each in later if each["attempt"] > killed["attempt"]], best + 1
+        )
+        # The one between was ended by another death, such as one of gloo's own.
+        attempt = new[0]["attempt"]
+        of = [each for each in later if each["attempt"] == attempt]
+        restored = [each for each in of if each["name"] == "restored"]
+        ended = [
+            each
+            for each in later
+            if each["name"] == "ended" and each["attempt"] == killed["attempt"]
         ]
-        times["steps"] = killed["step"] - restored[0]["step"]
+        parts = {
+            "known": [each for each in later if each["name"] == "known"][:1],
+            # Those that stay end later, with another death.
+            "ended": ended[:1] if stays else ended,
+            "started": [each for each in of if each["name"] == "started"],
+            "joined": [each for each in of if each["name"] == "joined"],
+            "restored": restored,
+            "compiled": _first_steps(of, 0),
+            "redone": _first_steps(of, best),
+            "new": new,
+        }
+        if missing := [name for name, seen in parts.items() if not seen]:
+            raise SystemExit(f"no mark {missing[0]!r} of attempt {attempt}")
+        times: dict[str, float] = {
+            name: max(each["time_s"] for each in seen) - killed["time_s"]
+            for name, seen in parts.items()
+        }
+        times["steps"] = best - restored[0]["step"]
         times["restore_s"] = max(each["restore_s"] for each in restored)
         times["replaced_restore_s"] = max(
             each["restore_s"] for each in restored if each["process"] == killed["process"]
         )
         times["killed_s"] = killed["time_s"] - began_s
+        times["process"] = killed["process"]
         yield times
+
+
+def _first_steps(marks: list[dict[str, Any]], earliest: int) -> list[dict[str, Any]]:
+    """Returns of each process the mark of the first step that is not before `earliest`."""
+    found: dict[int, dict[str, Any]] = {}
+    for each in marks:
+        if each["name"] == "step" and each["step"] >= earliest:
+            found.setdefault(each["process"], each)
+    return list(found.values())
 
 
 @contextlib.contextmanager
@@ -391,7 +462,7 @@ def ray_cluster(num_cpus: int) -> Iterator[str]:
 def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, float]]:
     """Runs the job under one launcher and returns its recoveries."""
     holdfast = [str(Path(sys.executable).parent / "holdfast"), "run"]
-    holdfast += ["-n", str(arguments.processes), "--max-restarts", str(arguments.kills)]
+    holdfast += ["-n", str(arguments.processes), "--max-restarts", str(2 * arguments.kills)]
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=arguments.memory) as memory,
@@ -407,22 +478,14 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
             "--pipe",
             str(pipe),
         ]
-        for name in (
-            "kills",
-            "state_gb",
-            "step_s",
-            "save_every",
-            "local_every",
-            "after",
-            "processes",
-        ):
+        for name in ("kills", "state_gb", "save_every", "local_every", "processes"):
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
         if launcher.startswith("stay"):
             worker.append("--stays")
         if "local" in launcher:
-            worker += ["--memory", memory, "--tier", "lost" if launcher == "local-host" else "kept"]
+            worker += ["--memory", memory, "--tier"]
         if "ray" not in launcher and launcher != "jax-trainer":
             command = [
                 *holdfast,
@@ -444,15 +507,21 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
-        watch = Watch(process, pipe)
+        watch = Watch(process, pipe, arguments)
+
+        def on_kill(who: int) -> None:
+            if launcher == "local-host":
+                shutil.rmtree(Path(memory) / f"host{who}")
+
         try:
-            watch.run()
+            watch.run(on_kill)
         finally:
             process.terminate()
-        if code := process.wait():
-            raise SystemExit("\n".join([*watch.lines, f"{' '.join(command)} ended with {code}"]))
+        process.wait()
+        if len([each for each in watch.marks if each["name"] == "killed"]) < arguments.kills:
+            raise SystemExit("\n".join([*watch.lines, f"{' '.join(command)} ended too early"]))
         print(
-            *(line for line in watch.lines if "cold" in line or "standby" in line),
+            *(line for line in watch.lines if re.search("cold|standby|cannot stay", line)),
             sep="\n",
             file=sys.stderr,
         )
@@ -490,10 +559,10 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
         lines.append(f"\n{LAUNCHERS[name]}: {text}, median {statistics.median(totals):.1f}")
         restores = ", ".join(f"{each['restore_s']:.2f}" for each in found)
         replaced = ", ".join(f"{each['replaced_restore_s']:.2f}" for each in found)
-        killed = ", ".join(f"{each['killed_s']:.1f}" for each in found)
+        killed = ", ".join(f"{each['process']:g} at {each['killed_s']:.0f}" for each in found)
         lines.append(
-            f"the manager's restore {restores} s, in the replaced process {replaced}; killed"
-            f" {killed} s after the start"
+            f"the manager's restore {restores} s, in the replaced process {replaced}; killed after"
+            f" so many seconds: process {killed}"
         )
     return "\n".join(lines)
 
@@ -516,13 +585,8 @@ def bars(results: dict[str, list[dict[str, float]]]) -> str:
 def work(arguments: argparse.Namespace) -> None:
     """Trains as a process of `holdfast run`, in the attempt that it is in now."""
     attempt = int(os.environ["HOLDFAST_ATTEMPT"])
-    lost = None
-    if arguments.tier == "lost" and attempt > 1:
-        lost = victim(attempt - 1, arguments.processes)
-    memory = None if arguments.tier == "none" else arguments.memory
-    system = functools.partial(
-        Holdfast, memory, arguments.local_every, lost=lost, joined=arguments.stays
-    )
+    memory = arguments.memory if arguments.tier else None
+    system = functools.partial(Holdfast, memory, arguments.local_every, joined=arguments.stays)
     train(arguments, attempt, system, warm="_holdfast_standby" in sys.modules)
 
 
@@ -536,10 +600,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--state-gb", type=float, default=0.0)
-    parser.add_argument("--step-s", type=float, default=0.1)
-    parser.add_argument("--save-every", type=int, default=150)
+    parser.add_argument(
+        "--between", type=float, nargs=2, default=(2.0, 10.0), metavar=("LEAST", "MOST")
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--local-every", type=int, default=5)
-    parser.add_argument("--after", type=int, default=5)
     parser.add_argument(
         "--memory", type=Path, default=Path("/dev/shm"), help="where hosts have their folders"
     )
@@ -548,9 +614,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stays", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--tier", choices=["none", "kept", "lost"], default="none", help=argparse.SUPPRESS
-    )
+    parser.add_argument("--tier", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
     arguments = parser.parse_args()
     if arguments.role == "worker" and arguments.stays:
