@@ -403,16 +403,18 @@ class EndAttemptRequest(_message.Message):
     def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class NextAttempt(_message.Message):
-    __slots__ = ("attempt", "coordinator", "staying", "why")
+    __slots__ = ("attempt", "coordinator", "staying", "why", "saving")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     STAYING_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    SAVING_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     coordinator: str
     staying: _containers.RepeatedScalarFieldContainer[int]
     why: str
-    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ...) -> None: ...
+    saving: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EndAttemptResponse(_message.Message):
     __slots__ = ()

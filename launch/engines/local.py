@@ -50,6 +50,7 @@ from .base import BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
+_REDO_S = 2.0  # in which an attempt that processes have joined again makes lost steps once more
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
 _MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
 _NOT_STARTED = 127  # the exit code of a process that could not be started
@@ -136,7 +137,9 @@ class LocalEngine(BaseEngine):
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
-        self._warmed = False  # what waits for the next attempt was started
+        self._warmed = False  # what waits for the next attempt was started, or is about to be
+        self._warm_at: float | None = None  # when it is to be
+        self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
         self._attempt = 0
         self._num_processes = 0  # of the attempt
@@ -218,6 +221,7 @@ class LocalEngine(BaseEngine):
         self._attempt = attempt
         self._num_processes = num_processes
         self._warmed = False
+        self._warm_at = None
         self._launched_s = time.monotonic()
         if self._standbys is not None:
             self._standbys.hold()
@@ -235,6 +239,7 @@ class LocalEngine(BaseEngine):
             attempt=action.attempt,
             coordinator=self._coordinator.address,
             staying=sorted(action.staying),
+            saving=sorted(action.saving),
             why=f"attempt {action.attempt - 1} is over: {action.why}",
         )
         # One that is on its way to an attempt between finds out there.
@@ -366,11 +371,18 @@ class LocalEngine(BaseEngine):
             self._close_older()
         if not self._warmed and _has_step(seen):
             self._warmed = True
-            self._get_ready(seen)
+            self._can_stay = any(
+                isinstance(event, Progressed) and event.restartable for event in seen
+            )
+            # The cores are for the steps that are made once more: a death so early costs a start.
+            self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
+            self._get_ready()
         return seen
 
     def _warm_next(self) -> bool:
         """Starts the next standbys; returns whether there may be more to start soon."""
+        if self._get_ready():
+            return True
         if self._standbys is None:
             return False
         # An attempt that begins needs the cores. One that takes long waits for a process, which
@@ -378,13 +390,18 @@ class LocalEngine(BaseEngine):
         begins = not self._warmed and time.monotonic() - self._launched_s < _BEGINS_S
         return begins or self._standbys.warm_next()
 
-    def _get_ready(self, seen: Sequence[Event]) -> None:
-        """Starts the standbys, and a coordinator where the next attempt may begin at once."""
-        can_stay = any(isinstance(event, Progressed) and event.restartable for event in seen)
+    def _get_ready(self) -> bool:
+        """Starts the standbys, and a coordinator where the next attempt may begin at once; returns
+        whether that is still to come.
+        """
+        if self._warm_at is None or time.monotonic() < self._warm_at:
+            return self._warm_at is not None
+        self._warm_at = None
         if self._standbys is not None:
-            self._standbys.warm(self._environments, in_turn=can_stay)
-        if can_stay and self._policy.max_failures:
+            self._standbys.warm(self._environments, in_turn=self._can_stay)
+        if self._can_stay and self._policy.max_failures:
             self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
+        return False
 
     def _of_this_attempt(self, event: Event) -> Event:
         """Returns the event; the end of one that was to outlive its attempt is of this attempt."""

@@ -46,6 +46,7 @@ from .job import (
     HANG,
     NO_SAVE,
     PREEMPTED,
+    STUCK,
     Action,
     Capacity,
     CoordinatorEnded,
@@ -482,7 +483,7 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
         wake_at=wake_at,
     )
     attempt = following.attempt
-    rejoin = Rejoin(attempt, len(everybody), staying, str(error))
+    rejoin = Rejoin(attempt, len(everybody), staying, str(error), saving)
     lost = Replace(attempt, following.replaced)
     stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
     reason = f"{error}; {stay}, {_list(lost.processes)} new"
@@ -490,13 +491,18 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
 
 
 def _on_exit_while_rejoining(job: Job, event: Exited, now: float) -> Decision:
-    if event.code != DONE or event.process not in job.rejoining:
+    if event.code not in (DONE, STUCK) or event.process not in job.rejoining:
         return _on_exit_while_running(job, event, now)
-    # It was done when the attempt before ended. The others need it to come to their own end.
+    # Of attempt `job.attempt - 1`, in which it was done: the others need it to come to their own
+    # end. Or it could not leave that.
+    how = "was done in" if event.code == DONE else "could not leave"
     who = frozenset({event.process})
     job = replace(job, rejoining=job.rejoining - who, replaced=job.replaced | who)
-    reason = f"process {event.process} was done in attempt {job.attempt - 1}, and is started again"
-    return _decision(job, reason, Replace(job.attempt, who))
+    reason = f"process {event.process} {how} attempt {job.attempt - 1}, and is started again"
+    lost = Replace(job.attempt, who)
+    if not job.rejoining:
+        job = replace(job, state=State.RUNNING, wake_at=None)
+    return _decision(job, reason, lost)
 
 
 def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:

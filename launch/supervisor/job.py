@@ -16,6 +16,7 @@ from holdfast.multihost.group.group import SaveStage
 DONE = 0
 PREEMPTED = 75
 DO_NOT_RESTART = 93
+STUCK = 94  # it was to outlive an attempt, and sits in a call that does not return
 HANG = 124
 INTERRUPTED = 130  # of the launcher itself, after Ctrl-C
 
@@ -365,6 +366,7 @@ class Rejoin:
     num_processes: int
     staying: frozenset[int]
     why: str  # the attempt before is over
+    saving: frozenset[int] = frozenset()  # of those that stay: whose save can still be committed
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,10 @@ class Standbys:
         fitting = [other for other, each in self._waiting.items() if each.fits(env)]
         if not fitting:
             return process if process in self._waiting else None
-        return min(fitting, key=lambda other: (self._waiting[other].imports, other != process))
+        ready = [other for other in fitting if not self._waiting[other].imports]
+        if process in ready:
+            return process
+        return (ready or fitting)[0]  # the first has begun first
 
     def close(self) -> None:
         """Ends all that wait."""

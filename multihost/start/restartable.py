@@ -37,6 +37,7 @@ from ..liveness.health import health
 from ..parent import spec_of_launcher
 from ..preemption.preemption import Preemption
 from ..spec import ProcessSpec
+from .departure import Departure
 from .start import Membership, initialize, shutdown
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,9 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     When it returns, the process leaves the job, and this returns what it returned.
 
     The launcher decides: `holdfast run` replaces the process that died, and this one is in the next
-    attempt without a start of its own. Where it does not come within `rejoin_timeout_s` it is
-    replaced too; where a process did not call `run_restartable`, all are started again. Under other
+    attempt without a start of its own. One that sits in a call for a second, while no save needs
+    it, ends itself and is replaced too; so is one that does not come within `rejoin_timeout_s`.
+    Where a process did not call `run_restartable`, all are started again. Under other
     launchers, and alone, `train` is called once. An error that no other's death can cause is raised
     at once, any other when nobody has died within the heartbeat timeout. Call it from the main
     thread. It calls `gc.freeze()`, also after each attempt.
@@ -93,18 +95,26 @@ def _stay() -> None:
     member = job.get(Membership)
     if member is None:
         return
+    assert job.spec is not None
+    departure = Departure(job.spec, member.client)
+    job.put(departure)
     job.outlive()
     member.client.report(restartable=1)
     threading.Thread(
-        target=_listen, args=(job, member.client), name="holdfast-attempt", daemon=True
+        target=_listen,
+        args=(job, member.client, departure),
+        name="holdfast-attempt",
+        daemon=True,
     ).start()
 
 
-def _listen(job: Job, client: CoordinationClient) -> None:
-    # It ends with the client: the call is then cancelled.
+def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:
+    # It ends with the client: a call is then cancelled.
     with contextlib.suppress(CoordinationError):
         told = client.blocking_key_value_get_bytes(NEXT_KEY, _FOR_EVER_MS)
-        job.note_over(NextAttempt.FromString(told).why)
+        following = NextAttempt.FromString(told)
+        job.note_over(following.why)
+        departure.see_off(following)
 
 
 def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None:
@@ -158,6 +168,9 @@ def _clear_frames(error: BaseException) -> None:
 def _leave() -> None:
     """Leaves the attempt, but for the notices of preemption, which the next one has to know."""
     job = current_job()
+    departure = job.take(Departure)
+    if departure is not None:
+        departure.leave()
     # First of all: others wait at the backend's sockets, in collectives that reach the dead process
     # only by way of this one.
     _drop_backends()

@@ -22,6 +22,7 @@ from holdfast.launch import (
 from holdfast.launch.supervisor.decide import backoff_s, decide
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
+    STUCK,
     Action,
     Capacity,
     CoordinatorEnded,
@@ -737,6 +738,26 @@ def test_one_that_is_late_is_replaced() -> None:
     reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
     saving = restartable().handle(Progressed(1, 6, saves=reported), Exited(1, 2, -9))
     assert saving.job.wake_at == saving.now + 600
+    (rejoin, _) = saving.actions
+    assert isinstance(rejoin, Rejoin)
+    assert rejoin.saving == rejoin.staying  # none of them ends itself
+
+
+def test_one_that_ends_itself_is_replaced_in_the_same_attempt() -> None:
+    """It sat in a call: that is no other death, and takes nothing of a budget. Where it was to
+    outlive nothing its exit code is a failure as any other.
+    """
+    run = restartable().handle(Exited(1, 2, -9), back(2, 0))
+    spent = dict(run.job.budget_used)
+    run.handle(Exited(2, 3, STUCK))
+    assert (run.job.state, run.actions) == (State.REJOINING, [Replace(2, frozenset({3}))])
+    assert run.reason == "process 3 could not leave attempt 1, and is started again"
+    run.handle(Exited(2, 1, STUCK))
+    assert run.actions == [Replace(2, frozenset({1}))]
+    assert (run.job.state, run.job.wake_at) == (State.RUNNING, None)
+    assert run.job.budget_used == spent
+    again = run.handle(Progressed(2, 7, restartable=frozenset({0, 2})), Exited(2, 0, STUCK))
+    assert again.job.attempt == 3
 
 
 def test_a_death_among_those_that_join_opens_another_attempt() -> None:

@@ -94,7 +94,7 @@ def begin() -> Any:
     """Returns the state of step 0, sharded over all devices."""
     devices = np.array(jax.devices())
     sharding = NamedSharding(Mesh(devices, ("x",)), PartitionSpec("x"))
-    shape = (len(devices) * 4,)
+    shape = (len(devices) * (1 << 18 if HABIT == "is large" else 4),)
     weights = jax.make_array_from_callback(shape, sharding, lambda at: np.zeros(shape)[at])
     return {"w": weights, "step": jnp.zeros((), jnp.int32)}
 
@@ -102,7 +102,9 @@ def begin() -> Any:
 @jax.jit
 def advance(state: Any) -> Any:
     """Makes a step that needs every process."""
-    return {"w": state["w"] + jnp.sum(state["w"]) * 1e-3 + 1, "step": state["step"] + 1}
+    weights = state["w"]
+    mixed = weights + jnp.sum(weights) * 1e-3 + jnp.flip(weights) * 1e-3 + 1  # all is sent
+    return {"w": mixed, "step": state["step"] + 1}
 
 
 def indulge(error: Exception) -> None:
@@ -203,8 +205,8 @@ def train() -> float:
         while step < STEPS:
             try:
                 wait_for_data(step)
-                state = jax.block_until_ready(advance(state))
-                step = int(state["step"])
+                state = advance(state)  # which nobody waits for: the devices are behind
+                step += 1
                 take_step(manager, step, state)
             except Exception as error:
                 indulge(error)
