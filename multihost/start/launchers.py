@@ -12,7 +12,7 @@ import contextlib
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _ATTEMPTS_PER_REQUEUE = 10_000
@@ -112,17 +112,18 @@ def _pmi(environment: Mapping[str, str]) -> ClusterEnv | None:
     slurm = _slurm(environment)
     if slurm is not None and (slurm.process_id, slurm.num_processes) == (rank, size):
         return None
-    local_size = next(filter(None, map(environment.get, _PMI_LOCAL_SIZES)), "0")
-    local_rank = next(filter(None, map(environment.get, _PMI_LOCAL_RANKS)), None)
-    job = next(filter(None, map(environment.get, _PMI_JOBS)), "") or _pmi_peer(environment)
+    local_size = _number(environment, _first_set(environment, _PMI_LOCAL_SIZES), 0)
+    job = environment.get(_first_set(environment, _PMI_JOBS), "")
+    if not job and local_size == size:  # each machine has a process manager of its own
+        job = _pmi_peer(environment)
     return ClusterEnv(
         launcher="PMI",
         job_id=_name(f"{ANY_MPI_JOB}-{job}" if job else ANY_MPI_JOB),
         attempt=1,
         process_id=rank,
         num_processes=size,
-        local_rank=None if local_rank is None else int(local_rank),
-        local_size=int(local_size),
+        local_rank=_number_if_any(environment, _first_set(environment, _PMI_LOCAL_RANKS)),
+        local_size=local_size,
     )
 
 
@@ -246,6 +247,10 @@ def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
 
 def _name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)
+
+
+def _first_set(environment: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((key for key in keys if environment.get(key)), "")
 
 
 def _number_if_any(environment: Mapping[str, str], key: str) -> int | None:

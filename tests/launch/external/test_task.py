@@ -279,10 +279,12 @@ def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mpiexec", ["mpiexec.openmpi", "mpiexec.mpich"])
-def test_mpiexec_runs_a_job(tmp_path: Path, mpiexec: str) -> None:
+@pytest.mark.parametrize(
+    ("mpiexec", "machines"), [("mpiexec.openmpi", 1), ("mpiexec.mpich", 1), ("mpiexec.mpich", 2)]
+)
+def test_mpiexec_runs_a_job(tmp_path: Path, mpiexec: str, machines: int) -> None:
     """Three processes of a real mpiexec find each other, at one coordinator that process 0
-    started.
+    started; with a process manager for each of two machines (here: of two names) in a folder.
     """
     if shutil.which(mpiexec) is None:
         pytest.skip(f"{mpiexec} is not installed: scripts/install_system_packages.sh")
@@ -290,6 +292,10 @@ def test_mpiexec_runs_a_job(tmp_path: Path, mpiexec: str) -> None:
     if mpiexec == "mpiexec.openmpi":
         root = ["--allow-run-as-root"] if os.getuid() == 0 else []
         options = [*root, "--oversubscribe"]
+    task = []
+    if machines == 2:
+        options = ["-launcher", "fork", "-hosts", "localhost,127.0.0.1"]
+        task = ["--insecure", "--rendezvous", str(tmp_path / "meeting")]
     command = [
         mpiexec,
         *options,
@@ -297,6 +303,7 @@ def test_mpiexec_runs_a_job(tmp_path: Path, mpiexec: str) -> None:
         "3",
         str(HOLDFAST),
         "task",
+        *task,
         "--",
         sys.executable,
         str(program("mpirun_job")),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
 from holdfast.multihost.start.launchers import ClusterEnv, detect
@@ -99,6 +102,20 @@ def test_the_processes_of_a_node() -> None:
     ) == ("gpu04", (2, 3), 1, 2)
     found = detect(OPENMPI_4 | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     assert found is not None and (found.local_rank, found.local_size, found.on_node) == (1, 3, (1,))
+
+
+def test_a_job_of_mpiexec_is_named_by_its_manager() -> None:
+    """By who holds the other end of PMI_FD, where one manager has started all processes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        said = MPICH | {"PMI_FD": str(ours.fileno())}
+        here = detect(said)
+        elsewhere = detect(said | {"MPI_LOCALNRANKS": "1"})
+        assert here is not None and here.job_id == f"mpi-{os.getpid()}"
+        assert elsewhere is not None and elsewhere.job_id == "mpi"
+        ours.send(b"still open")
+    with pytest.raises(ValueError, match="MPI_LOCALNRANKS='x': expected a whole number"):
+        detect(said | {"MPI_LOCALNRANKS": "x"})
 
 
 def test_a_launcher_that_says_half_is_refused() -> None:
