@@ -247,9 +247,9 @@ def run(**options: Any) -> None:
     The first line on stderr names the coordinator's address; `holdfast status` finds it by
     itself on this machine.
 
-    Ends with 0 when all are done, 75 when preempted (saved; run it again), 93 when a process
-    said that a restart cannot help, 124 when it hangs, 130 after Ctrl-C, else with the code of the
-    process that failed first (128 + the signal's number).
+    Ends with 0 when all are done, 75 when preempted (run it again; the last line says what is
+    saved), 93 when a process said that a restart cannot help, 124 when it hangs, 130 after Ctrl-C,
+    else with the code of the process that failed first (128 + the signal's number).
 
     \b
     holdfast run -n 4 -- python train.py

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,7 @@ class SpawnedServer:
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)  # SIGTERM would wait for its processes
             try:
                 self._process.wait(5)
             except subprocess.TimeoutExpired:

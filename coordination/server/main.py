@@ -225,6 +225,10 @@ def _token(file: Path | None) -> str | None:
 class _StopCondition:
     """Decides when to stop: at a signal, or when the service is over and the calls that ask for its
     end have been answered.
+
+    A SIGTERM may go to all of a job at once, from systemd or a scheduler: it waits for processes
+    that are connected, which need the service for their last save, and for a launcher, which ends
+    the service itself. SIGINT does not wait.
     """
 
     def __init__(self, service: Service, options: Options) -> None:
@@ -242,15 +246,17 @@ class _StopCondition:
 
     def reason(self) -> str | None:
         """Returns why to stop, None while there is no reason."""
-        if self.signal is not None:
+        needed = self._options.end_with_input or self._service.connected
+        if self.signal is not None and (self.signal is signal.SIGINT or not needed):
             return self.signal.name
-        if self._options.end_with_input and _input_has_ended():
-            return "the process that started it is gone"
         linger_s = self._options.linger_s
         startup_timeout_s = self._options.startup_timeout_s
         if os.getppid() != self._parent and linger_s:  # nobody is left who would start processes
             startup_timeout_s = min(linger_s, startup_timeout_s or linger_s)
         reason = self._service.over(linger_s, startup_timeout_s)
+        if self._options.end_with_input:
+            # A launcher that was stopped meanwhile has yet to hear how the processes left.
+            return "the process that started it is gone" if _input_has_ended() else None
         if reason is None:
             self._over_at = None
             return None

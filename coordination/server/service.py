@@ -387,6 +387,11 @@ class Service:
             with contextlib.suppress(Exception):  # one call without an answer, and no coordinator
                 call.answer(self.machine, Completion(call, None, status))
 
+    @property
+    def connected(self) -> int:
+        """How many processes are connected."""
+        return self.machine.task_table.connected_count
+
     def over(self, linger_s: float, startup_timeout_s: float) -> str | None:
         """Returns why the service should end, None while it should not. A time of 0 is never."""
         now = self._clock()

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.coordination.address import own_host
 from holdfast.multihost.start.launchers import slurm_attempt
 
-from ..external.task import MARK
+from ..external.task import MARK, TERMINATE
 from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Exited, Job, Reserve, Reserved, RestartPolicy
@@ -60,9 +60,10 @@ class SlurmEngine(BaseEngine):
         self._host = host
         self._secured = secured
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        # Of `_running` and `_step`: the reader of srun's output writes them.
+        # Of the next three: the reader of srun's output writes them.
         self._lock = threading.Lock()
         self._running: set[int] = set()
+        self._started: set[int] = set()
         self._to_end: set[int] = set()  # of this attempt
         self._step = ""
         self._srun: WorkerProcess | None = None
@@ -87,6 +88,7 @@ class SlurmEngine(BaseEngine):
         self._coordinator = coordinator
         self._open_watch(coordinator.address, attempt, coordinator.credentials)
         self._running = set(range(num_processes))
+        self._started = set()
         self._to_end = set()
         self._step = ""
         secrets = coordinator.secrets.to_env() if coordinator.secrets else {}
@@ -125,6 +127,7 @@ class SlurmEngine(BaseEngine):
         if words[:1] == ["started"] and len(words) == 2:
             with self._lock:
                 self._step = words[1]
+                self._started.add(process)
         elif words[:1] == ["exited"] and len(words) == 2:
             with self._lock:
                 self._running.discard(process)
@@ -143,7 +146,12 @@ class SlurmEngine(BaseEngine):
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         """Signals the step, where no task is to go on: scancel knows no single task."""
-        if processes is None or self._still_running() <= processes:
+        running = self._still_running()
+        if processes is None or running <= processes:
+            with self._lock:
+                hear = running <= self._started
+            if number is signal.SIGTERM and hear:
+                number = TERMINATE
             self._scancel(number.name.removeprefix("SIG"))
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:

@@ -39,6 +39,12 @@ from ..workers.signals import passing_on
 
 MARK = "\x1eholdfast "
 """Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
+TERMINATE = signal.SIGURG
+"""What a task of Slurm's takes for SIGTERM to its command.
+
+Slurm signals a step as a whole: shells and data workers, too, which SIGTERM would end before the
+command has saved. They ignore this one.
+"""
 
 _RENDEZVOUS_S = 300.0
 _POLL_S = 0.05
@@ -87,9 +93,7 @@ def run_task(
         if report:
             print(f"{MARK}exited 1", flush=True)
         raise
-    if report:
-        print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
-    code = _run(command, env, passes_on=detected.launcher != "Slurm")
+    code = _run(command, env, passes_on=detected.launcher != "Slurm", report=report)
     report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)
@@ -261,10 +265,10 @@ def _gathers(published: dict[str, Any]) -> bool:
             return False
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> int:
+def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool, report: bool) -> int:
     """Runs the command to its end, and passes signals on to it.
 
-    A step of Slurm's gets none from here: it is signalled as a whole.
+    A step of Slurm's gets TERMINATE alone from here: it is signalled as a whole.
     """
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
     codes: list[int] = []
@@ -277,9 +281,13 @@ def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool) -> 
         codes.append(code)
         signals.put(None)
 
-    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2):
+    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2, TERMINATE):
+        if report:
+            print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
         process = WorkerProcess(command, env, on_line=None, on_exit=on_exit)
         while (number := signals.get()) is not None:
             if passes_on:
                 process.signal(number)
+            elif number == TERMINATE:
+                process.signal(signal.SIGTERM)
     return codes[0]

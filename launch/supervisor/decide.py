@@ -800,7 +800,19 @@ def _worker_error(job: Job, event: Exited) -> JobError:
 
 
 def _error(job: Job, kind: type[JobError], message: str, **fields: Any) -> JobError:
+    if kind is Preempted and _unsaved(job) not in message:
+        message += _unsaved(job)
     return kind(message, **({"attempt": job.attempt, "knob": _BUDGETS.get(kind, "")} | fields))
+
+
+def _unsaved(job: Job) -> str:
+    """Returns what is added to the word that a job is preempted, where that loses steps."""
+    if job.saved_step >= job.step:
+        return ""
+    saved = "no step was reported as saved"
+    if job.saved_step >= 0:
+        saved = f"the last saved step is {job.saved_step}"
+    return f"; {saved}, the job was at {job.step}"
 
 
 def _source(job: Job) -> str:

@@ -150,7 +150,15 @@ class Signals:
                 self._theirs.send(bytes([_HANDLED + number]))
         previous = self._previous.get(number)
         if callable(previous):
-            previous(number, frame)
+            try:
+                previous(number, frame)
+            except SystemExit:
+                _log.warning(
+                    "the program's own handler of %s ends the process: what is not saved is lost;"
+                    " have it do nothing before the loop has left",
+                    signal.Signals(number).name,
+                )
+                raise
 
     def _arrived(self, number: int) -> None:
         now_s = time.monotonic()

@@ -7,8 +7,12 @@ that loses its parent, in a session of its own or not, becomes a child of this p
 init's. When
 the command has ended, or the process that started this one is gone, whatever is left gets SIGKILL.
 Its input takes lines, `signal NUMBER` for the command and `kill` for all; the end of its input is
-the end of the starter. At last it ends as the command did, with the same exit code or by the same
-signal. It imports nothing of holdfast.
+the end of the starter. Where the command is a shell or the like, and below it a process has joined
+the job, the signal is that process's: a shell would end at once, and take it along. The command
+gets one that asks it to leave once that process has ended. At last this process ends as the
+command did, with the same exit code or by the same signal; but a shell whose program was asked to
+leave, and that ends with 0 or by that signal, says nothing of the program: that is 75. It imports
+nothing of holdfast.
 """
 
 import contextlib
@@ -18,6 +22,7 @@ import os
 import select
 import signal
 import sys
+import time
 import types
 
 _PR_SET_PDEATHSIG = 1
@@ -25,9 +30,14 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 # Sent to a process group or a job step: the command gets its own, by the launcher.
 _NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_ASKS_TO_LEAVE = (signal.SIGTERM, signal.SIGINT)
+_PREEMPTED = 75  # the exit code of a process that has left as it was asked to
 _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
+_END_BY_ITSELF_S = 1.0  # for a shell whose program has ended
+# A file in memory of each process that has joined (coordination/vitals.py).
+_JOINED = "/memfd:holdfast-vitals-"
 
 
 def prctl(option: int, value: int) -> None:
@@ -84,11 +94,26 @@ def descendants() -> list[int]:
     return below
 
 
+def has_joined(pid: int) -> bool:
+    """Returns whether a process has joined a job itself, and not one that it was forked from."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith(_JOINED):
+                    thread = target.rpartition("-")[2].split()[0]
+                    return os.path.exists(f"/proc/{pid}/task/{thread}")
+    return False
+
+
 class Subreaper:
     """The command's process, and how it ended."""
 
     def __init__(self, pid: int, parent: int, woken: int) -> None:
         self._pid = pid
+        self._program: int | None = None  # below the command: a descriptor of the one signalled
+        self._owed = 0  # the signal that the command gets after it
+        self._due_s: float | None = None  # when
         self._parent = parent
         self._woken = woken
         self._input = b""
@@ -115,7 +140,18 @@ class Subreaper:
     def serve(self) -> None:
         """Passes signals on until the command has ended, or all shall end."""
         while self.reap() and self.status is None and not self._over:
-            readable, _, _ = select.select([0, self._woken], [], [])
+            sources = [0, self._woken]
+            if self._program is not None:
+                sources.append(self._program)
+            wait_s = None if self._due_s is None else max(0.0, self._due_s - time.monotonic())
+            readable, _, _ = select.select(sources, [], [], wait_s)
+            if not readable:
+                self._due_s = None
+                self._send(self._owed)
+            if self._program in readable:
+                self._close_program()
+                if self._owed:
+                    self._due_s = time.monotonic() + _END_BY_ITSELF_S
             if self._woken in readable:
                 os.read(self._woken, 4096)
             if 0 in readable:
@@ -129,9 +165,37 @@ class Subreaper:
         if words[:1] == [b"kill"]:
             self._over = True
         elif words[:1] == [b"signal"]:
-            # It is still a child of ours, or a zombie: the number is not another process's.
-            with contextlib.suppress(OSError):
-                os.kill(self._pid, int(words[1]))
+            self._signal(int(words[1]))
+
+    def _signal(self, number: int) -> None:
+        program = next(filter(has_joined, descendants()), self._pid)
+        if program == self._pid:
+            self._send(number)
+            return
+        self._close_program()
+        with contextlib.suppress(OSError):
+            self._program = os.pidfd_open(program)
+            signal.pidfd_send_signal(self._program, number)
+        self._due_s = None
+        if number in _ASKS_TO_LEAVE:
+            self._owed = number
+
+    def _send(self, number: int) -> None:
+        # The command is still a child of ours, or a zombie: its number is not another process's.
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, number)
+
+    @property
+    def ending(self) -> int | None:
+        """The exit status that this process ends with, None where the command's is not known."""
+        if self._owed and self.status in (0, self._owed):
+            return _PREEMPTED << 8
+        return self.status
+
+    def _close_program(self) -> None:
+        if self._program is not None:
+            os.close(self._program)
+            self._program = None
 
     def end_all(self) -> None:
         """Kills until no child is left."""
@@ -175,7 +239,7 @@ def main() -> None:
     os.dup2(null, 2)
     subreaper.serve()
     subreaper.end_all()
-    end_as(subreaper.status)
+    end_as(subreaper.ending)
 
 
 def end_as(status: int | None) -> None:

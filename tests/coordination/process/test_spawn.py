@@ -135,9 +135,22 @@ def test_a_coordinator_does_not_see_trainers_environment(
     assert names["GRPC_EXPERIMENTS"] == "-event_engine_client,-event_engine_listener"
 
 
+def test_sigterm_waits_for_the_processes() -> None:
+    """A group that is signalled as a whole still needs its coordinator to save: it ends by SIGTERM
+    once nobody is connected.
+    """
+    with CoordinationService.spawn(1) as service:
+        with CoordinationClient(service.address, 0) as client:
+            os.kill(service.pid, signal.SIGTERM)
+            for number in range(20):
+                client.key_value_set(f"saved/{number}", "yes")
+            assert service.runs
+        assert service.wait(20) == -signal.SIGTERM
+
+
 def test_a_wait_has_an_end() -> None:
     """`wait` on a coordinator that serves is a TimeoutError with its address; `close` ends it by
-    SIGTERM, and again does nothing.
+    SIGINT, and again does nothing.
     """
     service = CoordinationService.spawn(1)
     with pytest.raises(
@@ -146,4 +159,4 @@ def test_a_wait_has_an_end() -> None:
         service.wait(0.1)
     service.close()
     service.close()
-    assert service.wait(0) == -signal.SIGTERM
+    assert service.wait(0) == -signal.SIGINT

@@ -211,6 +211,61 @@ def test_a_blocked_sigterm_still_stops_a_job() -> None:
         assert launcher.wait(60) == 75 and wait_until_ended([pid])
 
 
+def run_below_a_shell(root: Path, shell: str, *more: str) -> tuple[int, str]:
+    """Runs two trainers below a shell, and stops them at a step after 10; returns exit code and
+    output.
+    """
+    trainer = [sys.executable, program("below_a_shell"), root, *more]
+    command = ["bash", "-c", shell, "-", *trainer]
+    with holdfast_run("-n", 2, "--", *command) as popen:
+        assert popen.stdout is not None
+        said = ""
+        while "step 15" not in said:
+            line = popen.stdout.readline()
+            assert line and "Traceback" not in line, said
+            said += line
+        popen.terminate()
+        out, errors = popen.communicate(timeout=60)
+    return popen.returncode, said + out + errors
+
+
+def test_a_notice_reaches_the_program_below_a_shell(tmp_path: Path) -> None:
+    """A pipe, and a shell that goes on after the program, do not cost the save."""
+    code, output = run_below_a_shell(tmp_path, '"$@" 2>&1 | cat; sleep 600')
+    (step,) = set(re.findall(r"left at (\d+)", output))
+    assert code == 75 and f"step {step}, step {step} saved, " in output
+    assert (tmp_path / step).is_dir() and "the last saved step" not in output
+
+
+def test_a_save_that_is_lost_is_told(tmp_path: Path) -> None:
+    """A handler of SIGTERM that ends the program loses steps: the launcher and the status say which
+    step is saved, and the code is still that of a preemption.
+    """
+    code, output = run_below_a_shell(tmp_path, 'exec "$@"', "exits")
+    assert code == 75
+    assert "the program's own handler of SIGTERM ends the process" in output
+    told = re.search(r"preempted: .*; the last saved step is 10, the job was at 1\d; .*", output)
+    assert told is not None, output
+
+
+def test_a_launcher_that_was_stopped_hears_how_its_job_ended(tmp_path: Path) -> None:
+    """By Ctrl-Z, a debugger or a lid, for longer than its coordinator would linger: the job is
+    done, once, and at the step that its processes reported while nobody looked.
+    """
+    go = tmp_path / "go"
+    ended = [tmp_path / str(process) for process in range(2)]
+    with holdfast_run("-n", 2, "--max-restarts", 2, "--", *joined("end_unseen", go)) as popen:
+        assert popen.stdout is not None and popen.stdout.readline().endswith("ready\n")
+        popen.send_signal(signal.SIGSTOP)
+        go.touch()
+        wait_until(lambda: all(file.exists() for file in ended))
+        time.sleep(3)  # longer than a coordinator waits that ends once all have left
+        popen.send_signal(signal.SIGCONT)
+        _, errors = popen.communicate(timeout=60)
+    assert popen.returncode == 0
+    assert "finished: all 2 processes are done, attempt 1; 1 attempt, step 40, " in errors
+
+
 def test_output_has_a_prefix_and_no_colour() -> None:
     """Lines of stdout and stderr carry their process's number; the exit code is 0 when all are
     done. The launcher says where it begins, and how it ended.

@@ -57,12 +57,13 @@ class Job:
         *options: str,
         engine: str = "",
         steps: int | None = None,
+        script: str = SCRIPT,
     ) -> None:
         self.cluster = cluster
         self.folder = folder
         export = "--export=ALL" + (f",STEPS={steps}" if steps else "")
         self.id = cluster.submit(
-            SCRIPT.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder
+            script.replace("OPTIONS", engine), "-N2", "-n4", "-plow", export, *options, cwd=folder
         )
 
     def output(self) -> str:
@@ -199,6 +200,26 @@ def test_a_preempted_job_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None
         lambda: slurm.job(other).get("JobState") == "COMPLETED", "end of the job that preempts"
     )
     job.assert_resumed_once()
+    assert "preempted: stopped at step" in job.output()
+
+
+def test_a_notice_spares_what_stands_beside_the_program(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Slurm signals whole steps. A notice ends neither the shell around the program nor a worker
+    beside it before the program has saved.
+    """
+    around = """'sleep 600 & worker=$!
+"$@"
+code=$?
+kill -0 $worker && echo "the worker lives after $code"
+exit $code' -"""
+    script = SCRIPT.replace(f"-- {sys.executable}", f"-- bash -c {around} {sys.executable}")
+    job = Job(slurm, tmp_path, script=script)
+    job.wait_for_step(25)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.assert_resumed_once()
+    assert job.output().count("the worker lives after 75") == 4
     assert "preempted: stopped at step" in job.output()
 
 

@@ -89,6 +89,73 @@ def test_it_does_not_start_without_a_parent() -> None:
     assert (done.returncode, done.stdout) == (127, "")
 
 
+SAVES = """
+import os, signal, sys, threading, time
+if sys.argv[1] == "joined":  # as holdfast.multihost marks a process that has joined
+    os.memfd_create(f"holdfast-vitals-0-{threading.get_native_id()}")
+def save(*_):
+    time.sleep(0.2)
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, lambda *_: print("usr1", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(600)
+"""
+SHELLS = {
+    "alone": '"$@"',
+    "pipe": '"$@" 2>&1 | cat',
+    "code": '"$@"; code=$?; echo $code; exit $code',
+    "wrapped twice": 'env A=b bash -c \'"$@"; exit $?\' - "$@"; exit $?',
+    "timeout": 'timeout 600 "$@"; exit $?',
+    "more to do": '"$@"; sleep 600',
+    "again and again": 'while true; do "$@"; done',
+}
+
+
+@contextlib.contextmanager
+def below_a_shell(shell: str, kind: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs a program that saves at SIGTERM below a shell below a subreaper."""
+    program = [sys.executable, "-S", "-c", SAVES, kind]
+    command = shim("subreaper.py", os.getpid(), *["bash", "-c", shell, "-", *program])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as popen:
+        assert popen.stdin is not None and popen.stdout is not None
+        assert popen.stdout.readline() == "ready\n"
+        yield popen
+
+
+def send(popen: subprocess.Popen[str], number: int) -> None:
+    assert popen.stdin is not None
+    popen.stdin.write(f"signal {number}\n")
+    popen.stdin.flush()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("shell", SHELLS.values(), ids=SHELLS)
+def test_a_shell_does_not_hide_a_notice(shell: str) -> None:
+    """The process that has joined gets the signal, wherever it is below the command, and has its
+    time. The command gets it after that, and the exit code says that it was preempted.
+    """
+    with below_a_shell(shell, "joined") as popen:
+        assert popen.stdout is not None
+        send(popen, signal.SIGUSR1)
+        assert popen.stdout.readline() == "usr1\n"
+        send(popen, signal.SIGTERM)
+        assert popen.stdout.readline() == "saved\n"
+        assert popen.wait(30) == PREEMPTED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_shell_gets_the_signal_where_nobody_has_joined() -> None:
+    """Before a process has joined there is nothing to save: the command gets the signal."""
+    with below_a_shell(SHELLS["code"], "not joined") as popen:
+        send(popen, signal.SIGTERM)
+        assert popen.wait(30) == -signal.SIGTERM
+
+
 LEAVES_THREE = """
 import os, subprocess, sys, time
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
