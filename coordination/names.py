@@ -36,9 +36,6 @@ SERVICE_ERROR_TYPE = f"{_TYPES}tensorflow.CoordinationServiceError"
 BARRIER_ERROR_TYPE = f"{_TYPES}tensorflow.BarrierError"
 MISMATCH_TYPE = f"{_TYPES}tensorflow.ServiceMismatchError"
 
-ENDS_WITH = "the process ends with "
-"""Begins what a process reports that ends by an exception: its class and sentence follow."""
-
 
 def on_the_wire(text: str) -> str:
     """Returns text that UTF-8 can hold: what it cannot, of names that are not UTF-8, is escaped."""

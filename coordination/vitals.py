@@ -21,6 +21,9 @@ VITALS_INTERVAL_S = 0.5
 ASLEEP = "  (asleep in C++)"
 """The line after a thread's frames that says that its latest call has not returned from C++."""
 
+ENDS_WITH = "the process ends with "
+"""Begins what a process reports that ends by an exception: its class and sentence follow."""
+
 _PROBE_S = 0.01
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call in which a thread waits for another
 

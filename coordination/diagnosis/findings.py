@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from holdfast.proto import coordination_pb2, session_pb2
 
+from ..vitals import ENDS_WITH
 from .stacks import Frame, Thread, parse
 from .summary import show_rate
 
@@ -174,6 +175,21 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
         is_sentence = why.startswith(f"process {task.task_id}")
         text = why if is_sentence else f"{who([task])} has failed: {why}"
         yield _finding("failed", text, [task])
+
+
+def _raised(evidence: Evidence) -> Iterator[Finding]:
+    """Processes that an exception ends, and that other threads or hooks keep."""
+    for task in evidence.status.tasks:
+        if raised := raised_by(task):
+            yield _finding(
+                "failed", f"{who([task])} has failed, and does not end: {raised}", [task]
+            )
+
+
+def raised_by(task: session_pb2.TaskStatus) -> str:
+    """Returns the exception that has left the main thread of a process, "" where none has."""
+    trouble = task.progress.trouble
+    return trouble.removeprefix(ENDS_WITH) if trouble.startswith(ENDS_WITH) else ""
 
 
 def own_words(process: int, error: str) -> str:
@@ -364,8 +380,8 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
         yield _finding("together", f"{who(tasks)}{_is_in(group)}{since}", tasks, group.place)
 
 
-_WHERE_IT_HANGS = (_stuck, _elsewhere)
-_RULES = (_failed, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering)
+_WHERE_IT_HANGS = (_raised, _stuck, _elsewhere)
+_RULES = (_failed, _raised, _unheard, _crossed, _elsewhere, _missed, _in_trouble, _slow, _gathering)
 
 
 # --- Groups of processes at one place

@@ -28,6 +28,7 @@ from ..supervisor.account import Account, AttemptLog, Errand
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.goodput import LIVES, Goodput, GoodputMeter
 from ..supervisor.job import (
+    DONE,
     HANG,
     Action,
     Decision,
@@ -45,6 +46,7 @@ from ..supervisor.job import (
     Reserve,
     RestartPolicy,
     Stop,
+    Stuck,
     Terminate,
 )
 from ..view import LiveView, change_printer
@@ -56,6 +58,7 @@ SAME_PRESS_S = 0.3
 """A Ctrl-C that comes so soon after another is the same one."""
 
 _MOST_EVENTS = 5000  # of all attempts together
+_RAISED = 1  # the exit code of a Python program that an exception ends
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
@@ -70,7 +73,7 @@ class BaseEngine(Engine):
     def __init__(self, output: Output, policy: RestartPolicy) -> None:
         self._output = output
         self._policy = policy
-        self._queue: queue.SimpleQueue[Event | signal.Signals] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Event | signal.Signals | Stuck] = queue.SimpleQueue()
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
@@ -89,6 +92,8 @@ class BaseEngine(Engine):
         self._signals = 0
         self._interrupted_s = -math.inf  # when the last Ctrl-C came
         self._sent_sigterm = False  # to the processes of this attempt
+        self._stuck: set[int] = set()  # those that were ended, likewise
+        self._attempt_watched = 0
 
     def carry_out(self, action: Action) -> None:
         match action:
@@ -146,6 +151,7 @@ class BaseEngine(Engine):
     ) -> None:
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
+        self._attempt_watched = attempt
         self._address = address
         self._output.say(f"attempt {attempt}, coordinator at {address}")
         self._watch = ProgressWatch(
@@ -158,6 +164,7 @@ class BaseEngine(Engine):
             account=self._account,
             replaces=self.replaces,
         )
+        self._stuck = set()
         for event in newest(self._history):
             self._watch.note(event)
 
@@ -242,7 +249,19 @@ class BaseEngine(Engine):
             item = self._queue.get(block=timeout_s != 0, timeout=timeout_s)
         except queue.Empty:
             return []
-        return self._on_signal(item) if isinstance(item, signal.Signals) else [item]
+        if isinstance(item, signal.Signals):
+            return self._on_signal(item)
+        return self._on_stuck(item) if isinstance(item, Stuck) else [item]
+
+    def _on_stuck(self, stuck: Stuck) -> list[Event]:
+        """Ends a process that has failed, and that its other threads or hooks keep."""
+        if stuck.attempt == self._attempt_watched:
+            text = f"process {stuck.process} has failed, and does not end: {stuck.why}; ending it"
+            self._output.say(text)
+            self.note(text)
+            self._stuck.add(stuck.process)
+            self._kill(frozenset({stuck.process}))
+        return []
 
     def _on_signal(self, number: signal.Signals) -> list[Event]:
         if number is signal.SIGINT and self._is_same_press():
@@ -279,6 +298,10 @@ class BaseEngine(Engine):
             joined = event.process in watch.joined
             why = self._explain_hang(watch) if event.code == HANG else ""
             event = replace(event, why=why or event.why or watch.last_words(event.process))
+            # A pipe ends with the code of its last command, and some shells with 0.
+            hidden = event.code == DONE and watch.raised(event.process)
+            if hidden or event.process in self._stuck:
+                event = replace(event, code=_RAISED)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)

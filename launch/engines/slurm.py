@@ -23,7 +23,7 @@ from holdfast.multihost.start.launchers import slurm_attempt
 from ..external.task import MARK, TERMINATE
 from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
-from ..supervisor.job import Exited, Job, Reserve, Reserved, RestartPolicy
+from ..supervisor.job import Event, Exited, Job, Reserve, Reserved, RestartPolicy, Stuck
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess
@@ -153,6 +153,12 @@ class SlurmEngine(BaseEngine):
             if number is signal.SIGTERM and hear:
                 number = TERMINATE
             self._scancel(number.name.removeprefix("SIG"))
+
+    def _on_stuck(self, stuck: Stuck) -> list[Event]:
+        super()._on_stuck(stuck)
+        # It cannot be ended alone: it goes with the others, whom its failure ends.
+        ended = stuck.process in self._stuck
+        return [Exited(stuck.attempt, stuck.process, 1, stuck.why)] if ended else []
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
         """Ends the step, once all its tasks are to end."""

@@ -244,6 +244,15 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class Stuck:
+    """A process that an exception ends does not end: the engine ends it, and reports its end."""
+
+    attempt: int
+    process: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Noticed:
     """Machines are to be given back."""
 

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.client.followed_status import FollowedStatus
-from holdfast.coordination.diagnosis.findings import Evidence, Finding, diagnose, own_words
+from holdfast.coordination.diagnosis.findings import (
+    Evidence,
+    Finding,
+    diagnose,
+    own_words,
+    raised_by,
+)
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.stall import (
     StallRule,
@@ -24,8 +30,9 @@ from holdfast.coordination.diagnosis.stall import (
 )
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.diagnosis.summary import SAVED
-from holdfast.coordination.names import DEFECT, ENDS_WITH
+from holdfast.coordination.names import DEFECT
 from holdfast.coordination.process.diagnose import gather
+from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
@@ -38,6 +45,7 @@ from ..supervisor.job import (
     RestartPolicy,
     SavePosition,
     Stalled,
+    Stuck,
     Withdrawn,
 )
 
@@ -79,6 +87,7 @@ class _Reported:
     done: bool
     restored_s: float
     blocked_s: float
+    raised: str  # the exception that has left its main thread
 
     @classmethod
     def of(cls, task: session_pb2.TaskStatus) -> _Reported:
@@ -92,6 +101,7 @@ class _Reported:
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
             blocked_s=values.get("save_blocked_s", 0.0),
+            raised=raised_by(task),
         )
 
 
@@ -112,7 +122,7 @@ class ProgressWatch:
         self,
         address: str,
         attempt: int,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[Event | Stuck], None],
         credentials: Credentials | None = None,
         *,
         policy: RestartPolicy,
@@ -125,10 +135,15 @@ class ProgressWatch:
         self._on_event = on_event
         self._say = say
         self._account = account
+        self._policy = policy
         self._rule = StallRule(
             policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
         )
         self._stragglers: set[int] = set()  # that were said
+        # Of processes that an exception ends: when it was first heard of, and their last save.
+        self._raised_s: dict[int, float] = {}
+        self._saved_s: dict[int, float] = {}
+        self._stuck: set[int] = set()  # those that were reported
         self._said_nobody = False
         self._said_deaf = False
         self._deaf: dict[int, int] | None = None  # their steps when a notice was there first
@@ -175,6 +190,7 @@ class ProgressWatch:
             self.refresh()
             self._find_nobody()
             self._find_deaf()
+            self._find_stuck()
             with contextlib.suppress(CoordinationError):
                 self._find_stall()
                 self._find_stragglers()
@@ -225,12 +241,36 @@ class ProgressWatch:
             self._say(text)
             self._note(text)
 
+    def _find_stuck(self) -> None:
+        """Reports, once each, processes that an exception ends, and that have not ended in time."""
+        now_s = time.monotonic()
+        for process, each in self._reported.copy().items():
+            if not each.raised:
+                continue
+            raised_s = self._raised_s.setdefault(process, now_s)
+            saves = self._saves.get(process, NO_SAVE).stage is not SaveStage.SETTLED
+            if saves and now_s - raised_s < self._policy.commit_grace_s:
+                self._saved_s[process] = now_s
+            idle_s = now_s - self._saved_s.get(process, raised_s)
+            if idle_s >= self._policy.grace_s and process not in self._stuck:
+                self._stuck.add(process)
+                self._on_event(Stuck(self._attempt, process, self.raised(process)))
+
+    def raised(self, process: int) -> str:
+        """Returns the first line of the exception that ends a process, "" for none."""
+        reported = self._reported.get(process)
+        if reported is None:
+            return ""
+        said = own_words(process, reported.progress.error)
+        if not said.startswith(ENDS_WITH):
+            said = reported.raised
+        return _first_line(said.removeprefix(ENDS_WITH))
+
     def last_words(self, process: int) -> str:
         """Returns the first line of what a process said of its own end, "" for nothing."""
         reported = self._reported.get(process)
         said = "" if reported is None else own_words(process, reported.progress.error)
-        first, _, _ = said.removeprefix(ENDS_WITH).partition("\n")
-        return first
+        return self.raised(process) or _first_line(said)
 
     @property
     def with_session(self) -> frozenset[int]:
@@ -422,6 +462,11 @@ class ProgressWatch:
         self._closed.set()
         self._thread.join()
         self._client.close()
+
+
+def _first_line(text: str) -> str:
+    first, _, _ = text.partition("\n")
+    return first
 
 
 def add_events(known: deque[session_pb2.Event], new: Iterable[session_pb2.Event]) -> None:

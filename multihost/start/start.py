@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from jax._src import distributed, xla_bridge
 
@@ -30,8 +30,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.client.fork import keep_for_ever
 from holdfast.coordination.diagnosis.summary import counted
-from holdfast.coordination.names import ENDS_WITH
-from holdfast.coordination.vitals import fill_standard_streams
+from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
 
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
@@ -381,6 +380,21 @@ def _end_soon() -> None:
     """
     if _left_alone.is_set():
         gc.freeze()
+
+
+def _at_main_end() -> None:
+    """Says at once that an exception has left the main thread: other threads and hooks of the
+    program's may keep the process for as long as they like.
+    """
+    member = current_job().get(Membership)
+    error = getattr(sys, "last_value", None)
+    if member is not None and error is not None:
+        with suppress(CoordinationError):
+            member.client.report(trouble=f"{ENDS_WITH}{type(error).__name__}: {error}")
+
+
+# Hooks of `threading` come before the other threads have ended.
+getattr(threading, "_register_atexit", atexit.register)(_at_main_end)
 
 
 @atexit.register

@@ -15,6 +15,21 @@ def runs(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> list[int]:
+    """Returns a process of that number, and all below it."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    below = [pid]
+    for each in below:  # grows while it is read
+        below += children.get(each, ())
+    return below
+
+
 def wait_until_ended(pids: Sequence[int], within_s: float = 20) -> bool:
     """Waits until none of the processes runs; returns False when one still does after `within_s`
     seconds.

@@ -275,6 +275,16 @@ def test_reported_trouble_is_said() -> None:
     ]
 
 
+def test_who_has_raised_and_stays_is_the_cause() -> None:
+    """Also in a job that hangs, in which it is one of many that wait."""
+    raised = {2: "the process ends with ValueError: no"}
+    expected = ["process 2 (host b2) has failed, and does not end: ValueError: no"]
+    assert texts(moving(trouble=raised)) == expected
+    assert (
+        hanging(job(trouble=raised), {process: [WAITING] for process in range(4)})[:1] == expected
+    )
+
+
 def test_who_never_waits_keeps_the_others_waiting() -> None:
     """Steps move, so no step is missing: the shares of waiting tell, and stacks the line."""
     shares = {

@@ -48,9 +48,9 @@ from holdfast.launch.supervisor.job import (
 )
 from tests.support.cluster import CollectedOutput
 from tests.support.inherited import WAYS, after
-from tests.support.libraries import need
+from tests.support.libraries import need, need_installed
 from tests.support.paths import program
-from tests.support.processes import wait_until, wait_until_ended
+from tests.support.processes import descendants, wait_until, wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -246,6 +246,62 @@ def test_a_save_that_is_lost_is_told(tmp_path: Path) -> None:
     assert "the program's own handler of SIGTERM ends the process" in output
     told = re.search(r"preempted: .*; the last saved step is 10, the job was at 1\d; .*", output)
     assert told is not None, output
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    ["thread", *(pytest.param(each, marks=pytest.mark.slow) for each in ("executor", "hook"))],
+)
+def test_a_process_that_raised_and_does_not_end_is_ended(keeps: str) -> None:
+    """Its exception is known at once, not when its threads and hooks let it end: the launcher ends
+    it after --grace-s, and nobody waits for it for minutes.
+    """
+    command = [sys.executable, program("raises"), keeps]
+    with holdfast_run("-n", 2, "--grace-s", 1, "--", *command) as popen:
+        _, errors = popen.communicate(timeout=60)
+    assert popen.returncode == 1
+    why = "ValueError: the loss is NaN"
+    assert f"process 1 has failed, and does not end: {why}; ending it" in errors
+    assert f"failed: process 1 of 2 ended with exit code 1 in attempt 1: {why}; " in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["torch_like", "grain"])
+@pytest.mark.parametrize("way", ["ignores", "dies"])
+def test_sigterm_to_the_whole_group(loader: str, way: str, tmp_path: Path) -> None:
+    """As systemd sends it: to launcher, coordinator, programs and data workers at once. Workers
+    that ignore it cost no save. Where they die, the last line says which step is saved.
+    """
+    if loader == "grain":
+        need_installed("grain", "make setup")
+    trainer = [sys.executable, program("data_workers"), loader, way, tmp_path]
+    with holdfast_run("-n", 2, "--", *trainer) as popen:
+        assert popen.stdout is not None
+        said = ""
+        while "step 7" not in said:
+            line = popen.stdout.readline()
+            assert line and "Traceback" not in line, said
+            said += line
+        for pid in descendants(popen.pid):
+            os.kill(pid, signal.SIGTERM)
+        out, errors = popen.communicate(timeout=100)
+    output = said + out + errors
+    assert popen.returncode == 75, output
+    assert "the coordinator was ended" not in output
+    if way == "dies":
+        assert "; the last saved step is 5, the job was at " in errors, output
+        return
+    (step,) = set(re.findall(r"left at (\d+)", output))
+    assert f"step {step}, step {step} saved, " in errors and (tmp_path / step).is_dir()
+
+
+def test_a_pipe_hides_no_exception() -> None:
+    """A shell's pipe ends with 0 though the program before it has raised: that is a failure."""
+    command = ["bash", "-c", '"$@" 2>&1 | cat', "-", sys.executable, program("raises"), "ends"]
+    with holdfast_run("-n", 2, "--", *command) as popen:
+        _, errors = popen.communicate(timeout=60)
+    assert popen.returncode == 1
+    assert "failed: process 1 of 2 ended with exit code 1 in attempt 1: ValueError: " in errors
 
 
 def test_a_launcher_that_was_stopped_hears_how_its_job_ended(tmp_path: Path) -> None:
@@ -494,7 +550,7 @@ def test_without_a_coordinator_the_job_ends_at_once(short_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 def test_a_coordinator_that_is_killed_ends_the_attempt(number: int) -> None:
     """Processes that need it are ended at once and not after a time-out of theirs; the budget for
@@ -656,7 +712,7 @@ def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:
     assert "attempt 1, coordinator at unix:" in logs["launcher.log"]
     assert logs["launcher.log"].endswith(f" {result.summary}\n")
     assert re.search(
-        r"serves at unix:/\S+, process \d+\n.* ends: SIGTERM\n", logs["coordinator.log"]
+        r"serves at unix:/\S+, process \d+\n.* ends: SIGINT\n", logs["coordinator.log"]
     )
 
 

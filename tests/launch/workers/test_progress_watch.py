@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
-from holdfast.coordination.names import ENDS_WITH
+from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
     Event,
@@ -23,6 +23,7 @@ from holdfast.launch.supervisor.job import (
     RestartPolicy,
     SavePosition,
     Stalled,
+    Stuck,
     Withdrawn,
 )
 from holdfast.launch.workers import progress_watch
@@ -49,9 +50,13 @@ class Watched:
         self.said: list[str] = []
         self.coordinator = Coordinator("j", 3, 2)
         stack.callback(self.coordinator.close)
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.events: queue.Queue[Event | Stuck] = queue.Queue()
         self.watch = ProgressWatch(
-            self.coordinator.address, 3, self.events.put, policy=policy, say=self.said.append
+            self.coordinator.address,
+            3,
+            self.events.put,
+            policy=policy,
+            say=self.said.append,
         )
         stack.callback(self.watch.close)
         self.clients = [
@@ -70,6 +75,12 @@ class Watched:
         self.watch.refresh()
         while self.events.get(timeout=30) != Progressed(3, saves=JOINED):
             pass
+
+    def next_stuck(self) -> Stuck:
+        """Waits for the word of a process that does not end."""
+        while not isinstance(event := self.events.get(timeout=30), Stuck):
+            pass
+        return event
 
     def seen(self) -> list[session_pb2.Event]:
         """Polls, and returns the events that have come so far."""
@@ -163,6 +174,24 @@ def test_a_process_says_why_it_ends(watched: Watched) -> None:
     watched.watch.refresh()
     assert watched.watch.last_words(1) == "RuntimeError: the loss is NaN"
     assert watched.watch.last_words(0) == ""
+
+
+def test_who_has_raised_may_end_its_save() -> None:
+    """An exception that has left the main thread is the process's word, and after `grace_s` it is
+    stuck; not while it reports a save in flight, for `commit_grace_s`.
+    """
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(grace_s=0.5, commit_grace_s=600))
+        for client in watched.clients:
+            client.report(save=1, save_stage=SaveStage.WRITING)
+            client.report(trouble=f"{ENDS_WITH}ValueError: no\nmore")
+        watched.clients[0].report(save_stage=SaveStage.SETTLED)
+        assert watched.next_stuck() == Stuck(3, 0, "ValueError: no")
+        watched.watch.refresh()
+        assert watched.watch.last_words(1) == "ValueError: no"
+        assert not any(isinstance(event, Stuck) for event in watched.events.queue)
+        watched.clients[1].report(save_stage=SaveStage.SETTLED)
+        assert watched.next_stuck() == Stuck(3, 1, "ValueError: no")
 
 
 def test_where_saves_stand_is_reported(watched: Watched) -> None:
