@@ -25,7 +25,7 @@ endef
 # Where it is set, each of the suite's thousands of processes compiles the product anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check programs slow slow-libraries coverage release accelerator lint types proto docs clean setup same-python
+.PHONY: demo test check programs slow slow-libraries coverage figures release accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
@@ -80,6 +80,10 @@ coverage: $(STAMP)
 	$(BIN)/python -m coverage run -m pytest $(FAST)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+
+# The table of README, and the page of results behind it. Half an hour on two cores, which do nothing else.
+figures: $(STAMP)
+	$(BIN)/python benchmarks/versus_orbax.py --write
 
 # What is uploaded, checked as its users get it. docs/releasing.md says what comes before and after.
 release: $(STAMP)

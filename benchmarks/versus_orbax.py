@@ -1,28 +1,34 @@
-"""Saves and restores with holdfast, its facade, Orbax and bare I/O, in turns; prints medians.
+"""Saves and restores with holdfast, its facade, Orbax and bare I/O; prints medians.
 
-    python benchmarks/versus_orbax.py [--repeats 5] [--disk FOLDER] [--memory /dev/shm]
-        [--only NAME ...] [--write]
+    python benchmarks/versus_orbax.py [--repeats 3] [--disk FOLDER] [--memory /dev/shm]
+        [--only NAME ...] [--systems NAME ...] [--write]
 
-Each workload runs in processes of its own, every system once before the clock starts. The order of
-the systems changes from repeat to repeat, so that none has the same place always. "blocked" is
-how long the call of `save` keeps the caller, "total" ends when the step is durable and committed;
-"restore" is from a warm page cache into memory that this process had before, "fresh" the same as
-the first thing that a new process does, as a job that starts again, "cold" after the kernel was
-told to drop the files' pages (disk only); "delete" is the deletion of one old step, off the timed
-path of all the others. `--write` draws the plot versus_orbax.svg. Run it on a quiet machine: the
-load is printed with the figures.
+Each system saves in processes of its own, which do nothing before: the first save of a process is a
+figure of its own, and so are those after it, each of arrays that are new. The systems take turns.
+"blocked" is how long the call of `save` keeps the caller, "total" ends when the step is durable and
+committed. Processes of their own restore: first into new memory ("fresh", as a job that starts
+again does), then again ("warm"), then after the kernel was told to drop the files' pages ("cold",
+disk only); they delete an old step at the end. `busy` saves behind ten steps of 0.15 s that the
+device has yet to make.
+
+`--write` puts the figures, with command, machine and date, into versus_orbax.json, and writes
+RESULTS-orbax.md and the table of README from that. Run it on a quiet machine: the load is among the
+figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import datetime
 import gc
 import importlib
+import importlib.metadata
 import itertools
 import json
 import math
 import os
+import platform
 import shutil
 import socket
 import statistics
@@ -35,21 +41,36 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-FIGURES = ("total", "blocked", "restore", "fresh", "cold", "delete")
-# name: (processes, devices each, on disk, what it is, wanted ratios of save total, blocked and warm
-# restore to Orbax's)
-WORKLOADS: dict[str, tuple[int, int, bool, str, tuple[float, float, float]]] = {
-    "disk": (1, 4, True, "64 x 16 MiB f32, sharded over 4 devices, disk with fsync", (3.5, 10, 3)),
-    "memory": (1, 4, False, "the same in memory (tmpfs)", (8, 10, 3)),
-    "small": (1, 4, True, "4,000 x 1 KiB replicated over 4 devices", (150, 100, 20)),
-    "adam": (
-        4,
-        2,
-        True,
-        "3 GB of bf16 params and f32 Adam moments, 4 processes x 2 devices",
-        (2.5, 20, 4),
-    ),
+RESULTS = HERE / "versus_orbax.json"
+PAGE = HERE / "RESULTS-orbax.md"
+README = HERE.parent / "README.md"
+BEGIN = "<!-- Made by benchmarks/versus_orbax.py: begin -->"
+END = "<!-- Made by benchmarks/versus_orbax.py: end -->"
+LATER = 2  # saves of a process after its first
+BUSY_STEPS = 10
+BUSY_STEP_S = 0.15
+FIGURES = {
+    "first total": "save, first",
+    "total": "save, later",
+    "first blocked": "blocked, first",
+    "blocked": "blocked, later",
+    "fresh": "restore, new process",
+    "warm": "restore, again",
+    "cold": "restore, cold disk",
+    "delete": "delete",
 }
+IN_README = ("first total", "total", "first blocked", "blocked", "fresh", "warm")
+# name: (processes, devices of each, on disk, what it is)
+WORKLOADS: dict[str, tuple[int, int, bool, str]] = {
+    "disk": (1, 4, True, "1 GiB in 64 arrays over 4 devices"),
+    "replicated": (1, 4, True, "256 MiB in 64 arrays, each whole on 4 devices"),
+    "big": (1, 4, True, "1 GiB in one array over 4 devices"),
+    "small": (1, 4, True, "4,000 arrays of 1 KiB, each whole on 4 devices"),
+    "adam": (4, 2, True, "3 GB of bf16 parameters and f32 moments, 4 processes"),
+    "busy": (1, 1, True, "4 MiB behind ten steps of 0.15 s on the device"),
+    "memory": (1, 4, False, "1 GiB in 64 arrays over 4 devices, in memory (tmpfs)"),
+}
+DEFAULT = [name for name in WORKLOADS if name != "memory"]
 
 
 def make_like(name: str) -> dict[str, Any]:
@@ -61,49 +82,72 @@ def make_like(name: str) -> dict[str, Any]:
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     spread = NamedSharding(mesh, PartitionSpec("x"))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    if name == "small":
-        return {
-            f"leaf{i:04d}": jax.ShapeDtypeStruct((256,), jnp.float32, sharding=everywhere)
-            for i in range(4000)
-        }
-    if name == "adam":
-        kinds = {"params": jnp.bfloat16, "mu": jnp.float32, "nu": jnp.float32}
-        shape = (3072, 4096)
-        return {
-            kind: {
-                f"layer{i:02d}": jax.ShapeDtypeStruct(shape, dtype, sharding=spread)
-                for i in range(24)
-            }
-            for kind, dtype in kinds.items()
-        }
-    return {
-        f"layer{i:02d}": jax.ShapeDtypeStruct((2048, 2048), jnp.float32, sharding=spread)
-        for i in range(64)
-    }
+
+    def leaves(count: int, shape: tuple[int, ...], dtype: Any, sharding: Any) -> dict[str, Any]:
+        like = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return {f"layer{number:04d}": like for number in range(count)}
+
+    match name:
+        case "small":
+            return leaves(4000, (256,), jnp.float32, everywhere)
+        case "replicated":
+            return leaves(64, (1024, 1024), jnp.float32, everywhere)
+        case "big":
+            return leaves(1, (1 << 14, 1 << 14), jnp.float32, spread)
+        case "adam":
+            kinds = {"params": jnp.bfloat16, "mu": jnp.float32, "nu": jnp.float32}
+            return {kind: leaves(24, (3072, 4096), dtype, spread) for kind, dtype in kinds.items()}
+        case "busy":
+            return leaves(1, (1024, 1024), jnp.float32, spread)
+    return leaves(64, (2048, 2048), jnp.float32, spread)
 
 
-def make_state(like: dict[str, Any]) -> dict[str, Any]:
-    """Returns arrays of random numbers, as `like` says."""
+def make_state(like: dict[str, Any], step: int) -> dict[str, Any]:
+    """Returns arrays of random bits, as `like` says, which are others at each step."""
     import jax
     import numpy as np
 
-    seeds = itertools.count()
+    numbers = itertools.count()
 
     def fill(leaf: Any) -> Any:
-        seed = next(seeds)
+        number = next(numbers)
 
         def part(index: Any) -> Any:
             rows = range(*index[0].indices(leaf.shape[0]))
-            return (
-                np.random.default_rng((seed, rows[0]))
-                .standard_normal((len(rows), *leaf.shape[1:]), np.float32)
-                .astype(leaf.dtype)
-            )
+            shape = (len(rows), *leaf.shape[1:])
+            size = math.prod(shape) * leaf.dtype.itemsize
+            bits = np.random.default_rng((step, number, rows[0])).bytes(size)
+            return np.frombuffer(bits, leaf.dtype).reshape(shape)
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
 
     filled: dict[str, Any] = jax.tree.map(fill, like)
-    return filled
+    return jax.block_until_ready(filled)
+
+
+def busy_steps(state: Any) -> Callable[[Any], Any]:
+    """Returns what begins steps of BUSY_STEP_S each, and returns the state after them."""
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def step(tree: Any, rounds: int) -> Any:
+        def work(_: int, leaf: Any) -> Any:
+            return jnp.tanh(leaf @ leaf)
+
+        return jax.tree.map(lambda leaf: jax.lax.fori_loop(0, rounds, work, leaf), tree)
+
+    jax.block_until_ready(step(state, 1))
+    began = time.perf_counter()
+    jax.block_until_ready(step(state, 20))
+    rounds = max(1, round(20 * BUSY_STEP_S / (time.perf_counter() - began)))
+
+    def begin(tree: Any) -> Any:
+        for _ in range(BUSY_STEPS):
+            tree = step(tree, rounds)
+        return tree
+
+    return begin
 
 
 class Holdfast:
@@ -224,18 +268,9 @@ def _open(system: str, folder: Path, index: int) -> Any:
     )
 
 
-def _systems(name: str) -> list[str]:
-    return ["holdfast", "facade", "orbax"] + ["floor"] * (name != "small")
-
-
-def _in_turn(systems: list[str], repeat: int) -> list[str]:
-    """Returns the order of one repeat: each system has each place, and each neighbour, as often.
-
-    What runs second finds caches and an allocator as the first left them, so no order is fair.
-    """
-    first = repeat // 2 % len(systems)
-    order = systems[first:] + systems[:first]
-    return order[::-1] if repeat % 2 else order
+def systems_of(name: str, chosen: list[str]) -> list[str]:
+    """Returns the systems of a workload. Bare I/O has no small arrays, and no steps to wait for."""
+    return [system for system in chosen if system != "floor" or name not in ("small", "busy")]
 
 
 def _start(count: int, index: int, port: int) -> Callable[[str], None]:
@@ -249,79 +284,67 @@ def _start(count: int, index: int, port: int) -> Callable[[str], None]:
     return sync_global_devices if count > 1 else lambda point: None
 
 
-def restore_fresh(name: str, folder: Path, system: str, step: int, *job: int) -> None:
-    """Is one process of a job that starts again: prints how long its first restore takes."""
+def save(name: str, folder: Path, system: str, *job: int) -> None:
+    """Is one process of a job that saves: prints how long its first save takes, and the others."""
     import jax
 
     index, count, port = job
     together = _start(count, index, port)
     like = make_like(name)
     opened = _open(system, folder, index)
-    together("opened")
-    began = time.perf_counter()
-    found = opened.restore(step, like)
-    jax.block_until_ready(found)
-    print("RESULT " + json.dumps(time.perf_counter() - began), flush=True)
-    together("restored")
+    begin = busy_steps(make_state(like, 0)) if name == "busy" else None
+    times: dict[str, Any] = {"total": [], "blocked": []}
+    peak = 0
+    for step in range(1, LATER + 2):
+        state = make_state(like, step)
+        os.sync()
+        together(f"save {step}")
+        if begin is not None:
+            state = begin(state)
+        before = _reset_peak()
+        began = time.perf_counter()
+        finish = opened.save(step, state)
+        times["blocked"].append(time.perf_counter() - began)
+        finish()
+        times["total"].append(time.perf_counter() - began)
+        peak = max(peak, _peak() - before)
+        del state
+        let_go()
+    together("saved")
     opened.close()
+    print("RESULT " + json.dumps(times | {"peak_extra_bytes": peak}), flush=True)
     if count > 1:
         jax.distributed.shutdown()
 
 
-def work(name: str, folder: Path, repeats: int, *job: int) -> None:
-    """Works as one process of one workload: prints a JSON object of times.
-
-    It leaves a step for fresh restores.
-    """
+def restore(name: str, folder: Path, system: str, *job: int) -> None:
+    """Is one process of a job that starts again: prints how long its restores take."""
     import jax
 
     index, count, port = job
     together = _start(count, index, port)
     like = make_like(name)
-    state = make_state(like)
-    jax.block_until_ready(state)
-    systems: dict[str, Any] = {system: _open(system, folder, index) for system in _systems(name)}
-    times: dict[str, Any] = {
-        system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems
-    }
-    for step in range(repeats + 1):
-        for kind in _in_turn(list(systems), step):
-            system = systems[kind]
-            # what the system before has left for the kernel to write would be charged to this one
-            os.sync()
-            together(f"{kind} save {step}")
-            before = _reset_peak()
-            began = time.perf_counter()
-            finish = system.save(step, state)
-            blocked = time.perf_counter() - began
-            finish()
-            total = time.perf_counter() - began
-            peak = _peak() - before
-            figures = {"total": total, "blocked": blocked}
-            os.sync()
-            for key in ("restore", "cold") if WORKLOADS[name][2] else ("restore",):
-                if key == "cold":
-                    drop_pages(folder)
-                together(f"{kind} saved {step} {key}")
-                began = time.perf_counter()
-                found = system.restore(step, like)
-                jax.block_until_ready(found)
-                figures[key] = time.perf_counter() - began
-                if kind != "floor" and step == 0:
-                    _check(state, found)
-                del found
-                let_go()
-            together(f"{kind} restored {step}")
-            began = time.perf_counter()
-            system.delete(step)
-            figures["delete"] = time.perf_counter() - began
-            if step:
-                for key, seconds in figures.items():
-                    times[kind][key].append(seconds)
-                times[kind]["peak_extra_bytes"] = max(peak, times[kind]["peak_extra_bytes"])
-    for system in systems.values():
-        system.save(repeats + 1, state)()
-        system.close()
+    step = LATER + 1
+    opened = _open(system, folder, index)
+    times = {}
+    for key in ("fresh", "warm", "cold") if WORKLOADS[name][2] else ("fresh", "warm"):
+        if key == "cold":
+            drop_pages(folder)
+        together(key)
+        began = time.perf_counter()
+        found = opened.restore(step, like)
+        jax.block_until_ready(found)
+        times[key] = time.perf_counter() - began
+        if key == "warm" and system != "floor":
+            _check(make_state(like, step), found)
+        del found
+        let_go()
+    together("restored")
+    began = time.perf_counter()
+    opened.delete(1)
+    times["delete"] = time.perf_counter() - began
+    together("deleted")
+    opened.close()
     print("RESULT " + json.dumps(times), flush=True)
     if count > 1:
         jax.distributed.shutdown()
@@ -404,136 +427,173 @@ def run_job(name: str, *words: object) -> list[Any]:
     ]
 
 
-def run(name: str, root: Path, repeats: int) -> dict[str, Any]:
-    """Runs one workload; returns, for each figure, the slowest process's times."""
-    folder = Path(tempfile.mkdtemp(prefix="versus-", dir=root))
-    try:
-        found = run_job(name, "--worker", name, folder, repeats)
-        merged: dict[str, Any] = {}
-        for system in found[0]:
-            merged[system] = {
-                key: [
-                    max(times) for times in zip(*(one[system][key] for one in found), strict=True)
-                ]
-                for key in FIGURES
-            }
-            merged[system]["peak_extra_bytes"] = max(
-                one[system]["peak_extra_bytes"] for one in found
-            )
-        for repeat in range(repeats):
-            for system in _in_turn(list(merged), repeat):
-                words = ("--fresh", name, folder, system, repeats + 1)
-                merged[system]["fresh"].append(max(run_job(name, *words)))
-        return merged
-    finally:
-        shutil.rmtree(folder)
+def run(name: str, root: Path, repeats: int, chosen: list[str]) -> dict[str, Any]:
+    """Runs one workload; returns, for each figure of a system, the slowest process's times."""
+    systems = systems_of(name, chosen)
+    found: dict[str, Any] = {
+        system: {key: [] for key in FIGURES} | {"peak_extra_bytes": 0} for system in systems
+    }
+    for repeat in range(repeats):
+        for system in systems if repeat % 2 else systems[::-1]:
+            folder = Path(tempfile.mkdtemp(prefix="versus-", dir=root))
+            try:
+                _run_once(name, folder, system, found[system])
+            finally:
+                shutil.rmtree(folder)
+    return found
 
 
-def table(results: dict[str, Any]) -> str:
-    """Returns the medians, in seconds, and how many times Orbax's they are."""
-    heads = [
-        "work",
-        "system",
-        "save, total",
-        "save, blocked",
-        "restore, warm",
-        "restore, fresh",
-        "restore, cold",
-        "delete",
-    ]
-    heads += ["peak extra host memory"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, found in results.items():
-        *_, label, wanted = WORKLOADS[name]
-        medians = {system: _medians(times) for system, times in found.items()}
-        for system, figures in medians.items():
-            cells = {key: f"{figures[key]:.4g}" if key in figures else "" for key in FIGURES}
-            if system == "holdfast":
-                for key, want in zip(FIGURES, wanted, strict=False):
-                    cells[key] += (
-                        f" (**{medians['orbax'][key] / figures[key]:.1f}x**, wanted {want:g}x)"
-                    )
-                cells["fresh"] += f" (**{medians['orbax']['fresh'] / figures['fresh']:.1f}x**)"
-            if system == "facade":
-                for key in ("total", "blocked", "restore", "fresh"):
-                    cells[key] += f" ({figures[key] / medians['holdfast'][key]:.2f} of holdfast's)"
-            if system == "floor":
-                cells["blocked"] = cells["delete"] = ""
-                for key in ("total", "restore", "fresh"):
-                    cells[key] += (
-                        f" (holdfast takes {medians['holdfast'][key] / figures[key]:.2f} of it)"
-                    )
-            lines.append(
-                f"| {label} | {system} | {' | '.join(cells.values())} |"
-                f" {found[system]['peak_extra_bytes'] >> 20} MiB |"
-            )
-    return "\n".join(lines)
+def _run_once(name: str, folder: Path, system: str, figures: dict[str, Any]) -> None:
+    (folder / system).mkdir()
+    saves = run_job(name, "--save", name, folder, system)
+    for key in ("total", "blocked"):
+        slowest = [max(of_all) for of_all in zip(*(one[key] for one in saves), strict=True)]
+        figures[f"first {key}"].append(slowest[0])
+        figures[key] += slowest[1:]
+    peaks = [one["peak_extra_bytes"] for one in saves]
+    figures["peak_extra_bytes"] = max(*peaks, figures["peak_extra_bytes"])
+    if name == "busy":
+        return
+    restores = run_job(name, "--restore", name, folder, system)
+    for key in restores[0]:
+        figures[key].append(max(one[key] for one in restores))
 
 
-def _medians(times: dict[str, Any]) -> dict[str, float]:
+def medians(times: dict[str, Any]) -> dict[str, float]:
+    """Returns the medians of the figures that were taken."""
     return {key: statistics.median(times[key]) for key in FIGURES if times[key]}
 
 
-def bars(results: dict[str, Any]) -> str:
-    """Returns a plot in text: how many times Orbax's speed, on a scale that doubles."""
-    lines = []
+def measured(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs a workload; returns what is kept of it, in JSON types."""
+    before = os.getloadavg()[0]
+    found = run(name, root, options.repeats, options.systems)
+    return {
+        "command": f"--repeats {options.repeats} --only {name}",
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "load": [round(before, 1), round(os.getloadavg()[0], 1)],
+        "systems": {
+            system: {key: round(value, 5) for key, value in medians(times).items()}
+            | {"peak_extra_mib": times["peak_extra_bytes"] >> 20}
+            for system, times in found.items()
+        },
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.0f} x" if ratio >= 10 else f"{ratio:.1f} x"
+
+
+def readme_table(results: dict[str, Any]) -> str:
+    """Returns the table of README: seconds, and how many times Orbax's speed that is. Pure."""
+    heads = [FIGURES[key] for key in IN_README]
+    lines = [f"| | {' | '.join(heads)} | made by, on |", "|---" * (len(heads) + 2) + "|"]
+    machines = {results[name]["machine"] for name in DEFAULT if name in results}
+    for name in DEFAULT:
+        if name not in results:
+            continue
+        found = results[name]
+        ours, theirs = found["systems"]["holdfast"], found["systems"]["orbax"]
+        # How long steps take that are waited for says nothing about the rest of the save.
+        keys = [key for key in IN_README if key in ours and (name != "busy" or "blocked" in key)]
+        cells = [
+            f"{_seconds(ours[key])}, {_ratio(theirs[key] / ours[key])}" if key in keys else ""
+            for key in IN_README
+        ]
+        made = f"`{found['command']}`, {found['date']}"
+        lines.append(f"| {WORKLOADS[name][3]} | {' | '.join(cells)} | {made} |")
+    return "\n".join([*lines, "", "Machine: " + "; ".join(sorted(machines)) + "."])
+
+
+def results_page(results: dict[str, Any]) -> str:
+    """Returns RESULTS-orbax.md. Pure."""
+    lines = [
+        "# Beside Orbax and bare I/O",
+        "",
+        "Written by `benchmarks/versus_orbax.py --write`, whose docstring says what each column is."
+        " Medians in",
+        "seconds, of the slowest process; in brackets holdfast's times the speed. Disk with fsync."
+        ' "floor" is',
+        "`benchmarks/floor.py`: the same bytes by bare I/O, without checksum, record or agreement.",
+    ]
     for name, found in results.items():
-        ours = _medians(found["holdfast"])
-        theirs = _medians(found["orbax"])
-        for key in ours:
-            ratio = theirs[key] / ours[key]
-            lines.append(
-                f"{name:7} {key:8} {'█' * round(5 * math.log2(max(ratio, 1)))} {ratio:.1f}x"
-            )
-    return "\n".join(lines)
+        load = " and ".join(map(str, found["load"]))
+        lines += ["", f"## {WORKLOADS[name][3]}", ""]
+        lines += [f"`python benchmarks/versus_orbax.py {found['command']}`, {found['date']}."]
+        lines += [f"{found['machine']}. Load before and after: {load}.", ""]
+        heads = ["system", *FIGURES.values(), "peak extra memory, MiB"]
+        lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        ours = found["systems"]["holdfast"]
+        for system, figures in found["systems"].items():
+            cells = []
+            for key in FIGURES:
+                # Bare I/O is done when its call returns.
+                is_known = key in figures and not (system == "floor" and "blocked" in key)
+                cell = f"{figures[key]:.4g}" if is_known else ""
+                if cell and system != "holdfast":
+                    cell += f" ({figures[key] / ours[key]:.2f})"
+                cells.append(cell)
+            lines.append(f"| {system} | {' | '.join(cells)} | {figures['peak_extra_mib']} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_pages(results: dict[str, Any]) -> None:
+    """Writes the page of results and the table of README."""
+    PAGE.write_text(results_page(results))
+    before, rest = README.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    README.write_text(f"{before}{BEGIN}\n{readme_table(results)}\n{END}{after}")
 
 
 def machine() -> str:
+    """Returns cores, memory, and the versions that matter."""
     memory = next(
         int(line.split()[1]) >> 20
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal")
     )
-    return f"{os.cpu_count()} cores, {memory} GiB of memory, Linux {os.uname().release}"
+    versions = [f"jax {importlib.metadata.version('jax')}"]
+    versions += [f"Orbax {importlib.metadata.version('orbax-checkpoint')}"]
+    return (
+        f"{os.cpu_count()} cores, {memory} GiB of memory, CPU devices, Linux"
+        f" {os.uname().release.split('-')[0]}, Python {platform.python_version()},"
+        f" {', '.join(versions)}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=DEFAULT)
+    systems = ["holdfast", "orbax", "floor", "facade"]
+    parser.add_argument("--systems", nargs="*", choices=systems, default=systems[:3])
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    before = os.getloadavg()
-    results = {}
     for name in options.only:
-        results[name] = run(
-            name, options.disk if WORKLOADS[name][2] else options.memory, options.repeats
-        )
-        print(table({name: results[name]}), flush=True)
-    after = os.getloadavg()
-    load = f"load average {before[0]:.1f} before and {after[0]:.1f} after"
-    text = (
-        f"{machine()}; {load}; median of {options.repeats}; seconds; the slowest process"
-        f" counts.\n\n{table(results)}\n\n"
-    )
-    text += f"Times Orbax's speed; each five marks double it:\n\n```\n{bars(results)}\n```\n"
-    print(text)
-    if options.write:
-        from plot import draw
-
-        draw(bars(results), "versus_orbax.svg", "Times Orbax's speed; five marks double it")
+        root = options.disk if WORKLOADS[name][2] else options.memory
+        found = {name: measured(name, root, options)}
+        print(results_page(found), flush=True)
+        if options.write:
+            kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            kept |= found
+            kept = {name: kept[name] for name in WORKLOADS if name in kept}
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+            write_pages(kept)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        sys.path.insert(0, str(HERE))
-        work(sys.argv[2], Path(sys.argv[3]), *map(int, sys.argv[4:]))
-    elif sys.argv[1:2] == ["--fresh"]:
-        sys.path.insert(0, str(HERE))
-        restore_fresh(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))
+    sys.path.insert(0, str(HERE))
+    if sys.argv[1:2] in (["--save"], ["--restore"]):
+        work = save if sys.argv[1] == "--save" else restore
+        work(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:]))
     else:
         main()
