@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -21,6 +21,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError
 from ..job import clear_with_attempt
 from .barriers import coordination_timeout
 from .group_client import Deadline, GroupClient
+from .matching import check_match
 from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
 
 T = TypeVar("T")
@@ -33,19 +34,24 @@ def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list
     """Returns the largest of each of the integers over all processes.
 
     `values` has the same length everywhere, within 32 bits. Every process calls it. Blocks for at
-    most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout, and
-    ValueError for what does not fit into int32.
+    most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout naming
+    who did not call it, and ValueError for what does not fit into int32, or where the processes do
+    not call it alike: on all of them, before the devices compute.
     """
+    deadline = deadline_of(timeout_s)
     limits = np.iinfo(np.int32)
     outside = [value for value in values if not limits.min <= value <= limits.max]
     if outside:
-        raise ValueError(
+        error = ValueError(
             f"global_max of {outside[0]}: expected integers from {limits.min} to {limits.max}"
         )
+        _tell_others("global_max", error, deadline)
+        raise error
     row = np.array([values], dtype=np.int32)
+    check_match("global_max", [f"{len(values)} integers"], deadline)
     if jax.process_count() == 1 or not values:
         return [int(value) for value in values]
-    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], timeout_s)
+    return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], deadline)
 
 
 def broadcast_one_to_all(
@@ -57,19 +63,48 @@ def broadcast_one_to_all(
     Python numbers or typed PRNG keys, of the same shapes and dtypes everywhere; bits are kept
     exactly, 64-bit ones too. Every process calls it: one computation on the devices for the whole
     tree. Blocks for at most `timeout_s` (default 300). Raises ProcessLost when a peer is dead,
-    BarrierTimeout, and TypeError naming a leaf of another kind.
+    BarrierTimeout naming who did not call it, TypeError naming a leaf of another kind, and
+    ValueError where the processes do not call it alike, or there is not one source: on all of them,
+    before the devices compute. (Over jax.distributed's own client the calls are not compared.)
     """
+    call = "broadcast_one_to_all"
+    deadline = deadline_of(timeout_s)
+    index = process_index()
+    is_source = index == 0 if is_source is None else bool(is_source)
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
-    leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+    try:
+        leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+    except TypeError as error:
+        _tell_others(call, error, deadline)
+        raise
+    lines = [
+        _described(jax.tree_util.keystr(path), leaf, original)
+        for (path, original), leaf in zip(paths, leaves, strict=True)
+    ]
+    source = f"process {index}" if is_source else ""
+    check_match(call, lines, deadline, source=source, needs_source=True)
     if jax.process_count() > 1 and leaves:
-        leaves = _from_source(
-            leaves, process_index() == 0 if is_source is None else is_source, timeout_s
-        )
+        leaves = _from_source(leaves, is_source, deadline)
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def _from_source(leaves: Sequence[Array], is_source: bool, timeout_s: float | None) -> list[Array]:
+def deadline_of(timeout_s: float | None) -> Deadline:
+    return Deadline(coordination_timeout() if timeout_s is None else timeout_s)
+
+
+def _tell_others(call: str, error: Exception, deadline: Deadline) -> None:
+    """Tells the other processes why this one does not compute: they would wait for it."""
+    with suppress(ValueError):  # which they raise; this process raises its own
+        check_match(call, [f"an error ({error})"], deadline)
+
+
+def _described(path: str, leaf: Array, original: Any) -> str:
+    kind = f"keys of {jax.random.key_impl(original)}" if _is_key(original) else str(leaf.dtype)
+    return f"{kind}{list(leaf.shape)} at {path or 'the root'}"
+
+
+def _from_source(leaves: Sequence[Array], is_source: bool, deadline: Deadline) -> list[Array]:
     """Returns the leaves of the source: the sum over all processes, with zeros elsewhere.
 
     They travel as words of 32 bits, so that no device changes them: jax without x64 has no others.
@@ -78,7 +113,7 @@ def _from_source(leaves: Sequence[Array], is_source: bool, timeout_s: float | No
     words = np.zeros((1, sum(sizes)), np.uint32)
     if is_source:
         words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-    result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), timeout_s)
+    result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), deadline)
     parts = np.split(result, np.cumsum(sizes)[:-1])
     return [
         part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
@@ -100,14 +135,13 @@ def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
     return future
 
 
-def bounded(what: str, compute: Callable[[], T], timeout_s: float | None = None) -> T:
+def bounded(what: str, compute: Callable[[], T], deadline: Deadline) -> T:
     """Runs `compute` on a helper thread and returns its result, as long as all processes live.
 
-    It takes at most `timeout_s`. Raises ProcessLost naming a dead process, also where the backend's
+    Raises ProcessLost naming a dead process, also where the backend's
     own error came first, and BarrierTimeout. A computation that the backend cannot end stays behind
     on its thread: make no more collective calls after such an error.
     """
-    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     future = on_thread(what, compute)
     changed = threading.Event()
     future.add_done_callback(lambda done: changed.set())

@@ -13,7 +13,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
-from .collectives import bounded
+from .collectives import bounded, deadline_of
+from .matching import check_match
+from .slices import process_replica_id
 
 # A round holds three copies: what one replica has, what all have made of it, and the sum.
 _COPIES = 3
@@ -71,22 +73,36 @@ def broadcast_one_replica_to_all(  # noqa: PLR0917 as trainers know it from Orba
     Where `is_source`, leaves are arrays, which are deleted to make room; elsewhere their shapes,
     dtypes and shardings count. Bits are kept exactly. A round takes as many leaves as fit into
     `memory_limit_bytes` a device (default: `get_available_memory`), and at least one. Blocks for at
-    most `timeout_s` (default 300) a round. Raises ProcessLost when a peer is dead, BarrierTimeout,
-    and ValueError for a leaf with another kind of sharding.
+    most `timeout_s` (default 300) a round. Raises ProcessLost when a peer is dead, BarrierTimeout
+    naming who did not call it, and ValueError for a leaf with another kind of sharding, or where
+    the processes do not call it alike, or there is not one source: on all of them, before the
+    devices compute.
     """
     if memory_limit_bytes is None:
         memory_limit_bytes = get_available_memory(in_tree, memory_scaling_factor)
+    call = "broadcast_one_replica_to_all"
     axis = global_mesh.axis_names[replica_axis_index]
     results: list[jax.Array] = []
     rounds = list(_rounds(in_tree, memory_limit_bytes))
+    lines = [f"the mesh {dict(global_mesh.shape)}, with replicas along {axis!r}"]
+    lines += [f"leaves in rounds of {[len(leaves) for leaves in rounds]} (memory_limit_bytes)"]
+    lines += [
+        f"{leaf.dtype}{list(leaf.shape)} as {getattr(leaf.sharding, 'spec', leaf.sharding)}"
+        for leaf in in_tree
+    ]
+    source = ""
+    if is_source:
+        own = process_replica_id(
+            jax.process_index(), global_mesh, replica_axis_index=replica_axis_index
+        )
+        source = f"replica {own}"
+    check_match(call, lines, deadline_of(timeout_s), source=source, needs_source=True)
     for leaves in rounds:
         spread = tuple(_spread(leaf, global_mesh, axis, is_source) for leaf in leaves)
         for leaf in leaves:
             if isinstance(leaf, jax.Array):
                 leaf.delete()
-        results += bounded(
-            "broadcast_one_replica_to_all", functools.partial(_merged, spread), timeout_s
-        )
+        results += bounded(call, functools.partial(_merged, spread), deadline_of(timeout_s))
     return tuple(results), len(rounds)
 
 

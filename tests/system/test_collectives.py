@@ -26,6 +26,16 @@ def test_exact_for_every_dtype() -> None:
     )
 
 
+def test_calls_that_do_not_match() -> None:
+    """Other trees, shapes, dtypes of equal size, sources, lengths, calls: all processes raise the
+    same before the devices compute, and the next call works. One that is not made is named in time.
+    """
+    outputs = run_processes(
+        program("collectives_that_do_not_match"), 3, arguments=[free_port()], devices=1
+    )
+    assert all("all raised" in output for output in outputs), outputs
+
+
 SLOW = ("blocking get", "gather", "broadcast", "global_max")
 
 
@@ -62,6 +72,7 @@ def test_a_peer_that_never_calls_is_a_timeout() -> None:
         arguments=[free_port()],
     )
     assert all(
-        "late: DEADLINE_EXCEEDED: global_max did not end in 1.5 s" in output
+        "late: DEADLINE_EXCEEDED: global_max did not begin in 1.5 s: process 0 did not call it"
+        in output
         for output in outputs[1:]
     ), outputs
