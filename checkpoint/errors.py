@@ -9,6 +9,14 @@ from typing import Self
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 
+# The path of a tree that is one leaf.
+ONE_LEAF = "\\r"
+
+
+def leaf_at(path: str) -> str:
+    """Returns what a message calls the leaf of a path."""
+    return "the tree itself" if path == ONE_LEAF else f"the leaf {path!r}"
+
 
 class CheckpointError(HoldfastError):
     """The root of all that can go wrong with a checkpoint. `path` is the root, step folder or file

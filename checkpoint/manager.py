@@ -576,7 +576,10 @@ def _step_to_restore(step: Any) -> int:
         ) from error
 
 
-def _finish_all_at_exit() -> None:
+def finish_all_at_exit() -> None:
+    """Ends the saves in flight, and lets go of the claims of managers that are open. May be called
+    twice.
+    """
     settle_at_exit()
     for manager in list(_open_managers):
         # Still open: who saves later, in a hook of atexit, takes the claim again.
@@ -590,4 +593,4 @@ def _leave_all_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all_to_parent)
-register_at_exit(_finish_all_at_exit)
+register_at_exit(finish_all_at_exit)

@@ -38,7 +38,8 @@ TRANSLATED = {
     "CheckpointHandler": "each process writes into a folder of its own",
     "CheckpointManager": "saves in holdfast's layout, reads both; the newest step always stays",
     "CheckpointManagerOptions": (
-        "names of step folders are a prefix and the number; `todelete_full_path` is refused"
+        "names of step folders are a prefix and the number; `todelete_full_path` is refused where"
+        " steps are deleted"
     ),
     "CheckpointableHandler": "each process writes into a folder of its own",
     "Checkpointer": "saves in holdfast's layout, reads both",
@@ -54,6 +55,7 @@ TRANSLATED = {
     "JsonHandler": "says that an item is of this kind",
     "PyTreeHandler": "says that an item is of this kind",
     "ArrayHandler": "no effect: its leaves are saved in any case",
+    "ParamInfo": "nothing here makes or reads one",
     "NumpyHandler": "no effect: its leaves are saved in any case",
     "ScalarHandler": "no effect: its leaves are saved in any case",
     "StringHandler": "no effect: its leaves are saved in any case",

@@ -17,7 +17,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from ..errors import UnsupportedLeaf
+from ..errors import UnsupportedLeaf, leaf_at
 
 MEMORY_KIND = "memory_kind"  # the member of a description whose array is in no default memory
 AXIS_TYPES = "axis_types"  # of the mesh, where not all are Auto
@@ -73,7 +73,7 @@ def refuse_partial_sums(path: str, sharding: Sharding) -> None:
     if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
         over = "+".join(sorted(map(str, sharding.spec.unreduced)))
         raise UnsupportedLeaf(
-            f"the leaf {path!r} is unreduced over {over}: each device has a part of its sum; add it"
+            f"{leaf_at(path)} is unreduced over {over}: each device has a part of its sum; add it"
             " up before it is saved: jax.sharding.reshard(array, jax.P(...))",
             leaf=path,
             found=str(sharding),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from ..errors import TreeMismatch, UnsupportedLeaf, error_text
+from ..errors import TreeMismatch, UnsupportedLeaf, error_text, leaf_at
 from .tree import FlatTree, Node, type_name
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def _encode(leaf: Any, path: str) -> Any:
         return Node(known.name, encoded)
     except Exception as error:
         message = (
-            f"the leaf {path!r} is a {type_name(type(leaf))}, whose to_fields failed:"
+            f"{leaf_at(path)} is a {type_name(type(leaf))}, whose to_fields failed:"
             f" {error_text(error)}"
         )
         raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf))) from error

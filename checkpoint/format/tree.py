@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
+from ..errors import ONE_LEAF as ONE_LEAF
 from ..errors import HostileCheckpoint, TreeMismatch, UnsupportedLeaf
 from .static_data import canonical_static_data
 
@@ -296,7 +297,7 @@ def _describe(tree: Any, path: str, depth: int, walk: _Walk) -> Any:
         return None
     children = None if _is_leaf(tree) else _children(tree)
     if children is None:
-        walk.paths.append(path or "\\r")
+        walk.paths.append(path or ONE_LEAF)
         return len(walk.paths) - 1
     if depth >= MAX_DEPTH:
         raise UnsupportedLeaf(

@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 
 from ..arrays.dtypes import is_weak, name_of
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
-from ..errors import TreeMismatch
+from ..errors import TreeMismatch, leaf_at
 from ..format.likely_names import likely_renames, saved_leaves, wanted_leaves
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
@@ -136,7 +136,7 @@ def check_leaf_types(item: ItemRecord, leaves: Sequence[Any], paths: Sequence[st
         if not any(saved.path.startswith(f"{path}.") for saved in item.leaves):
             continue
         message = (
-            f"item {item.name!r}: the leaf {path!r} of `like` is a {type_name(type(leaf))}, and"
+            f"item {item.name!r}: {leaf_at(path)} of `like` is a {type_name(type(leaf))}, and"
             " saved as a tree; register its class as it was registered when it was saved:"
             " register_leaf_type(cls, to_fields, from_fields)"
         )
@@ -181,7 +181,7 @@ def _check_is_there(leaf: LeafRecord) -> None:
 def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
     if dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
         message = (
-            f"the leaf {leaf.path!r} is wanted as a jax.Array of {dtype.name}, which jax has only"
+            f"{leaf_at(leaf.path)} is wanted as a jax.Array of {dtype.name}, which jax has only"
             " with jax_enable_x64; ask for numpy"
         )
         raise TreeMismatch(message, leaf=leaf.path, expected=dtype.name, found=show_leaf(leaf))
@@ -303,9 +303,7 @@ def _remedy(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> s
 def refuse(leaf: LeafRecord, expected: str, remedy: str = "") -> NoReturn:
     """Raises TreeMismatch: the caller expected something else."""
     found = show_leaf(leaf)
-    message = (
-        f"the leaf {leaf.path!r} was expected as {expected}, the checkpoint has {found}{remedy}"
-    )
+    message = f"{leaf_at(leaf.path)} was expected as {expected}, the checkpoint has {found}{remedy}"
     raise TreeMismatch(message, leaf=leaf.path, expected=expected, found=found)
 
 
@@ -337,7 +335,7 @@ def _wanted_sharding(leaf: LeafRecord, like: Any) -> Sharding | None:
     try:
         return _sharding_of(like)
     except (TypeError, ValueError) as error:
-        message = f"the leaf {leaf.path!r} of `like` has no devices to lie on: {error}"
+        message = f"{leaf_at(leaf.path)} of `like` has no devices to lie on: {error}"
         raise TreeMismatch(
             message, leaf=leaf.path, expected="devices", found="an abstract sharding"
         ) from error

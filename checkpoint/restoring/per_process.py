@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..errors import leaf_at
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
 from .reader import Allocate, ArrayReader, ReadRequest
@@ -43,7 +44,7 @@ def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRe
         if selection.processes is None:
             wanted = f"of process {selection.process}"
         refusal = (
-            f"the leaf {leaf.path!r} was kept per process and is there for {count} processes, not"
+            f"{leaf_at(leaf.path)} was kept per process and is there for {count} processes, not"
             f" {wanted}; to take the copy of one of them, pass process=0 to {count - 1}; to leave"
             " it out, a `partial` that says no to it"
         )

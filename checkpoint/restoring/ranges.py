@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..errors import TreeMismatch
+from ..errors import TreeMismatch, leaf_at
 
 Array = np.ndarray[Any, Any]
 _SMALL_FLOAT = 4  # bytes: all floats up to here are float32's too
@@ -25,7 +25,7 @@ class OutOfRange(ValueError):
     def of_leaf(self, path: str) -> TreeMismatch:
         """Returns the error that names the leaf."""
         return TreeMismatch(
-            f"the leaf {path!r} holds {self.number!r}, which {self.dtype.name} cannot hold; ask for"
+            f"{leaf_at(path)} holds {self.number!r}, which {self.dtype.name} cannot hold; ask for"
             " a dtype that does, and convert it yourself",
             leaf=path,
             expected=self.dtype.name,

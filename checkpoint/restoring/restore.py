@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from ..arrays.dtypes import as_weak
 from ..arrays.jax_settings import own_settings
-from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch
+from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch, leaf_at
 from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
 from ..format.own_files import Files, give_files
@@ -401,7 +401,7 @@ def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
     except (TypeError, ValueError) as error:
         found = f"{leaf.dtype}{list(leaf.shape)}"
         message = (
-            f"the leaf {leaf.path!r} is of keys of {leaf.impl!r}, and jax makes none of {found}:"
+            f"{leaf_at(leaf.path)} is of keys of {leaf.impl!r}, and jax makes none of {found}:"
             f" {error}; register that implementation, or restore the data without a `like`"
         )
         raise TreeMismatch(message, leaf=leaf.path, expected=leaf.impl, found=found) from error

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays.jax_settings import cast_array
+from ..errors import leaf_at
 from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
@@ -42,7 +43,7 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         dtype = np.dtype(object)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"save: dtype={wanted!r} for the leaf {path!r}: expected a floating-point dtype, as"
+            f"save: dtype={wanted!r} for {leaf_at(path)}: expected a floating-point dtype, as"
             " jnp.bfloat16, or None"
         )
     if leaf.dtype == dtype or _is_refused(leaf):

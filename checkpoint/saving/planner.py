@@ -17,7 +17,7 @@ from holdfast.multihost.group.group import runtime_indices
 
 from ..arrays.dtypes import can_store, is_weak, name_of
 from ..arrays.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
-from ..errors import UnsupportedLeaf
+from ..errors import UnsupportedLeaf, leaf_at
 from ..format.json_state import Json
 from ..format.own_files import Files
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
@@ -128,7 +128,7 @@ class Planner:
             return replace(leaf, per_process=True)
         if leaf.placement is not None:
             message = (
-                f"the leaf {leaf.path!r} is one array of several processes, and cannot be kept per"
+                f"{leaf_at(leaf.path)} is one array of several processes, and cannot be kept per"
                 " process; leave it out of per_process"
             )
             raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
@@ -177,7 +177,7 @@ class Planner:
             placement = placement_of(leaf, self._ranks)
             if (placement.holders[1] == 0).any():
                 message = (
-                    f"shards of the leaf {path!r} are on processes outside of this group; save it"
+                    f"shards of {leaf_at(path)} are on processes outside of this group; save it"
                     " with a group that holds all of it"
                 )
                 raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
@@ -210,13 +210,13 @@ def check_leaf(path: str, leaf: Any) -> None:
 def _check_jax(path: str, leaf: jax.Array) -> None:
     if isinstance(leaf, jax.core.Tracer):
         raise UnsupportedLeaf(
-            f"the leaf {path!r} is a tracer: save outside of jit and grad",
+            f"{leaf_at(path)} is a tracer: save outside of jit and grad",
             leaf=path,
             found="tracer",
         )
     if leaf.is_deleted():
         raise UnsupportedLeaf(
-            f"the leaf {path!r} was deleted or donated: save it before that",
+            f"{leaf_at(path)} was deleted or donated: save it before that",
             leaf=path,
             found="deleted array",
         )
@@ -234,7 +234,7 @@ def _refuse_class(path: str, leaf: Any) -> NoReturn:
         advice = "it has no values: save the array that it describes"
     elif isinstance(leaf, (Json, Files)):
         advice = f"it is an item of its own: save(step, items={{{path!r}: ...}})"
-    message = f"the leaf {path!r} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
+    message = f"{leaf_at(path)} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
     raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
 
 
@@ -272,7 +272,7 @@ def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
 def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
     if not can_store(dtype):
         message = (
-            f"the leaf {path!r} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert"
+            f"{leaf_at(path)} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert"
             " it to a little-endian number dtype"
         )
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint.layouts.detect import find_steps, newest_step
+from holdfast.checkpoint.manager import finish_all_at_exit
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
@@ -35,12 +38,19 @@ from .handlers import is_own, make_args, to_path
 from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
 from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
 from .handling.registry import check_args, handler_in
-from .metadata import RootMetadata, StepMetadata, step_metadata
+from .metadata import RootMetadata, StepMetadata, step_metadata, with_item_metadata
 from .options import AsyncOptions, CheckpointManagerOptions
-from .refusals import not_covered
-from .roots.policies import AskToKeep, AskToSave, PolicyCheckpointInfo, asks_for_metrics
-from .roots.root import Trash, read_root_metadata, write_root_metadata
+from .refusals import not_covered, refuse
+from .roots.policies import (
+    AskToKeep,
+    AskToSave,
+    PolicyCheckpointInfo,
+    asks_for_metrics,
+    keeps_all,
+)
+from .roots.root import Trash, called_otherwise, read_root_metadata, write_root_metadata
 
+_log = logging.getLogger(__name__)
 CALL = "CheckpointManager"
 METRIC_ITEM_NAME = "metrics"
 
@@ -84,6 +94,7 @@ class CheckpointManager(AbstractCheckpointManager):
                     f"found {name} beside handler_registry; expected one of them: the registry"
                     " names items and handlers"
                 )
+        refuse(CALL, "manager.native.statistics() has holdfast's counts", logger=logger)
         self._registry = handler_registry
         self._options = options or CheckpointManagerOptions()
         read_only = self._options.read_only
@@ -105,6 +116,8 @@ class CheckpointManager(AbstractCheckpointManager):
             self._single = True
         self._saving: _Begun | None = None
         self._handle: SaveHandle | None = None
+        if not keeps_all(self._options.keep_policy()):
+            self._refuse_full_path()
         self._trash = Trash(directory, None if read_only else self._options.todelete_subdir)
         self.native = self._open()
         self._metadata = metadata
@@ -113,7 +126,16 @@ class CheckpointManager(AbstractCheckpointManager):
                 write_root_metadata(directory, metadata)
             sync_global_processes("holdfast.compat.orbax.root_metadata")
 
+    def _refuse_full_path(self) -> None:
+        refuse(
+            CALL,
+            "give todelete_subdir on a file system; in a bucket what is let go is deleted",
+            todelete_full_path=self._options.todelete_full_path,
+        )
+
     def _open(self) -> NativeManager:
+        if not self._options.read_only and is_primary_host(0):
+            _left_open.add(self._directory)
         mode = self._options.file_options.path_permission_mode
         timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
@@ -128,13 +150,28 @@ class CheckpointManager(AbstractCheckpointManager):
             options=Options(
                 save_timeout_s=timeout_s,
                 read_only=self._options.read_only,
-                step_format=self._options.step_format(),
+                step_format=self._step_format(),
                 file_mode=None if mode is None else mode & 0o666,
                 folder_mode=mode,
                 # Orbax's own rule is `_is_next`.
                 out_of_order=True,
             ),
         )
+
+    def _step_format(self) -> str | None:
+        """Returns how the options call steps; None for a root that calls its own otherwise."""
+        wanted = self._options.step_format()
+        found = None if wanted is None else called_otherwise(self._directory, wanted)
+        if found is None:
+            return wanted
+        _log.warning(
+            "%s calls its step 7 %s, and the options call it otherwise (%s). Its steps stay, and"
+            " new ones are called as they are. Take another folder to begin anew",
+            self._directory,
+            found,
+            wanted,
+        )
+        return None
 
     @property
     def directory(self) -> Any:
@@ -218,6 +255,7 @@ class CheckpointManager(AbstractCheckpointManager):
         """Deletes a step of holdfast's; a manager that only reads does nothing."""
         if self._options.read_only:
             return
+        self._refuse_full_path()
         with orbax_errors():
             if is_primary_host(0) and not self._trash.put_aside(step):
                 raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
@@ -257,11 +295,16 @@ class CheckpointManager(AbstractCheckpointManager):
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
         if self._options.read_only:
             return False
-        to_save = {
-            name: standard.to_save(f"{CALL}.save", each, self._handler_of(name, each))
+        given = {
+            name: each
             for name, each in given.items()
             if each is not None or name not in self._known
         }
+        to_save = {
+            name: standard.to_save(f"{CALL}.save", each, self._handler_of(name, each))
+            for name, each in given.items()
+        }
+        custom_metadata = with_item_metadata(custom_metadata, given)
         self._known |= to_save.keys()
         if not self._keeps_metrics():
             metrics = None
@@ -503,10 +546,9 @@ class CheckpointManager(AbstractCheckpointManager):
         self._remove_empty_claims()
 
     def _remove_empty_claims(self) -> None:
-        """Removes the folder of claims where no other manager has one: programs list the root."""
-        if not self._options.read_only and is_primary_host(0):
-            with contextlib.suppress(OSError):  # the next one that closes does it
-                open_storage(self._directory).delete([f"{CLAIMS}/"])
+        if self._directory in _left_open:
+            _left_open.discard(self._directory)
+            _remove_empty_claims(self._directory)
 
     def __enter__(self) -> Self:
         return self
@@ -519,6 +561,24 @@ class CheckpointManager(AbstractCheckpointManager):
     ) -> None:
         self.native.__exit__(kind, error, trace)
         self._remove_empty_claims()
+
+
+# Roots whose managers may never be closed, by the primary of each.
+_left_open: set[str] = set()
+
+
+def _remove_empty_claims(directory: str) -> None:
+    """Removes the folder of claims where no other manager has one: programs list the root."""
+    with contextlib.suppress(OSError):  # the next one that closes does it
+        open_storage(directory).delete([f"{CLAIMS}/"])
+
+
+@atexit.register
+def _remove_claims_at_exit() -> None:
+    if _left_open:
+        finish_all_at_exit()  # they would let go of their claims after this
+    for directory in _left_open:
+        _remove_empty_claims(directory)
 
 
 class _LazyInfo(PolicyCheckpointInfo):

@@ -14,13 +14,19 @@ from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host
 
 from .handlers import is_own, make_args
-from .handling.items import cancel, orbax_errors
+from .handling.items import DEFAULT_ITEM, cancel, orbax_errors
 from .handling.standard import CompositeCheckpointHandler
-from .metadata import StepMetadata, step_metadata
+from .metadata import StepMetadata, step_metadata, with_item_metadata
 from .options import AsyncOptions
+from .refusals import check_options
 
 # The file by which programs, Flax among them, know a folder that a checkpointer wrote.
 MARKER = "checkpoint"
+# How files are made and processes take part: of no effect here.
+OPTIONS = (
+    "atomicity_options checkpoint_metadata_store file_options multiprocessing_options"
+    " temporary_path_class"
+)
 
 
 class AbstractCheckpointer:
@@ -31,11 +37,18 @@ class Checkpointer(AbstractCheckpointer):
     """Saves and restores one folder. `save` blocks until the checkpoint is durable."""
 
     def __init__(
-        self, handler: Any, *args: Any, async_options: AsyncOptions | None = None, **options: Any
+        self,
+        handler: Any,
+        timeout_secs: int | None = None,
+        *,
+        async_options: AsyncOptions | None = None,
+        **options: Any,
     ) -> None:
+        check_options(type(self).__name__, options, OPTIONS)
         standard.check_handler(type(self).__name__, handler)
         self._handler = handler
-        self._timeout_s = float((async_options or AsyncOptions()).timeout_secs)
+        usual_s = (async_options or AsyncOptions()).timeout_secs
+        self._timeout_s = float(usual_s if timeout_secs is None else timeout_secs)
 
     @property
     def handler(self) -> Any:
@@ -59,7 +72,9 @@ class Checkpointer(AbstractCheckpointer):
         call = f"{type(self).__name__}.save"
         with orbax_errors():
             items = standard.items_to_save(call, self._handler, given)
-            self._save(directory, items, overwrite=force, metadata=custom_metadata)
+            several = given if isinstance(given, Mapping) else {DEFAULT_ITEM: given}
+            metadata = with_item_metadata(custom_metadata, several)
+            self._save(directory, items, overwrite=force, metadata=metadata)
 
     def _save(
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
@@ -171,7 +186,9 @@ class StandardCheckpointer(AsyncCheckpointer):
     """Saves and restores trees."""
 
     def __init__(self, *, async_options: AsyncOptions | None = None, **options: Any) -> None:
-        super().__init__(standard.StandardCheckpointHandler(), async_options=async_options)
+        own = {name: options.pop(name) for name in OPTIONS.split() if name in options}
+        handler = standard.StandardCheckpointHandler(**options)
+        super().__init__(handler, async_options=async_options, **own)
 
     def restore(
         self,

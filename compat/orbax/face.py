@@ -1,5 +1,7 @@
 """Every name of `orbax.checkpoint`: what `holdfast.compat.orbax` gives when it is asked for one."""
 
+import jax.experimental.array_serialization  # noqa: F401 (programs use it, as Orbax imports it)
+
 from . import (
     args,
     checkpoint_manager,

@@ -12,6 +12,10 @@ import numpy as np
 from holdfast.checkpoint import Structure
 
 from .refusals import refuse
+from .trees.shardings import NamedShardingMetadata as NamedShardingMetadata
+from .trees.shardings import ShardingMetadata as ShardingMetadata
+from .trees.shardings import SingleDeviceShardingMetadata as SingleDeviceShardingMetadata
+from .trees.shardings import describe_sharding, sharding_of
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,7 @@ class StorageMetadata:
 class ArrayMetadata(Metadata):
     """An array. Serves as a target.
 
-    `sharding` is a jax.sharding.Sharding of this job's devices, None where the saved one does not
-    fit.
+    `sharding` is a ShardingMetadata, None where the saved one does not fit this job's devices.
     """
 
     shape: tuple[int, ...]
@@ -101,10 +104,20 @@ class TreeMetadata(Mapping[Any, Any]):
         return f"TreeMetadata({self.tree!r})"
 
 
-jax.tree_util.register_pytree_node(
+def _children(node: TreeMetadata) -> tuple[Any, Any]:
+    # Those of the tree itself: a leaf has the path that it has there.
+    children, treedef = jax.tree_util.tree_flatten_with_path(
+        node.tree, is_leaf=lambda child: child is not node.tree
+    )
+    one_leaf = jax.tree_util.FlattenedIndexKey(0)
+    keyed = [(path[0] if path else one_leaf, child) for path, child in children]
+    return keyed, (treedef, node.custom_metadata)
+
+
+jax.tree_util.register_pytree_with_keys(
     TreeMetadata,
-    lambda node: ((node.tree,), node.custom_metadata),
-    lambda about, children: TreeMetadata(children[0], about),
+    _children,
+    lambda about, children: TreeMetadata(about[0].unflatten(children), about[1]),
 )
 
 
@@ -116,7 +129,12 @@ def leaf_metadata(name: str, leaf: Any, directory: Any) -> Any:
         return ScalarMetadata(name, directory, dtype=np.asarray(leaf).dtype)
     storage = StorageMetadata(chunk_shape=shard_shape_of(leaf))
     return ArrayMetadata(
-        name, directory, leaf.shape, leaf.sharding, dtype=leaf.dtype, storage=storage
+        name,
+        directory,
+        leaf.shape,
+        describe_sharding(leaf.sharding),
+        dtype=leaf.dtype,
+        storage=storage,
     )
 
 
@@ -134,13 +152,34 @@ def to_shape_dtype_struct(
         return ""
     if not hasattr(arr, "shape"):
         return arr if scalar_dtype is None else scalar_dtype(arr)
-    sharding = getattr(arr, "sharding", None)  # numpy's arrays have none
+    sharding = sharding_of(getattr(arr, "sharding", None))  # numpy's arrays have none
     return jax.ShapeDtypeStruct(arr.shape, dtype or arr.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def nanoseconds(time_s: float | None) -> int | None:
     """Returns a time as Orbax counts it."""
     return None if time_s is None else int(time_s * 1e9)
+
+
+# Where the metadata of single items is kept in that of their step.
+ITEMS = "orbax_item_metadata"
+
+
+def with_item_metadata(metadata: Any, args: Mapping[str, Any]) -> Any:
+    """Returns a step's metadata to save, with that of the items whose arguments have some."""
+    own = {name: getattr(each, "custom_metadata", None) for name, each in args.items()}
+    given = {name: about for name, about in own.items() if about is not None}
+    return {**(metadata or {}), ITEMS: given} if given else metadata
+
+
+def custom_metadata_of(saved: Structure) -> dict[str, Any]:
+    """Returns the metadata that was given for a step."""
+    return {name: about for name, about in (saved.metadata or {}).items() if name != ITEMS}
+
+
+def item_metadata_of(saved: Structure, item: str) -> Any:
+    """Returns the metadata that was given for an item, None where there was none."""
+    return (saved.metadata or {}).get(ITEMS, {}).get(item)
 
 
 def step_metadata(saved: Structure, item_metadata: Any) -> StepMetadata:
@@ -151,5 +190,5 @@ def step_metadata(saved: Structure, item_metadata: Any) -> StepMetadata:
         metrics=dict(saved.metrics),
         init_timestamp_nsecs=nanoseconds(saved.started_s),
         commit_timestamp_nsecs=nanoseconds(saved.finished_s),
-        custom_metadata=saved.metadata or {},
+        custom_metadata=custom_metadata_of(saved),
     )

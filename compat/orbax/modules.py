@@ -27,6 +27,7 @@ from .roots import policies, step_names, testing
 from .trees import flat as trees
 from .trees import nested, transforms
 from .trees.shardings import construct_maximal_shardings
+from .trees.shardings import fully_replicated_host_local_array_to_global_array as replicate
 
 OWN_HANDLER = (
     "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
@@ -85,10 +86,10 @@ MODULES: Mapping[str, tuple[str, str]] = {
     ),
     "utils": (
         (
-            "all_leaves_are_placeholders fully_replicated_host_local_array_to_global_array"
-            " get_tmp_directory is_gcs_path is_scalar is_supported_aggregation_type"
-            " leaf_is_placeholder leaf_placeholder name_from_leaf_placeholder pytree_structure"
-            " register_ts_spec_for_serialization should_skip_device_sync"
+            "all_leaves_are_placeholders get_tmp_directory is_gcs_path is_scalar"
+            " is_supported_aggregation_type leaf_is_placeholder leaf_placeholder"
+            " name_from_leaf_placeholder pytree_structure register_ts_spec_for_serialization"
+            " should_skip_device_sync"
         ),
         "use holdfast's manager for steps, and jax.tree_util for trees",
     ),
@@ -107,10 +108,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
         OWN_HANDLER,
     ),
     metadata: (
-        (
-            "MetadataStore NamedShardingMetadata ShardingMetadata SingleDeviceShardingMetadata"
-            " get_step_metadata metadata_store tree value"
-        ),
+        ("MetadataStore get_step_metadata metadata_store tree value"),
         METADATA,
     ),
     checkpoint_manager: (
@@ -123,7 +121,7 @@ REFUSED_IN: Mapping[Any, tuple[str, str]] = {
     ),
     type_handlers: (
         (
-            "ParamInfo TypeHandlerRegistry check_input_arguments create_type_handler_registry"
+            "TypeHandlerRegistry check_input_arguments create_type_handler_registry"
             " get_cast_tspec_deserialize get_cast_tspec_serialize get_json_tspec_read"
             " get_json_tspec_write get_ts_context is_supported_aggregation_type"
             " is_supported_empty_value merge_ocdbt_per_process_files"
@@ -267,6 +265,7 @@ def _covered(module: str) -> dict[str, Any]:
             "TMP_DIR_SUFFIX": step_names.TMP_DIR_SUFFIX,
             "record_saved_duration": checkpoint_utils.record_saved_duration,
             "sync_global_devices": multihost.sync_global_processes,
+            "fully_replicated_host_local_array_to_global_array": replicate,
         }
         processes = (
             "broadcast_one_to_all",

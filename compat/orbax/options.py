@@ -13,8 +13,24 @@ import holdfast.compat.orbax.roots.step_names as step_names
 from .refusals import refuse
 
 
+class Settable:
+    """Options that may be set, but not while a context of v1 that has them is active."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_active"):
+            raise RuntimeError(
+                f"{type(self).__qualname__}.{name} is set inside of `with` of a context that has"
+                " it; expected before it: options hold for the whole block"
+            )
+        super().__setattr__(name, value)
+
+    def add_active(self, blocks: int) -> None:
+        """Notes that a context with these is entered (1), or left (-1)."""
+        vars(self)["_active"] = vars(self).get("_active", 0) + blocks
+
+
 @dataclass
-class AsyncOptions:
+class AsyncOptions(Settable):
     """Of these `timeout_secs` counts: it bounds a save from its call to its commit."""
 
     timeout_secs: int = 1200
@@ -36,7 +52,7 @@ class AsyncOptions:
 
 
 @dataclass
-class MultiprocessingOptions:
+class MultiprocessingOptions(Settable):
     """Which processes take part: all of the job; the primary is process 0."""
 
     primary_host: int | None = 0
@@ -58,7 +74,7 @@ class MultiprocessingOptions:
 
 
 @dataclass
-class FileOptions:
+class FileOptions(Settable):
     """How files are made: folders have `path_permission_mode`, files are not executable."""
 
     path_permission_mode: int | None = None
@@ -94,10 +110,11 @@ class CheckpointManagerOptions:
 
     Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories,
     single_host_load_and_broadcast, enable_background_delete, num_deletion_threads,
-    atomicity_options, save_root_metadata, lightweight_initialize,
+    atomicity_options, temporary_path_class, save_root_metadata, lightweight_initialize,
     enable_per_process_directory_creation. `todelete_subdir` is a folder of the root: what is let go
-    lies there from then on. In a bucket it has no effect, as with Orbax. `step_name_format` is a
-    prefix and the number (see step_names.NameFormat).
+    lies there from then on. In a bucket it has no effect, as with Orbax. `todelete_full_path` is
+    refused by a manager that would let steps go. `step_name_format` is a prefix and the number (see
+    step_names.NameFormat).
     """
 
     save_interval_steps: int = 1
@@ -144,17 +161,6 @@ class CheckpointManagerOptions:
                 "CheckpointManagerOptions: max_to_keep must be None or not below 0, found"
                 f" {self.max_to_keep}"
             )
-        call = "CheckpointManagerOptions"
-        refuse(
-            call,
-            "give todelete_subdir on a file system; in a bucket what is let go is deleted",
-            todelete_full_path=self.todelete_full_path,
-        )
-        refuse(
-            call,
-            "leave it out: the record is the commit",
-            temporary_path_class=self.temporary_path_class,
-        )
         self.step_format()  # refuses names that are more than a prefix and the number
 
     def step_format(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,16 @@ def refuse(call: str, nearest: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None and value is not False and value != ():
             raise not_covered(f"{call}({name}={value!r:.60})", nearest)
+
+
+def check_options(call: str, given: Iterable[str], known: str) -> None:
+    """Raises TypeError, as Orbax does, for the first option that is none of the known ones."""
+    for name in given:
+        if name not in known.split():
+            raise TypeError(
+                f"{call}() got an unexpected keyword argument {name!r}; expected one of"
+                f" {', '.join(known.split())}"
+            )
 
 
 class _StandIn(type):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from .args import ArrayRestoreArgs
 from .args import RestoreArgs as RestoreArgs
 from .args import SaveArgs as SaveArgs
 from .handlers import to_path
-from .refusals import not_covered
+from .refusals import check_options, not_covered
 
 LEAF_TYPES = (
     "holdfast.checkpoint.register_leaf_type saves a type of your own by arrays, numbers and texts"
@@ -31,7 +31,10 @@ class TypeHandler:
 class _Standard(TypeHandler):
     """A handler of Orbax's own. How bytes lie in files is of no effect."""
 
+    options: ClassVar[str] = "metadata_key ocdbt_process_id"
+
     def __init__(self, *args: Any, **options: Any) -> None:
+        check_options(type(self).__name__, options, self.options)
         for name, value in options.items():
             setattr(self, name, value)
 
@@ -39,13 +42,27 @@ class _Standard(TypeHandler):
 class ArrayHandler(_Standard):
     """jax.Array."""
 
+    options = (
+        "metadata_key primary_host replica_id use_replica_parallel"
+        " min_slice_bytes_for_replica_parallel max_replicas_for_replica_parallel"
+        " enable_write_sharding_file array_metadata_store enable_replica_parallel_separate_folder"
+        " dispatcher callback"
+    )
+
 
 class SingleReplicaArrayHandler(ArrayHandler):
     """jax.Array. What is replicated is read once by each host, and not broadcast."""
 
+    options = (
+        f"{ArrayHandler.options} replica_axis_index primary_replica_id broadcast_memory_limit_bytes"
+        " broadcast_memory_scaling_factor"
+    )
+
 
 class NumpyHandler(_Standard):
     """np.ndarray."""
+
+    options = f"{_Standard.options} deepcopy_host_arrays"
 
 
 class ScalarHandler(_Standard):
@@ -54,6 +71,37 @@ class ScalarHandler(_Standard):
 
 class StringHandler(_Standard):
     """Texts."""
+
+    options = "filename"
+
+
+@dataclass(kw_only=True)
+class ParamInfo:
+    """What is known of a leaf in a folder: what handlers of leaves are given by Orbax.
+
+    Nothing here makes or reads one; how bytes lie in files is of no effect.
+    """
+
+    name: str
+    parent_dir: Any
+    path: Any = None
+    keypath: Any = None
+    skip_deserialize: bool | None = None
+    byte_limiter: Any = None
+    device_host_byte_limiter: Any = None
+    is_ocdbt_checkpoint: bool | None = None
+    use_compression: bool | None = True
+    use_zarr3: bool | None = False
+    ocdbt_target_data_file_size: int | None = None
+    ts_context: Any = None
+    value_typestr: str | None = None
+    enable_pinned_host_transfer: bool = False
+    raise_array_data_missing_error: bool = True
+    write_shape: Any = None
+    is_prioritized_key_fn: Any = None
+
+    def __post_init__(self) -> None:
+        self.path = self.parent_dir / self.name if self.path is None else self.path
 
 
 @dataclass
@@ -127,6 +175,7 @@ __all__ = [
     "ArrayHandler",
     "ArrayRestoreArgs",
     "NumpyHandler",
+    "ParamInfo",
     "RestoreArgs",
     "SaveArgs",
     "ScalarHandler",

@@ -23,15 +23,25 @@ from holdfast.checkpoint import (
     StepNotFound,
     Structure,
     TreeMismatch,
+    UnsupportedLeaf,
 )
 from holdfast.checkpoint.arrays.jax_settings import own_settings
 from holdfast.checkpoint.arrays.sharding import concrete_sharding
 from holdfast.checkpoint.format.tree import describe, flatten
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
-from ..metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata, leaf_metadata
+from ..metadata import (
+    ArrayMetadata,
+    ScalarMetadata,
+    StringMetadata,
+    TreeMetadata,
+    item_metadata_of,
+    leaf_metadata,
+    to_shape_dtype_struct,
+)
 from ..refusals import PAGE, not_covered
 from ..trees.flat import from_flat_dict, to_flat_dict
+from ..trees.shardings import sharding_of
 from ..trees.transforms import SEPARATOR, Rules
 
 DEFAULT_ITEM = "default"
@@ -52,7 +62,7 @@ def orbax_errors() -> Iterator[None]:
     """
     try:
         yield
-    except TreeMismatch as error:
+    except (TreeMismatch, UnsupportedLeaf) as error:
         raise ValueError(str(error)) from error
     except StepExists as error:
         raise StepAlreadyExistsError(str(error)) from error
@@ -89,10 +99,6 @@ def to_save(call: str, args: Any, handler: Any = None) -> Any:
             " StandardSave"
         )
     save_args = getattr(args, "save_args", None)
-    if getattr(args, "custom_metadata", None):
-        raise not_covered(
-            f"{call}: custom_metadata of an item", "pass custom_metadata to save itself"
-        )
     if save_args is None:
         return item
     is_leaf = lambda node: isinstance(node, args_lib.SaveArgs)  # noqa: E731
@@ -284,7 +290,7 @@ def _fitted(value: Any, leaf: Any) -> Any:
     fitted = np.zeros(shape, value.dtype)
     common = tuple(slice(0, min(sizes)) for sizes in zip(shape, value.shape, strict=True))
     fitted[common] = value[common]
-    sharding = getattr(leaf, "sharding", None)
+    sharding = sharding_of(getattr(leaf, "sharding", None))
     with own_settings():
         if sharding is not None:
             sharding = concrete_sharding(sharding)
@@ -437,6 +443,8 @@ def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
         return _like_args(saved, args)
     if isinstance(target, StringMetadata):
         return ""
+    if isinstance(target, ArrayMetadata):
+        target = to_shape_dtype_struct(target)
     if as_saved:
         return saved
     if isinstance(target, type):
@@ -447,7 +455,9 @@ def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
         return target
     if isinstance(target, np.ndarray) and target.shape == (0,) and hasattr(saved, "shape"):
         return _on_host(saved.shape, target.dtype)
-    abstract = isinstance(target, jax.ShapeDtypeStruct | ArrayMetadata | ScalarMetadata)
+    if not isinstance(target, np.generic) and not hasattr(target, "sharding"):
+        return _on_host(target.shape, target.dtype)
+    abstract = isinstance(target, jax.ShapeDtypeStruct | ScalarMetadata)
     if not abstract or target.sharding is not None:
         return target
     if isinstance(saved, HostShapeDtypeStruct | bool | int | float):
@@ -504,8 +514,8 @@ def _like_args(saved: Any, args: Any) -> Any:
         )
     if args.restore_type is np.ndarray:
         return _on_host(shape, dtype)
-    sharding = getattr(args, "sharding", None) or getattr(saved, "sharding", None)
-    return _on_devices(tuple(shape), dtype, sharding)
+    given = sharding_of(getattr(args, "sharding", None))
+    return _on_devices(tuple(shape), dtype, given or getattr(saved, "sharding", None))
 
 
 def plain(tree: Any) -> Any:
@@ -530,12 +540,16 @@ def plain(tree: Any) -> Any:
 def trees_metadata(saved: Structure) -> dict[str, Any]:
     """Returns the metadata of each item."""
     path = handlers_lib.to_path(saved.path)
-    return {name: tree_metadata(item, path / name) for name, item in saved.items.items()}
+    return {
+        name: tree_metadata(item, path / name, item_metadata_of(saved, name))
+        for name, item in saved.items.items()
+    }
 
 
-def tree_metadata(item: ItemStructure, directory: Any) -> Any:
+def tree_metadata(item: ItemStructure, directory: Any, custom_metadata: Any = None) -> Any:
     """Returns the metadata of an item: a TreeMetadata, None for JSON and what is damaged."""
     if item.kind != "tree" or item.error is not None:
         return None
     described = [leaf_metadata(path, leaf, directory) for path, leaf in _by_path(item.tree)]
-    return TreeMetadata(plain(jax.tree.unflatten(flatten(item.tree)[1], described)))
+    tree = plain(jax.tree.unflatten(flatten(item.tree)[1], described))
+    return TreeMetadata(tree, custom_metadata)

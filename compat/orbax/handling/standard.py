@@ -24,7 +24,8 @@ from holdfast.checkpoint.storage.path import StorePath, split
 
 from ..args import CheckpointArgs
 from ..handlers import CheckpointHandler, handler_for, is_own, run_to_end, to_path
-from ..refusals import not_covered, refuse
+from ..metadata import item_metadata_of, with_item_metadata
+from ..refusals import check_options, not_covered, refuse
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 
 # What a handler is called for: to say what to save, or to restore. None: it is called by itself.
@@ -57,8 +58,11 @@ class Handler(CheckpointHandler):
     save_args: ClassVar[type] = args_lib.StandardSave
     restore_args: ClassVar[type] = args_lib.StandardRestore
 
+    # How bytes lie in files: of no effect.
+    options: ClassVar[str] = ""
+
     def __init__(self, *args: Any, **options: Any) -> None:
-        pass
+        check_options(type(self).__name__, options, self.options)
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Saves an item; blocks until it is durable."""
@@ -74,7 +78,10 @@ class Handler(CheckpointHandler):
             return []
         call = f"{type(self).__name__}.save"
         with orbax_errors():
-            return [SaveFuture(save_async(directory, items=items_to_save(call, self, given)))]
+            items = items_to_save(call, self, given)
+            several = given if isinstance(given, Mapping) else {DEFAULT_ITEM: given}
+            metadata = with_item_metadata(None, several)
+            return [SaveFuture(save_async(directory, items=items, metadata=metadata))]
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Restores an item."""
@@ -123,12 +130,23 @@ def _like_usual(usual: type, given: CheckpointArgs) -> CheckpointArgs:
 class StandardCheckpointHandler(Handler):
     """Trees."""
 
+    options = (
+        "save_concurrent_gb restore_concurrent_gb multiprocessing_options pytree_metadata_options"
+        " use_ocdbt"
+    )
+
 
 class PyTreeCheckpointHandler(Handler):
     """Trees, with arguments for each leaf."""
 
     save_args = args_lib.PyTreeSave
     restore_args = args_lib.PyTreeRestore
+    options = (
+        "aggregate_filename save_concurrent_gb restore_concurrent_gb save_device_host_concurrent_gb"
+        " memory_limit_options use_ocdbt use_zarr3 use_compression multiprocessing_options"
+        " type_handler_registry pytree_metadata_options array_metadata_validator"
+        " enable_pinned_host_transfer is_prioritized_key_fn"
+    )
 
     def __init__(self, *args: Any, handler_impl: Any = None, **options: Any) -> None:
         refuse(
@@ -144,6 +162,7 @@ class JsonCheckpointHandler(Handler):
 
     save_args = args_lib.JsonSave
     restore_args = args_lib.JsonRestore
+    options = "filename multiprocessing_options"
 
 
 class ArrayCheckpointHandler(Handler):
@@ -151,6 +170,7 @@ class ArrayCheckpointHandler(Handler):
 
     save_args = args_lib.ArraySave
     restore_args = args_lib.ArrayRestore
+    options = "checkpoint_name"
 
 
 class JaxRandomKeyCheckpointHandler(Handler):
@@ -158,6 +178,7 @@ class JaxRandomKeyCheckpointHandler(Handler):
 
     save_args = args_lib.JaxRandomKeySave
     restore_args = args_lib.JaxRandomKeyRestore
+    options = "key_name"
 
 
 class NumpyRandomKeyCheckpointHandler(Handler):
@@ -165,6 +186,7 @@ class NumpyRandomKeyCheckpointHandler(Handler):
 
     save_args = args_lib.NumpyRandomKeySave
     restore_args = args_lib.NumpyRandomKeyRestore
+    options = "key_name"
 
 
 def handlers_by_item(registry: Any) -> dict[str, Any]:
@@ -318,5 +340,7 @@ def folder_metadata(saved: Structure, name: str | None, handler: Any) -> Any:
     """Returns what is known of an item, of a folder's only one, or a Composite of several."""
     if name is None and isinstance(handler, CompositeCheckpointHandler):
         return args_lib.Composite(**items_lib.trees_metadata(saved))
-    item = items_lib.item_of(saved, name or only_item(saved.items))
-    return items_lib.tree_metadata(item, to_path(saved.path))
+    chosen = name or only_item(saved.items)
+    item = items_lib.item_of(saved, chosen)
+    about = item_metadata_of(saved, chosen)
+    return items_lib.tree_metadata(item, to_path(saved.path), about)

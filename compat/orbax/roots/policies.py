@@ -57,9 +57,12 @@ class PreservationPolicy(Protocol):
 
 @dataclass
 class FixedIntervalPolicy:
-    """Saves the multiples of `interval`."""
+    """Saves the multiples of `interval`. Raises ValueError for 0."""
 
     interval: int
+
+    def __post_init__(self) -> None:
+        _check_interval("FixedIntervalPolicy: interval", self.interval)
 
     def should_save(
         self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
@@ -94,7 +97,8 @@ class ContinuousCheckpointingPolicy:
         if not previous_steps or self.minimum_interval_secs is None:
             return True
         return bool(
-            step.time - previous_steps[-1].time >= timedelta(seconds=self.minimum_interval_secs)
+            _utc(step.time) - _utc(previous_steps[-1].time)
+            >= timedelta(seconds=self.minimum_interval_secs)
         )
 
 
@@ -182,7 +186,8 @@ class EveryNSeconds:
     ) -> Sequence[bool]:
         kept: list[Any] = []
         for info in checkpoints:
-            if not kept or info.time - kept[-1].time >= timedelta(seconds=self.interval_secs):
+            apart = timedelta(seconds=self.interval_secs)
+            if not kept or _utc(info.time) - _utc(kept[-1].time) >= apart:
                 kept.append(info)
         return _flags([info.step for info in checkpoints], [info.step for info in kept], None)
 
@@ -196,19 +201,22 @@ class LatestDuration:
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: PreservationContext
     ) -> Sequence[bool]:
-        return [datetime.now(UTC) - info.time <= self.duration for info in checkpoints]
+        return [datetime.now(UTC) - _utc(info.time) <= self.duration for info in checkpoints]
 
 
 @dataclass
 class EveryNSteps:
     """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart.
 
-    Of them it keeps the newest `max_to_keep`.
+    Of them it keeps the newest `max_to_keep`. Raises ValueError for an interval of 0.
     """
 
     interval_steps: int
     exact_interval: bool = True
     max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_interval("EveryNSteps: interval_steps", self.interval_steps)
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: PreservationContext
@@ -228,11 +236,14 @@ class EveryNSteps:
 class EveryNStepsClosest:
     """Keeps the step closest to each multiple of `interval_steps` (of two the later), and the last.
 
-    Of them it keeps the newest `max_to_keep`.
+    Of them it keeps the newest `max_to_keep`. Raises ValueError for an interval of 0.
     """
 
     interval_steps: int
     max_to_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_interval("EveryNStepsClosest: interval_steps", self.interval_steps)
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: PreservationContext
@@ -244,6 +255,16 @@ class EveryNStepsClosest:
             if multiple not in closest or abs(step - multiple) <= abs(closest[multiple] - multiple):
                 closest[multiple] = step
         return _flags(steps, sorted({*closest.values(), *steps[-1:]}), self.max_to_keep)
+
+
+def _check_interval(what: str, interval: int) -> None:
+    if interval == 0:
+        raise ValueError(f"{what} is 0, and no step is a multiple of it; give 1 or more")
+
+
+def _utc(time: datetime) -> datetime:
+    """Returns a time with its zone; one without it is local."""
+    return time.astimezone(UTC)
 
 
 def _flags(steps: Sequence[int], chosen: Sequence[int], max_to_keep: int | None) -> list[bool]:
@@ -305,6 +326,14 @@ class AnyPreservationPolicy:
         if not answers:
             return [False] * len(checkpoints)
         return [any(each) for each in zip(*answers, strict=True)]
+
+
+def keeps_all(policy: Any) -> bool:
+    """Says whether a policy of keeping is known to let no step go."""
+    if isinstance(policy, AnyPreservationPolicy):
+        return any(map(keeps_all, policy.policies))
+    newest = isinstance(policy, LatestN) and policy.n is None
+    return newest or isinstance(policy, PreserveAll)
 
 
 def asks_for_metrics(policy: Any) -> bool:

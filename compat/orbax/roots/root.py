@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.format.step_folders import (
+    PLAIN_NAMES,
+    parse_step_format,
+    read_step_names,
+    step_folders,
+)
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.storage.path import open_storage
 
@@ -45,6 +51,16 @@ def _parse(data: bytes) -> RootMetadata:
     internal = about.pop("internal_metadata", None) or {}
     custom = about.pop("custom_metadata", None) or {}
     return RootMetadata(internal, custom | about)  # what is neither is the user's
+
+
+def called_otherwise(directory: str | os.PathLike[str], step_format: str) -> str | None:
+    """Returns what a root that calls its steps otherwise calls its step 7, None for others."""
+    storage = open_storage(directory)
+    names = read_step_names(storage)
+    settled = names != PLAIN_NAMES or step_folders(storage, names)
+    if names == parse_step_format(step_format) or not settled:
+        return None
+    return names.name_of(7)
 
 
 class Trash:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import jax
 
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.items as items_lib
-from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
+from holdfast.checkpoint import (
+    CheckpointError,
+    StepNotFound,
+    Structure,
+    UnsupportedLeaf,
+    structure,
+)
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
 from holdfast.checkpoint import save_async as native_save_async
+from holdfast.checkpoint.format.tree import ONE_LEAF
 from holdfast.checkpoint.layouts.detect import find_checkpoint
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
@@ -21,6 +31,7 @@ from ..handling.items import SavedItem, orbax_errors
 from ..refusals import PAGE, not_covered
 from .checkpointables import checkpointable_to_load, checkpointable_to_save
 from .options import Context, current
+from .registry import NoEntryError, global_registry
 from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
 
 AUTO = "AUTO"
@@ -41,6 +52,28 @@ def to_items(checkpointables: Mapping[str, Any], context: Context | None = None)
     }
 
 
+@contextlib.contextmanager
+def handled(checkpointables: Mapping[str, Any]) -> Iterator[None]:
+    """Raises NoEntryError (a KeyError) for a checkpointable that is no tree and has no handler."""
+    try:
+        yield
+    except ValueError as error:
+        cause = error.__cause__
+        alone = [
+            name
+            for name, value in checkpointables.items()
+            if jax.tree_util.all_leaves([value])
+            and not hasattr(value, "dtype")
+            and not (current().registry or global_registry()).has(name)
+        ]
+        if isinstance(cause, UnsupportedLeaf) and cause.leaf == ONE_LEAF and alone:
+            raise NoEntryError(
+                f"no handler for the checkpointable {', '.join(map(repr, alone))}: {cause}; or"
+                f" register one, handlers.register_handler. See {PAGE}"
+            ) from cause
+        raise
+
+
 def save_checkpointables(
     path: Any,
     checkpointables: Mapping[str, Any],
@@ -50,19 +83,34 @@ def save_checkpointables(
 ) -> None:
     """Saves several trees as one checkpoint; blocks until it is durable.
 
-    Raises ValueError where one is there.
+    Raises ValueError where one is there, KeyError for what is no tree and has no handler.
     """
+    with handled(checkpointables):
+        _save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata)
+
+
+def _save(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> None:
     with orbax_errors():
-        options = _save_options(
-            checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
-        )
-        native_save(path, **options)
+        native_save(path, **_save_options(checkpointables, **options))
 
 
 def save_checkpointables_async(
-    path: Any, checkpointables: Mapping[str, Any], **options: Any
+    path: Any,
+    checkpointables: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
     """Begins `save_checkpointables`; the arrays may be changed when it returns."""
+    with handled(checkpointables):
+        return _save_async(
+            path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
+        )
+
+
+def _save_async(
+    path: Any, checkpointables: Mapping[str, Any], **options: Any
+) -> AsyncResponse[None]:
     with orbax_errors():
         handle = native_save_async(path, **_save_options(checkpointables, **options))
 
@@ -93,16 +141,20 @@ def save(
     custom_metadata: Any = None,
 ) -> None:
     """Saves a tree; blocks until it is durable. Raises ValueError where a checkpoint is there."""
-    save_checkpointables(
-        path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata
-    )
+    _save(path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_async(
-    path: Any, state: Any, *, checkpointable_name: str = STATE, **options: Any
+    path: Any,
+    state: Any,
+    *,
+    checkpointable_name: str = STATE,
+    overwrite: bool = False,
+    custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
     """Begins `save`; the arrays may be changed when it returns."""
-    return save_checkpointables_async(path, {checkpointable_name: state}, **options)
+    items = {checkpointable_name: state}
+    return _save_async(path, items, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def _open(path: Any) -> Structure:

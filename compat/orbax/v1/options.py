@@ -9,14 +9,15 @@ import contextvars
 import copy
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
 from ..options import AsyncOptions as AsyncOptions
 from ..options import FileOptions as FileOptionsV0
 from ..options import MultiprocessingOptions as MultiprocessingOptions
-from ..refusals import refuse
+from ..options import Settable
+from ..refusals import check_options, refuse
 
 
 @dataclass
@@ -42,10 +43,9 @@ class AtomicityMode(enum.Enum):
     ATOMIC_RENAME = "atomic_rename"
 
 
-class _Tuning:
-    """Options without effect: any are taken, but those that would change what is saved or read."""
+class _Tuning(Settable):
+    """Options without effect. Raises TypeError for those that Orbax does not have."""
 
-    refused: ClassVar[Mapping[str, str]] = {}  # what to do instead, by name
     defaults: ClassVar[Mapping[str, Any]] = {}  # Orbax's; a class: options that are made anew
 
     def __init__(self, **options: Any) -> None:
@@ -53,13 +53,9 @@ class _Tuning:
             name: value() if isinstance(value, type) else value
             for name, value in self.defaults.items()
         }
+        check_options(type(self).__qualname__, options, " ".join(defaults))
         for name, value in (defaults | options).items():
             setattr(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.refused:
-            refuse(type(self).__qualname__, self.refused[name], **{name: value})
-        super().__setattr__(name, value)
 
 
 class AtomicityOptions(_Tuning):
@@ -78,6 +74,8 @@ class MemoryOptions(_Tuning):
         """How Orbax changes its limits while it runs."""
 
         defaults: ClassVar[Mapping[str, Any]] = {
+            "max_memory_limit_gib": None,
+            "profiler": None,
             "target_ratio": 0.8,
             "min_memory_limit_gib": 10.0,
             "kp": 0.4,
@@ -106,19 +104,15 @@ class SafetensorsOptions(_Tuning):
 class CheckpointablesOptions(_Tuning):
     """How items that are no trees are handled: by the handlers of `registry` (None: of all)."""
 
-    registry: Any = None
+    defaults: ClassVar[Mapping[str, Any]] = {"registry": None}
 
 
 class DeletionOptions(_Tuning):
     """How steps are deleted: of no effect, since deletions are done when they return."""
 
     class GcsDeletionOptions(_Tuning):
-        """Where deleted steps lie in a bucket: they are deleted."""
+        """Where deleted steps lie in a bucket: refused where a step would be deleted."""
 
-        refused: ClassVar[Mapping[str, str]] = {
-            "todelete_full_path": "give CheckpointManagerOptions(todelete_subdir=...) on a file"
-            " system; in a bucket what is let go is deleted"
-        }
         defaults: ClassVar[Mapping[str, Any]] = {"todelete_full_path": None}
 
     defaults: ClassVar[Mapping[str, Any]] = {"gcs_deletion_options": GcsDeletionOptions}
@@ -137,7 +131,7 @@ class _PyTreeMetadataOptions(_Tuning):
 
 
 @dataclass(kw_only=True)
-class PyTreeOptions:
+class PyTreeOptions(Settable):
     """How trees are loaded: `partial_load` leaves out saved leaves that the target lacks."""
 
     class Saving(_Tuning):
@@ -146,7 +140,7 @@ class PyTreeOptions:
         defaults: ClassVar[Mapping[str, Any]] = {"pytree_metadata_options": _PyTreeMetadataOptions}
 
     @dataclass(kw_only=True)
-    class Loading:
+    class Loading(Settable):
         """What is loaded."""
 
         partial_load: bool = False
@@ -156,7 +150,7 @@ class PyTreeOptions:
 
 
 @dataclass(kw_only=True)
-class ArrayOptions:
+class ArrayOptions(Settable):
     """How arrays are saved and loaded."""
 
     class Saving(_Tuning):
@@ -230,11 +224,20 @@ def _own_copy(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {name: _own_copy(each) for name, each in value.items()}
-    if not isinstance(value, _Tuning) and (not is_dataclass(value) or isinstance(value, type)):
+    if not isinstance(value, Settable):
         return value
     own = copy.copy(value)
     vars(own).update(_own_copy(vars(value)))
+    vars(own).pop("_active", None)
     return own
+
+
+def _add_active(options: Mapping[str, Any], blocks: int) -> None:
+    """Notes with options, and those inside of them, that their context is entered or left."""
+    for value in options.values():
+        if isinstance(value, Settable):
+            value.add_active(blocks)
+            _add_active(vars(value), blocks)
 
 
 class Context:
@@ -245,8 +248,7 @@ class Context:
 
     def __init__(self, context: Context | None = None, **options: Any) -> None:
         inherited = {} if context is None else _own_copy(context.options)
-        unknown = {name: value for name, value in options.items() if name not in _defaults()}
-        refuse("v1.Context", "see holdfast.checkpoint.Options, or leave it out", **unknown)
+        check_options("Context", options, " ".join(_defaults()))
         given = {name: value for name, value in options.items() if value is not None}
         self.options: dict[str, Any] = _defaults() | inherited | given
         self._tokens: list[Any] = []
@@ -277,11 +279,29 @@ class Context:
         """Whether saved leaves that the target lacks are left out."""
         return bool(self.options["pytree_options"].loading.partial_load)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self._known(name)
+        if known is None:
+            super().__setattr__(name, value)
+            return
+        if self._tokens:
+            raise RuntimeError(
+                f"Context.{name} is set inside of its own `with`; expected before it: options hold"
+                " for the whole block"
+            )
+        self.options[known] = value
+
+    def _known(self, name: str) -> str | None:
+        """Returns the long name of a kind of options, None for other names."""
+        options = self.__dict__.get("options", {})
+        long = f"{_SHORT.get(name, name)}_options"
+        return next((known for known in (name, long) if known in options), None)
+
     def __getattr__(self, name: str) -> Any:
         options = self.__dict__.get("options", {})
-        for known in (name, f"{_SHORT.get(name, name)}_options"):
-            if known in options:
-                return options[known]
+        known = self._known(name)
+        if known is not None:
+            return options[known]
         raise AttributeError(f"a v1.Context has no {name!r}; expected one of {sorted(options)}")
 
     def __dir__(self) -> list[str]:
@@ -291,6 +311,7 @@ class Context:
 
     def __enter__(self) -> Self:
         self._tokens.append(_current.set(self))
+        _add_active(self.options, 1)
         return self
 
     def __exit__(
@@ -299,6 +320,7 @@ class Context:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _add_active(self.options, -1)
         _current.reset(self._tokens.pop())
 
 

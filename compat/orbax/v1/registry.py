@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from holdfast.checkpoint import Json
 
+from ..refusals import check_options
+
 
 class CheckpointableHandlerRegistry(Protocol):
     """What a registry does."""
@@ -101,7 +103,8 @@ class PyTreeHandler:
     """Trees: as an item's own handler it says that the item is one. Options have no effect."""
 
     def __init__(self, **options: Any) -> None:
-        pass
+        known = "context array_metadata_validator leaf_handler_registry partial_save_mode"
+        check_options("PyTreeHandler", options, known)
 
     @staticmethod
     def item(value: Any) -> Any:

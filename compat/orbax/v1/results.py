@@ -14,7 +14,8 @@ from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
 from ..handlers import to_path
 from ..handling.items import plain
-from ..metadata import StorageMetadata, nanoseconds, shard_shape_of
+from ..metadata import StorageMetadata, custom_metadata_of, nanoseconds, shard_shape_of
+from ..trees.shardings import ShardingMetadata, describe_sharding
 
 T = TypeVar("T")
 
@@ -104,6 +105,11 @@ class ArrayMetadata(jax.ShapeDtypeStruct):
     """An array of jax's. Serves as a target."""
 
     @property
+    def sharding_metadata(self) -> ShardingMetadata | None:
+        """How it was sharded; None where that does not fit this job's devices."""
+        return describe_sharding(self.sharding)
+
+    @property
     def storage_metadata(self) -> StorageMetadata:
         """How it lies in the checkpoint."""
         shards = shard_shape_of(self)
@@ -139,7 +145,7 @@ def describe(
         "metadata": metadata,
         "init_timestamp_nsecs": nanoseconds(saved.started_s),
         "commit_timestamp_nsecs": nanoseconds(saved.finished_s),
-        "custom_metadata": saved.metadata or {},
+        "custom_metadata": custom_metadata_of(saved),
         "metrics": dict(saved.metrics) or None,
     }
     if step is None:

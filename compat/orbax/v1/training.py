@@ -60,13 +60,16 @@ class Checkpointer:
         lightweight_initialize: bool = False,
         logger: Any = None,
     ) -> None:
+        refuse(CALL, "holdfast.checkpoint's manager has statistics()", logger=logger)
         self._context = context
+        deletion = current(context).deletion_options.gcs_deletion_options
         options = CheckpointManagerOptions(
             save_decision_policy=save_decision_policy or _usual_policy(),
             preservation_policy=preservation_policy or policies.PreserveAll(),
             step_name_format=step_name_format,
             cleanup_tmp_directories=cleanup_tmp_directories,
             lightweight_initialize=lightweight_initialize,
+            todelete_full_path=deletion.todelete_full_path,
             async_options=AsyncOptions(timeout_secs=int(current(context).timeout_s)),
         )
         self._manager = CheckpointManager(
@@ -113,7 +116,8 @@ class Checkpointer:
 
         Raises StepAlreadyExistsError.
         """
-        return self.save_checkpointables(step, {checkpointable_name: state}, **options)
+        started = self.save_async(step, state, checkpointable_name=checkpointable_name, **options)
+        return started is not None and started.result()
 
     def save_async(
         self,
@@ -124,7 +128,7 @@ class Checkpointer:
         **options: Any,
     ) -> AsyncResponse[bool] | None:
         """Starts to save a tree; None where no save is wanted."""
-        return self.save_checkpointables_async(step, {checkpointable_name: state}, **options)
+        return self._save_async(step, {checkpointable_name: state}, **options)
 
     def save_checkpointables(
         self, step: int, checkpointables: Mapping[str, Any], **options: Any
@@ -134,6 +138,13 @@ class Checkpointer:
         return started is not None and started.result()
 
     def save_checkpointables_async(
+        self, step: int, checkpointables: Mapping[str, Any], **options: Any
+    ) -> AsyncResponse[bool] | None:
+        """Starts to save several trees as a step; None where no save is wanted."""
+        with checkpoints_lib.handled(checkpointables):
+            return self._save_async(step, checkpointables, **options)
+
+    def _save_async(
         self,
         step: int,
         checkpointables: Mapping[str, Any],
@@ -143,7 +154,6 @@ class Checkpointer:
         metrics: Mapping[str, Any] | None = None,
         custom_metadata: Any = None,
     ) -> AsyncResponse[bool] | None:
-        """Starts to save several trees as a step; None where no save is wanted."""
         if not overwrite and step in self._manager.steps_to_decide_by():
             raise StepAlreadyExistsError(
                 f"Step {step} already exists in {self.directory}; pass overwrite=True to"

@@ -421,10 +421,9 @@ def test_the_newest_step_stays_though_not_best(tmp_path: Path) -> None:
 
 def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
     """Each refusal names the call, what is nearest, and the page."""
+    trash = ours.CheckpointManagerOptions(todelete_full_path="trash", max_to_keep=1)
     refused = {
-        r"todelete_full_path='trash'": lambda: ours.CheckpointManagerOptions(
-            todelete_full_path="trash"
-        ),
+        r"todelete_full_path='trash'": lambda: ours.CheckpointManager(tmp_path, options=trash),
         r"legacy_transform_fn=.*rename=": lambda: ours.args.PyTreeRestore(legacy_transform_fn=dict),
         r"orbax.checkpoint.CompositeOptions .*register_with_handler": lambda: (
             ours.CompositeOptions()

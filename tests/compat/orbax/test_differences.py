@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import shutil
+import subprocess
+import sys
 import threading
-from datetime import UTC, datetime
+import types
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -202,13 +207,28 @@ def test_options_are_read_where_none_was_given() -> None:
     assert {name.rpartition(".")[2] for name in different} == own
 
 
-def test_options_that_would_change_what_is_kept_are_refused() -> None:
-    """In the constructor, and where they are set."""
-    options = ours_v1.Context().deletion.gcs_deletion_options
+def test_a_bucket_for_deleted_steps(tmp_path: Path) -> None:
+    """`todelete_full_path` may be set; a deletion with it is refused, where a manager may let steps
+    go when it is opened.
+    """
+    keep = ours_v1.training.preservation_policies.LatestN
+
+    def program(ocp: Any, root: Path) -> Any:
+        context = ocp.Context()
+        context.deletion.gcs_deletion_options.todelete_full_path = "trash"
+        given = type(context.deletion.gcs_deletion_options)(todelete_full_path="trash")
+        assert given.todelete_full_path == "trash"
+        with ocp.training.Checkpointer(root, context=context) as checkpointer:
+            checkpointer.save(0, TREE)
+            with pytest.raises(NotImplementedError):
+                checkpointer.delete(0)
+            return [each.step for each in checkpointer.checkpoints]
+
+    run_both(program, tmp_path, v1=True)
+    context = ours_v1.Context()
+    context.deletion.gcs_deletion_options.todelete_full_path = "trash"
     with pytest.raises(NotImplementedError, match=r"todelete_full_path='trash'.*todelete_subdir"):
-        options.todelete_full_path = "trash"
-    with pytest.raises(NotImplementedError, match=r"todelete_full_path='trash'.*todelete_subdir"):
-        type(options)(todelete_full_path="trash")
+        ours_v1.training.Checkpointer(tmp_path, context=context, preservation_policy=keep(1))
 
 
 def test_the_best_are_kept_without_best_fn(tmp_path: Path) -> None:
@@ -579,3 +599,331 @@ def test_kinds_of_items_stand_for_handlers(tmp_path: Path) -> None:
     found = program(ours, tmp_path / "holdfast")
     assert found == {"state": "tree", "about": "json"}
     assert found.keys() == expected.keys()
+
+
+@dataclasses.dataclass
+class Abstract:
+    """As the abstract arrays that programs have of their own."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _on_a_mesh() -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(jax.devices()[:4]), "x"), jax.sharding.PartitionSpec("x")
+    )
+
+
+def test_a_target_without_a_sharding_is_numpy(tmp_path: Path) -> None:
+    """What has a shape and a dtype, and no sharding, comes back as numpy, 64 bits and casts too."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        saved = {"w": jax.device_put(jnp.arange(8.0), _on_a_mesh()), "x": np.arange(3)}
+        ocp.save(root / "a", saved)
+        return [
+            ocp.load(root / "a", {"w": Abstract((8,), dtype), "x": Abstract((3,), np.int64)})
+            for dtype in (np.float32, np.float16)
+        ]
+
+    run_both(program, tmp_path, v1=True)
+
+
+def _described(sharding: Any) -> Any:
+    names = ("axis_names", "axis_types", "partition_spec")
+    known = [getattr(sharding, name) for name in names]
+    ids = [device.id for device in sharding.device_mesh.mesh]
+    return [*known, list(sharding.shape), ids, sharding.to_jax_sharding()]
+
+
+def test_shardings_of_metadata(tmp_path: Path) -> None:
+    """`to_jax_sharding`, of both versions; metadata is a target, and of restore arguments too."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        tree = {"w": jax.device_put(jnp.arange(8.0), _on_a_mesh()), "one": jnp.arange(2.0)}
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(root / "a", tree)
+            item = checkpointer.metadata(root / "a").item_metadata
+            args = ocp.checkpoint_utils.construct_restore_args(item.tree)
+            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(item)]
+            single = item["one"].sharding
+            kinds = [
+                isinstance(leaf.sharding, ocp.metadata.ShardingMetadata) for leaf in item.values()
+            ]
+            return [
+                _described(item["w"].sharding),
+                single.to_jax_sharding().device_set,
+                type(single) is ocp.metadata.SingleDeviceShardingMetadata,
+                kinds,
+                checkpointer.restore(root / "a", restore_args=args),
+                jax.tree.map(lambda leaf: leaf.shape, item).tree,
+                paths,
+                ocp.metadata.NamedShardingMetadata.from_jax_sharding(_on_a_mesh())
+                == item["w"].sharding,
+                ocp.metadata.NamedShardingMetadata(
+                    np.array([jax.device_count()]), ["x"], ("x",)
+                ).to_jax_sharding(),
+            ]
+
+    def program_v1(ocp: Any, root: Path) -> Any:
+        tree = {"w": jax.device_put(jnp.arange(8.0), _on_a_mesh())}
+        ocp.save(root / "a", tree)
+        found = ocp.metadata(root / "a").metadata["w"]
+        return _described(found.sharding_metadata), found.sharding
+
+    (tmp_path / "v0").mkdir()
+    (tmp_path / "v1").mkdir()
+    run_both(program, tmp_path / "v0")
+    run_both(program_v1, tmp_path / "v1", v1=True)
+
+
+class Unknown:
+    """What is no tree and no number."""
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    """A leaf of a tree is a ValueError; a checkpointable without a handler a KeyError."""
+    leaves = (Unknown(), {1, 2}, lambda: 1)
+
+    def program_v0(ocp: Any, root: Path) -> Any:
+        found = []
+        for number, leaf in enumerate(leaves):
+            with ocp.CheckpointManager(root / str(number)) as manager:
+                save = ocp.args.PyTreeSave({"x": leaf})
+                found.append(outcome(lambda save=save: manager.save(0, args=save)))
+            save_tree = ocp.PyTreeCheckpointer().save
+            place = root / f"{number}x"
+            found.append(outcome(lambda at=place, it=leaf, do=save_tree: do(at, {"x": it})))
+        return found
+
+    def program_v1(ocp: Any, root: Path) -> Any:
+        found = []
+        for number, leaf in enumerate(leaves):
+            for how, value in enumerate(({"state": leaf}, {"a": TREE, "b": leaf})):
+                path = root / f"{number}.{how}"
+                found.append(outcome(lambda at=path, it=value: ocp.save_checkpointables(at, it)))
+            path = root / f"{number}.tree"
+            found.append(outcome(lambda at=path, leaf=leaf: ocp.save(at, leaf)))
+            with ocp.training.Checkpointer(root / f"{number}.steps") as checkpointer:
+                items = {"mine": leaf}
+                found.append(outcome(lambda it=items: checkpointer.save_checkpointables(0, it)))
+        return found
+
+    (tmp_path / "v0").mkdir()
+    (tmp_path / "v1").mkdir()
+    assert set(run_both(program_v0, tmp_path / "v0")) == {"ValueError"}
+    assert set(run_both(program_v1, tmp_path / "v1", v1=True)) == {"ValueError", "KeyError"}
+    with pytest.raises(KeyError, match=r"'mine'.*Unknown.*register_handler") as refused:
+        ours_v1.save_checkpointables(tmp_path / "a", {"mine": Unknown()})
+    with pytest.raises(ValueError, match=r"^the tree itself has dtype <U1"):
+        ours_v1.save(tmp_path / "a", np.array(["a"]))
+    assert "\\r" not in str(refused.value)
+
+
+UNKNOWN = {
+    "v0": [
+        "Checkpointer(ocp.PyTreeCheckpointHandler(), nonsense=1)",
+        "AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), nonsense=1)",
+        "StandardCheckpointer(nonsense=1)",
+        "PyTreeCheckpointer(nonsense=1)",
+        "StandardCheckpointHandler(nonsense=1)",
+        "PyTreeCheckpointHandler(nonsense=1)",
+        "JsonCheckpointHandler(nonsense=1)",
+        "ArrayCheckpointHandler(nonsense=1)",
+        "JaxRandomKeyCheckpointHandler(nonsense=1)",
+        "NumpyRandomKeyCheckpointHandler(nonsense=1)",
+        "type_handlers.ArrayHandler(nonsense=1)",
+        "type_handlers.NumpyHandler(nonsense=1)",
+        "type_handlers.SingleReplicaArrayHandler(nonsense=1)",
+        "CheckpointManagerOptions(nonsense=1)",
+    ],
+    "v1": [
+        "Context(nonsense=1)",
+        "options.MemoryOptions(nonsense=1)",
+        "options.ArrayOptions.Saving(nonsense=1)",
+        "options.ArrayOptions.Saving.StorageOptions(nonsense=1)",
+        "options.PyTreeOptions.Saving(nonsense=1)",
+        "options.AtomicityOptions(nonsense=1)",
+        "options.DeletionOptions(nonsense=1)",
+        "handlers.PyTreeHandler(nonsense=1)",
+        "save_async(root, TREE, nonsense=1)",
+    ],
+}
+
+
+def test_unknown_words_are_type_errors(tmp_path: Path) -> None:
+    """A word that Orbax does not know is one here too; those that it knows are taken."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        calls = UNKNOWN["v1" if hasattr(ocp, "Context") else "v0"]
+        where = {"ocp": ocp, "TREE": TREE, "root": root}
+        return [outcome(lambda call=call: eval(f"ocp.{call}", where)) for call in calls]
+
+    (tmp_path / "v0").mkdir()
+    (tmp_path / "v1").mkdir()
+    found = run_both(program, tmp_path / "v0"), run_both(program, tmp_path / "v1", v1=True)
+    assert {each for results in found for each in results} == {"TypeError"}
+    ours.StandardCheckpointer(use_ocdbt=True, file_options=ours.options.FileOptions())
+    ours.AsyncCheckpointer(ours.StandardCheckpointHandler(), 300)
+
+
+def test_a_logger_is_refused(tmp_path: Path) -> None:
+    """It would never be told anything."""
+    with pytest.raises(NotImplementedError, match=r"logger=.*statistics"):
+        ours.CheckpointManager(tmp_path, logger=object())
+    with pytest.raises(NotImplementedError, match=r"logger=.*statistics"):
+        ours_v1.training.Checkpointer(tmp_path, logger=object())
+
+
+def test_metadata_of_an_item(tmp_path: Path) -> None:
+    """It is kept with the step, apart from that of the step."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        args = ocp.args
+        save = args.StandardSave(TREE, custom_metadata={"a": 1})
+        with ocp.CheckpointManager(root / "several") as manager:
+            items = args.Composite(one=save, two=args.StandardSave(TREE))
+            manager.save(0, args=items, custom_metadata={"step": 0})
+            manager.wait_until_finished()
+            found = [
+                {name: each.custom_metadata for name, each in manager.item_metadata(0).items()},
+                dict(manager.metadata(0).custom_metadata),
+            ]
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            given = args.PyTreeSave(TREE, custom_metadata={"z": 2})
+            checkpointer.save(root / "folder", args=given)
+            known = checkpointer.metadata(root / "folder")
+            return [*found, known.item_metadata.custom_metadata, dict(known.custom_metadata)]
+
+    run_both(program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"step_prefix": "ck"}),
+        ({"step_prefix": "ck"}, {"step_format_fixed_length": 4}),
+        ({"step_prefix": "ck"}, {"step_prefix": "other"}),
+    ],
+)
+def test_other_names_of_steps_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, then: Any
+) -> None:
+    """A root that calls its steps otherwise opens: it keeps its names, and a warning says so, where
+    Orbax sees no steps and begins anew.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        for step, options in enumerate((first, then)):
+            made = ocp.CheckpointManagerOptions(**options)
+            with ocp.CheckpointManager(root, options=made) as manager:
+                manager.save(step, args=ocp.args.StandardSave(TREE))
+                manager.wait_until_finished()
+                found = list(manager.all_steps())
+        return found
+
+    (tmp_path / "orbax").mkdir()
+    assert program(real, tmp_path / "orbax") == [1]
+    (tmp_path / "holdfast").mkdir()
+    assert program(ours, tmp_path / "holdfast") == [0, 1]
+    assert "calls its step 7" in caplog.text and "Take another folder to begin anew" in caplog.text
+
+
+RESTORES = """
+import sys
+from holdfast.compat import orbax as ocp
+manager = ocp.CheckpointManager(sys.argv[1])
+print(sorted(manager.restore(0)))
+"""
+
+
+def test_a_program_that_only_restores_leaves_nothing(tmp_path: Path) -> None:
+    """Nor does it close its manager."""
+    with ours.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=ours.args.StandardSave(TREE))
+    command = [sys.executable, "-c", RESTORES, str(tmp_path)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert ran.returncode == 0 and ran.stdout == "['w']\n", ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_options_hold_for_the_whole_block(tmp_path: Path) -> None:
+    """Those of a context that is active cannot be set; before and afterwards they can."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        context = ocp.Context()
+        context.async_options.timeout_secs = 77
+        inherited: list[Any] = []
+
+        def inside(change: Callable[[], Any]) -> Any:
+            with context:
+                inherited.append(ocp.Context(context))
+                try:
+                    return change()
+                except RuntimeError:
+                    return "RuntimeError"
+
+        def set_to(options: Any, name: str, value: Any) -> Callable[[], None]:
+            return lambda: setattr(options, name, value)
+
+        found = [
+            inside(set_to(context.array.saving, "use_ocdbt", False)),
+            inside(set_to(context.array.saving.storage_options, "dtype", np.float16)),
+            inside(set_to(context.asynchronous, "timeout_secs", 5)),
+            inside(set_to(context.pytree.loading, "partial_load", True)),
+            inside(set_to(context, "checkpoint_layout", ocp.options.CheckpointLayout.SAFETENSORS)),
+        ]
+        context.pytree.loading.partial_load = True
+        inherited[0].asynchronous.timeout_secs = 3
+        return [
+            *found,
+            context.asynchronous.timeout_secs,
+            context.pytree_options.loading.partial_load,
+            inherited[0].async_options.timeout_secs,
+        ]
+
+    assert run_both(program, tmp_path, v1=True)[:5] == ["RuntimeError"] * 5
+
+
+def test_intervals_and_times_of_policies() -> None:
+    """An interval of 0 is a ValueError, of the first call at the latest; a time without a zone is
+    local.
+    """
+    now = datetime.now()
+    infos = [
+        types.SimpleNamespace(step=step, metrics=None, time=now - timedelta(hours=hours))
+        for step, hours in ((1, 3), (2, 0))
+    ]
+    for ocp in (real, ours):
+        module = ocp.checkpoint_managers
+        for name in ("EveryNSteps", "EveryNStepsClosest"):
+            with pytest.raises(ValueError, match="interval_steps"):
+                getattr(module, name)(0).should_preserve(infos, context=None)
+    with pytest.raises(ValueError, match="FixedIntervalPolicy: interval is 0"):
+        ours.checkpoint_managers.FixedIntervalPolicy(0)
+    newest = ours.checkpoint_managers.LatestDuration(timedelta(hours=1))
+    assert newest.should_preserve(infos, context=None) == [False, True]
+
+
+def test_what_guides_and_old_programs_use(tmp_path: Path) -> None:
+    """A module of jax's that Orbax brings along, one array for all devices, what handlers of leaves
+    are told, the class of temporary folders.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        replicate = ocp.utils.fully_replicated_host_local_array_to_global_array
+        everywhere = jax.sharding.NamedSharding(
+            jax.sharding.Mesh(np.array(jax.devices()), "x"), jax.sharding.PartitionSpec()
+        )
+        info = ocp.type_handlers.ParamInfo(name="a.b", parent_dir=root, ts_context=3)
+        handler = ocp.path.atomicity.CommitFileTemporaryPath
+        options = ocp.CheckpointManagerOptions(temporary_path_class=handler)
+        return [
+            jax.experimental.array_serialization.__name__,
+            replicate(jax.device_put(jnp.arange(4.0), everywhere)),
+            [info.name, info.path.name, info.value_typestr, info.keypath, info.use_zarr3],
+            options.temporary_path_class is handler,
+        ]
+
+    run_both(program, tmp_path)

@@ -142,6 +142,13 @@ CALLS: dict[str, Call] = {
     "metadata.Metadata": lambda f, o, r: f(name="a", directory=None).name,
     "metadata.ScalarMetadata": lambda f, o, r: f(name="a", directory=None).shape,
     "metadata.StorageMetadata": lambda f, o, r: f((2,), (2,)).chunk_shape,
+    "metadata.ShardingMetadata": lambda f, o, r: issubclass(o.metadata.NamedShardingMetadata, f),
+    "metadata.NamedShardingMetadata": lambda f, o, r: f(
+        np.array([jax.device_count()]), ["x"], ("x",)
+    ).to_jax_sharding(),
+    "metadata.SingleDeviceShardingMetadata": lambda f, o, r: (
+        f(str(jax.devices()[0])).to_jax_sharding().device_set
+    ),
     "metadata.StringMetadata": lambda f, o, r: f(name="a", directory=None).name,
     "checkpoint_utils.construct_restore_args": lambda f, o, r: [
         (each.restore_type, each.dtype) for each in jax.tree.leaves(f({"n": 3, "x": np.ones(2)}))
@@ -180,11 +187,19 @@ CALLS: dict[str, Call] = {
     "type_handlers.is_ocdbt_checkpoint": lambda f, o, r: f(r),
     "type_handlers.is_supported_type": lambda f, o, r: [f(3), f(object())],
     "type_handlers.supported_types": lambda f, o, r: sorted(str(each) for each in f())[:3],
+    "utils.fully_replicated_host_local_array_to_global_array": lambda f, o, r: f(
+        jax.device_put(jnp.arange(3), _everywhere())
+    ),
     "utils.tmp_checkpoints": lambda f, o, r: list(f(_saved(o, r))),
     "utils.record_saved_duration": lambda f, o, r: f(0.0),
     "future.ChainedFuture": lambda f, o, r: f([o.future.NoopFuture()], lambda: None).result(1),
     "future.NoopFuture": lambda f, o, r: f().result(),
 }
+
+
+def _everywhere() -> jax.sharding.Sharding:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
 def _entered(context: Any) -> Any:
