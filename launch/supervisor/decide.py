@@ -254,12 +254,13 @@ def _on_stalled(job: Job, event: Stalled, now: float) -> Decision:
     error = _error(
         job, Hang, message, processes=event.processes, timeout_s=limit_s, knob="stall_timeout_s"
     )
-    # Who hangs before the latest save never comes to it, though it can report.
+    # Who hangs before the latest save never comes to it, though it can report. Who has no client of
+    # ours takes no part in it.
     latest = _latest_save(job)
     absent = {
         process
-        for process in event.processes or job.alive
-        if job.saves.get(process, NO_SAVE).save < latest
+        for process in job.saves.keys() & (event.processes or job.alive)
+        if job.saves[process].save < latest
     }
     return _end_attempt(replace(job, silent=(event.silent | absent) & job.alive), error, now)
 

@@ -88,4 +88,10 @@ FOUND: dict[str, Life] = {
         Program(step_s=0.3, write_s=0.2, commit_s=15.0, outlives=True),
         seed=6441,
     ),
+    "a hang while one commits beside others that have no client": Life(
+        (),
+        RestartPolicy(max_failures=3, startup_timeout_s=10.0, stall_timeout_s=8.0),
+        Program(commit_s=15.0, strangers=(0, 1)),
+        seed=1780,
+    ),
 }
