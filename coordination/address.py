@@ -14,9 +14,12 @@ _ELSEWHERE = "192.0.2.1:9"  # of the addresses that are for documents: any other
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port of HOST:PORT, an IPv6 host without its brackets.
 
-    Raises ValueError for what is no HOST:PORT.
+    Raises ValueError for what is no HOST:PORT, and for an IPv6 host that is in no brackets: gRPC
+    takes its port for a part of it.
     """
     host, _, port = address.rpartition(":")
+    if ":" in host and not host.startswith("["):
+        raise ValueError(f"{address!r}: expected an IPv6 host in brackets, as in '[{host}]:{port}'")
     if not host or not port.isdecimal():
         raise ValueError(f"{address!r}: expected HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -200,8 +200,8 @@ def _check_address(address: str) -> None:
         return
     try:
         port = split_address(address)[1]
-    except ValueError:
-        port = 0
+    except ValueError as error:
+        raise ValueError(f"coordinator={error}, or unix:PATH") from None
     if not 0 < port < 65536:
         raise ValueError(f"coordinator={address!r}: expected HOST:PORT or unix:PATH")
 

@@ -43,6 +43,8 @@ class DiscoveredProcess:
     launched: bool = False
     devices: Sequence[int] | None = None
     worker: RayTrainWorker | None = None
+    # Who says how many processes there are.
+    counted_by: str = dataclasses.field(default="initialize(spec)", compare=False)
 
 
 def discover_process(
@@ -60,17 +62,25 @@ def discover_process(
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
         return DiscoveredProcess(spec, True, devices)
+    counted_by = "initialize()"
     if len(given) < len(GIVEN):
         launched = ProcessSpec.from_env(os.environ)
         is_alone = given.get("num_processes") == 1
         if launched is not None and (launched.num_processes == 1 or not is_alone):
-            return DiscoveredProcess(dataclasses.replace(launched, **given), True, devices)
+            whole = dataclasses.replace(launched, **given)
+            if "num_processes" not in given:
+                counted_by = "HOLDFAST_NUM_PROCESSES"
+            return DiscoveredProcess(whole, True, devices, counted_by=counted_by)
         if is_alone:
             return DiscoveredProcess(None)
         worker = None if given else current_worker()
         if worker is not None:
             return DiscoveredProcess(None, True, devices, worker)
+        if "num_processes" not in given:
+            named = next(filter(os.environ.get, _NAMES_OF_JAX["num_processes"]), "")
+            counted_by = named or "the cluster, as jax detects it"
         given, devices, of = _detected(given, devices, timeout_s)
+        counted_by = of.removeprefix(" of ") or counted_by
         if not given or (given.get("num_processes") == 1 and not given.get("process_id")):
             return DiscoveredProcess(None)
         missing = [field for field in GIVEN if field not in given]
@@ -79,7 +89,8 @@ def discover_process(
                 f"initialize() knows {given}{of} but not {', '.join(missing)}: give them, or start"
                 " with `holdfast run`; initialize(num_processes=1) is one process alone"
             )
-    return DiscoveredProcess(ProcessSpec(**given, **_job_of(given)), False, devices)
+    spec = ProcessSpec(**given, **_job_of(given))
+    return DiscoveredProcess(spec, False, devices, counted_by=counted_by)
 
 
 def _job_of(given: Mapping[str, Any]) -> dict[str, Any]:

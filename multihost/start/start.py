@@ -7,6 +7,7 @@ interpreter, and in a forked child.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -14,7 +15,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from jax._src import distributed, xla_bridge
@@ -242,7 +243,7 @@ def _join(
     with preemption.gathering():
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
-        client = _connect(spec, credentials, deadline, timeouts)
+        client = _connect(spec, credentials, deadline, timeouts, discovered.counted_by)
     member = Membership(client, timeouts.shutdown_s)
     job = current_job()
     job.put(member)
@@ -254,7 +255,8 @@ def _join(
     group_client = group_client_of(client)
     preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks_now)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
-    with ended_by_loss(group_client, spec, credentials, deadline):
+    lost = ended_by_loss(group_client, spec, credentials, deadline)
+    with lost, _own_name_resolves(spec):
         route = _route_for_jax(member, spec, credentials)
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
@@ -262,6 +264,25 @@ def _join(
     who = f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
     where = f"attempt {spec.attempt}, coordinator {spec.coordinator}"
     _log.info("%s of job %s, %s", who, spec.job_id, where)
+
+
+@contextlib.contextmanager
+def _own_name_resolves(spec: ProcessSpec) -> Iterator[None]:
+    """Says why jax's backend did not start where it was this: gloo listens at the host's name."""
+    try:
+        yield
+    except RuntimeError as error:
+        name = socket.gethostname()
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            raise StartupFailed(
+                f"this host's own name, {name!r}, leads to no address, and jax's processes on CPU"
+                f" meet at it: add it to /etc/hosts, as in '127.0.1.1 {name}'",
+                attempt=spec.attempt,
+                processes=(spec.process_id,),
+            ) from error
+        raise
 
 
 def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
@@ -275,9 +296,13 @@ def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentia
 
 
 def _connect(
-    spec: ProcessSpec, credentials: Credentials, deadline: Deadline, timeouts: Timeouts
+    spec: ProcessSpec,
+    credentials: Credentials,
+    deadline: Deadline,
+    timeouts: Timeouts,
+    counted_by: str,
 ) -> CoordinationClient:
-    arrivals = Arrivals(spec.num_processes)
+    arrivals = Arrivals(spec.num_processes, counted_by)
     client = CoordinationClient(
         spec.coordinator,
         spec.process_id,
@@ -287,6 +312,9 @@ def _connect(
         session=True,
     )
     client.watch_processes(arrivals.update)
+    warning = threading.Timer(WARN_AFTER_S, arrivals.warn)
+    warning.daemon = True
+    warning.start()
     try:
         client.connect()
     except CoordinationError as error:
@@ -308,8 +336,14 @@ def _connect(
             timeout_s=deadline.timeout_s,
             knob="timeout_s",
         ) from error
+    finally:
+        warning.cancel()
     arrivals.all_arrived()
     return client
+
+
+WARN_AFTER_S = 10.0
+"""A start that takes longer is said at WARNING."""
 
 
 class Arrivals:
@@ -319,8 +353,9 @@ class Arrivals:
     `update` is called from a thread of the client.
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, counted_by: str) -> None:
         self._num_processes = num_processes
+        self._counted_by = counted_by
         self._here: frozenset[int] = frozenset()
         self._logged: int | None = None  # how many were missing in the latest line
         self._lock = threading.Lock()
@@ -334,6 +369,12 @@ class Arrivals:
 
     def update(self, processes: Sequence[ProcessInfo]) -> None:
         self._set(frozenset(process.process_id for process in processes if process.alive))
+
+    def warn(self) -> None:
+        """Logs that the start takes long, and who says how many processes there are."""
+        _log.warning(
+            "%s; that there are %d is said by %s", self, self._num_processes, self._counted_by
+        )
 
     def all_arrived(self) -> None:
         self._set(frozenset(range(self._num_processes)))

@@ -26,6 +26,12 @@ def test_other_text_is_refused(address: str) -> None:
         split_address(address)
 
 
+def test_an_ipv6_host_wants_its_brackets() -> None:
+    """gRPC takes the port of another for a part of the host, and waits."""
+    with pytest.raises(ValueError, match=r"'::1:80': expected .* brackets, as in '\[::1\]:80'"):
+        split_address("::1:80")
+
+
 def test_both_kinds_of_service_are_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A socket's path and a port; where nobody listens it is an OSError."""
     monkeypatch.chdir(tmp_path)  # the whole path may be too long for a socket's name

@@ -396,3 +396,33 @@ def test_a_job_of_jaxs_own_is_not_come_to() -> None:
             first.kill(index, signal.SIGUSR1)
         finished = first.wait()
     assert [each.code for each in finished] == [0, 0], finished
+
+
+def test_a_start_that_takes_long_is_said(tmp_path: Path) -> None:
+    """At WARNING, so that it is seen without any set-up of logging, with who counted."""
+    program = tmp_path / "waits.py"
+    program.write_text(
+        "import sys\n"
+        "from holdfast import multihost\n"
+        "from holdfast.multihost.start import start\n"
+        "start.WARN_AFTER_S = 0.5\n"
+        "multihost.initialize(sys.argv[1], 3, 0, timeout_s=2)\n"
+    )
+    command = [sys.executable, str(program), f"127.0.0.1:{free_port()}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = "1 of 3 processes, waiting for 1, 2; that there are 3 is said by initialize()"
+    assert said in ended.stderr.splitlines(), ended.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a host name of its own needs root")
+def test_a_host_whose_name_leads_nowhere_is_told(tmp_path: Path) -> None:
+    """jax's gloo listens at the host's own name: the error has it, and where to put it."""
+    python = sys.executable
+    line = f"hostname nowhere-at-all; exec {Path(python).parent}/holdfast run -n 2 -- {python}"
+    code = "from holdfast import multihost; multihost.initialize()"
+    command = ["unshare", "--uts", "/bin/sh", "-c", f"{line} -c '{code}'"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 1
+    said = "StartupFailed: this host's own name, 'nowhere-at-all', leads to no address"
+    assert said in ended.stderr.splitlines()[-1], ended.stderr
+    assert "/etc/hosts" in ended.stderr

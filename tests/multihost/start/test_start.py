@@ -27,7 +27,7 @@ def test_thousands_make_few_short_lines(caplog: pytest.LogCaptureFixture) -> Non
     have come. The last ones are named.
     """
     assert arrival_line({0}, 16_384).endswith(", 39, 40, and 16343 more")
-    arrivals = Arrivals(4_096)
+    arrivals = Arrivals(4_096, "initialize()")
     infos = [ProcessInfo(process, "CONNECTED", 1) for process in range(4_096)]
     with caplog.at_level(logging.INFO):
         for count in range(1, 4_096, 2):
