@@ -346,7 +346,9 @@ def restore_tree(
     if left_out and not partial:
         _check_all_are_asked_for(item, saved, leaves)
     chosen = (lambda path: path not in left_out) if left_out else partial
-    value = item.read(jax.tree.unflatten(flatten(tree)[1], likes), partial=chosen, cast=True)
+    value = jax.tree.unflatten(flatten(tree)[1], likes)
+    if not leaves or len(left_out) < len(leaves):
+        value = item.read(value, partial=chosen, cast=True)
     if target is None:
         return plain(value)
     return _ended(item, leaves, value, as_saved=as_saved)
