@@ -312,9 +312,7 @@ def _connect(
         session=True,
     )
     client.watch_processes(arrivals.update)
-    warning = threading.Timer(WARN_AFTER_S, arrivals.warn)
-    warning.daemon = True
-    warning.start()
+    threading.Thread(target=arrivals.warn_late, name="holdfast-arrivals", daemon=True).start()
     try:
         client.connect()
     except CoordinationError as error:
@@ -337,7 +335,7 @@ def _connect(
             knob="timeout_s",
         ) from error
     finally:
-        warning.cancel()
+        arrivals.waiting_is_over()
     arrivals.all_arrived()
     return client
 
@@ -356,6 +354,7 @@ class Arrivals:
     def __init__(self, num_processes: int, counted_by: str) -> None:
         self._num_processes = num_processes
         self._counted_by = counted_by
+        self._is_over = threading.Event()
         self._here: frozenset[int] = frozenset()
         self._logged: int | None = None  # how many were missing in the latest line
         self._lock = threading.Lock()
@@ -370,11 +369,14 @@ class Arrivals:
     def update(self, processes: Sequence[ProcessInfo]) -> None:
         self._set(frozenset(process.process_id for process in processes if process.alive))
 
-    def warn(self) -> None:
-        """Logs that the start takes long, and who says how many processes there are."""
-        _log.warning(
-            "%s; that there are %d is said by %s", self, self._num_processes, self._counted_by
-        )
+    def warn_late(self) -> None:
+        """Logs that the start takes long, if it does, and who says how many processes there are."""
+        if not self._is_over.wait(WARN_AFTER_S):
+            what = "%s; that there are %d is said by %s"
+            _log.warning(what, self, self._num_processes, self._counted_by)
+
+    def waiting_is_over(self) -> None:
+        self._is_over.set()
 
     def all_arrived(self) -> None:
         self._set(frozenset(range(self._num_processes)))

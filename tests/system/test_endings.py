@@ -71,8 +71,8 @@ FINISHED = program("endings_finished")
 
 
 def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
-    """A program that saves with metrics, leaves its job in order, and lives for longer than its
-    coordinator, is done, at once. While it ran, everybody could ask how it is.
+    """A program that saves with metrics, leaves its job in order, and lives on, is done, at once.
+    While it ran, everybody could ask how it is.
     """
     output = CollectedOutput()
     command = [sys.executable, str(FINISHED), str(tmp_path / "steps")]
@@ -83,7 +83,7 @@ def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
     assert (result.outcome, result.exit_code, result.attempts) == ("done", 0, 1), output.text
     assert (result.step, result.saved_step) == (3, 3), output.text
     said = [text for process, text in output.lines if process == 0]
-    assert said[-2:] == ["step 2 is the best of 3, by 0.5", "its coordinator is gone"], said
+    assert said[-2:] == ["step 2 is the best of 3, by 0.5", "it has left its job"], said
 
 
 IN_FLIGHT = program("endings_in_flight")

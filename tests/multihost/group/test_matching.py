@@ -8,7 +8,8 @@ from holdfast.multihost.group.matching import _difference, check_match
 
 def test_who_differs_from_most_is_named() -> None:
     """Not whoever has another number than process 0: where that one is alone, it is named."""
-    usual, odd = b"call\na\nb", b"call\na\nc"
+    usual = b"call\na\nb"
+    odd = b"call\na\nc"
     assert _difference([odd, usual, usual]) == (
         "call: process 0 and process 1 do not call it alike: process 0 has c, process 1 has b;"
         " expected the same of every process"
