@@ -12,6 +12,8 @@ import threading
 import time
 import traceback
 
+from .names import on_the_wire
+
 LOOK_SIGNAL = int(getattr(signal, "SIGRTMAX", 64)) - 2
 """Has a process of a job write its stacks from C into its file of vitals, though some thread holds
 its interpreter.
@@ -44,7 +46,7 @@ def stacks() -> str:
         f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
         for ident, frame in frames
     )
-    return f"{text}{ASLEEP}\n" if main_sleeps() else text
+    return on_the_wire(f"{text}{ASLEEP}\n" if main_sleeps() else text)
 
 
 def main_sleeps() -> bool:

@@ -92,7 +92,7 @@ def _born(pid: int) -> str:
     does not say.
     """
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return ""

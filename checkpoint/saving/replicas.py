@@ -445,15 +445,6 @@ def sum_of_words(array: np.ndarray[Any, Any], turn: int | None = None) -> int:
     return int(np.add.reduce(words, dtype=np.uint32))
 
 
-def _view(array: jax.Array) -> Any:
-    """Returns what numpy makes an array of without a copy, and what keeps the memory as it is."""
-    # A third of what numpy's own view costs, which is for 4,000 leaves what `save` may take more.
-    if array.dtype.isbuiltin == 1:
-        with contextlib.suppress(BufferError):  # a layout of its own
-            return memoryview(cast(Any, array))
-    return np.asarray(array)
-
-
 def sums_of_words(views: Sequence[np.ndarray[Any, Any]], turn: int | None = None) -> list[int]:
     """Returns the sum of each view, as `sum_of_words` does. Small ones are summed together."""
     sums = [0] * len(views)

@@ -174,7 +174,7 @@ class SessionTransport:
         if kind == "delta":
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
-            answer = spb.Answer(id=frame.ask.id, body=stacks().encode(errors="backslashreplace"))
+            answer = spb.Answer(id=frame.ask.id, body=stacks().encode())
             stream.send(spb.ClientFrame(answer=answer))
         elif kind == "over":
             _log.error("%s", frame.over.why)

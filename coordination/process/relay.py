@@ -278,8 +278,7 @@ def relay() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.buffer.readline())
     credentials = Credentials(**settings["credentials"])
-    with tempfile.TemporaryDirectory(
-        prefix="holdfast-", dir=temporary_base()
-    ) as folder:  # of mode 0700
+    # Of mode 0700.
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=temporary_base()) as folder:
         keep_from_cleaners(Path(folder))
         asyncio.run(_serve(settings["coordinator"], settings["process_ids"], credentials, folder))

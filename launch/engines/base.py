@@ -93,7 +93,6 @@ class BaseEngine(Engine):
         self._interrupted_s = -math.inf  # when the last Ctrl-C came
         self._sent_sigterm = False  # to the processes of this attempt
         self._stuck: set[int] = set()  # those that were ended, likewise
-        self._attempt_watched = 0
 
     def carry_out(self, action: Action) -> None:
         match action:
@@ -151,7 +150,6 @@ class BaseEngine(Engine):
     ) -> None:
         """Begins to watch the coordinator of a new attempt."""
         self._sent_sigterm = False
-        self._attempt_watched = attempt
         self._address = address
         self._output.say(f"attempt {attempt}, coordinator at {address}")
         self._watch = ProgressWatch(
@@ -255,7 +253,7 @@ class BaseEngine(Engine):
 
     def _on_stuck(self, stuck: Stuck) -> list[Event]:
         """Ends a process that has failed, and that its other threads or hooks keep."""
-        if stuck.attempt == self._attempt_watched:
+        if self._watch is not None and stuck.attempt == self._watch.attempt:
             text = f"process {stuck.process} has failed, and does not end: {stuck.why}; ending it"
             self._output.say(text)
             self.note(text)

@@ -130,7 +130,7 @@ class ProgressWatch:
         account: Callable[[], Account] = Account,
         replaces: bool = False,
     ) -> None:
-        self._attempt = attempt
+        self.attempt = attempt
         self._replaces = replaces
         self._on_event = on_event
         self._say = say
@@ -254,7 +254,7 @@ class ProgressWatch:
             idle_s = now_s - self._saved_s.get(process, raised_s)
             if idle_s >= self._policy.grace_s and process not in self._stuck:
                 self._stuck.add(process)
-                self._on_event(Stuck(self._attempt, process, self.raised(process)))
+                self._on_event(Stuck(self.attempt, process, self.raised(process)))
 
     def raised(self, process: int) -> str:
         """Returns the first line of the exception that ends a process, "" for none."""
@@ -300,7 +300,7 @@ class ProgressWatch:
         unheard = [finding.processes for finding in findings if finding.kind == "unheard"]
         silent = frozenset(process for processes in unheard for process in processes)
         reasons = [why, *(finding.text for finding in findings[:1])]
-        self._on_event(Stalled(self._attempt, "; ".join(reasons), odd, silent))
+        self._on_event(Stalled(self.attempt, "; ".join(reasons), odd, silent))
 
     def _find_stragglers(self) -> None:
         rule = self._rule
@@ -394,7 +394,7 @@ class ProgressWatch:
     def _progress(self) -> Progressed:
         reported = self._reported.values()
         return Progressed(
-            self._attempt,
+            self.attempt,
             max((each.progress.step for each in reported), default=-1),
             max((each.progress.saved_step for each in reported), default=-1),
             len(reported) > 0 and all(each.done for each in reported),

@@ -140,7 +140,7 @@ def _answer(file: int) -> None:
     """Says that the interpreter runs, and answers whoever has asked for stacks."""
     if os.pread(file, 2, 0) == b"?":
         os.ftruncate(file, 0)
-        os.write(file, f"{stacks()}\n.".encode(errors="backslashreplace"))
+        os.write(file, f"{stacks()}\n.".encode())
     else:
         os.utime(file)
 

@@ -20,7 +20,14 @@ from holdfast.coordination.process.job_folder import user_folder
 
 from ..ray_train import RayTrainWorker, current_worker
 from ..spec import ProcessSpec
-from .launchers import ANY_MPI_JOB, ClusterEnv, counted_by, detect_starter
+from .launchers import (
+    ANY_MPI_JOB,
+    ClusterEnv,
+    counted_by,
+    detect_starter,
+    first_set,
+    number_in,
+)
 
 GIVEN = ("coordinator", "num_processes", "process_id")
 _SCONTROL_S = 30.0
@@ -62,35 +69,36 @@ def discover_process(
         if given:
             raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
         return DiscoveredProcess(spec, True, devices)
-    counted_by = "initialize()"
+    says = "initialize()"
     if len(given) < len(GIVEN):
         launched = ProcessSpec.from_env(os.environ)
         is_alone = given.get("num_processes") == 1
         if launched is not None and (launched.num_processes == 1 or not is_alone):
             whole = dataclasses.replace(launched, **given)
             if "num_processes" not in given:
-                counted_by = "HOLDFAST_NUM_PROCESSES"
-            return DiscoveredProcess(whole, True, devices, counted_by=counted_by)
+                says = "HOLDFAST_NUM_PROCESSES"
+            return DiscoveredProcess(whole, True, devices, counted_by=says)
         if is_alone:
             return DiscoveredProcess(None)
         worker = None if given else current_worker()
         if worker is not None:
             return DiscoveredProcess(None, True, devices, worker)
         if "num_processes" not in given:
-            named = next(filter(os.environ.get, _NAMES_OF_JAX["num_processes"]), "")
-            counted_by = named or "the cluster, as jax detects it"
-        given, devices, of = _detected(given, devices, timeout_s)
-        counted_by = of.removeprefix(" of ") or counted_by
+            named = first_set(os.environ, _NAMES_OF_JAX["num_processes"])
+            says = named or "the cluster, as jax detects it"
+        given, devices, launcher = _detected(given, devices, timeout_s)
+        says = launcher or says
         if not given or (given.get("num_processes") == 1 and not given.get("process_id")):
             return DiscoveredProcess(None)
         missing = [field for field in GIVEN if field not in given]
         if missing:
+            of = f" of {launcher}" if launcher else ""
             raise ValueError(
                 f"initialize() knows {given}{of} but not {', '.join(missing)}: give them, or start"
                 " with `holdfast run`; initialize(num_processes=1) is one process alone"
             )
     spec = ProcessSpec(**given, **_job_of(given))
-    return DiscoveredProcess(spec, False, devices, counted_by=counted_by)
+    return DiscoveredProcess(spec, False, devices, counted_by=says)
 
 
 def _job_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def _detected(
     given: Mapping[str, Any], devices: Sequence[int] | None, timeout_s: float
 ) -> tuple[dict[str, Any], Sequence[int] | None, str]:
     """Returns what was given with what the environment says besides, the devices, and who says how
-    many processes there are, where jax does not know that launcher.
+    many processes there are: "" where jax knows that launcher.
     """
     named = _in_names_of_jax(os.environ)
     starter = detect_starter(os.environ)
@@ -123,7 +131,7 @@ def _detected(
         known, devices = _detected_by_jax(known, devices, timeout_s)
     if starter is not None and "num_processes" not in known:
         devices = _own_device(starter) if devices is None else devices
-        return _said_by(starter) | known, devices, f" of {starter.launcher}"
+        return _said_by(starter) | known, devices, starter.launcher
     launcher, counted = counted_by(os.environ)
     if counted and counted["num_processes"] != known.get("num_processes"):
         if "num_processes" in known and "num_processes" not in given:
@@ -132,7 +140,7 @@ def _detected(
                 " says besides: give coordinator_address, num_processes and process_id, or unset"
                 " the variables of the launcher that has not started this process"
             )
-        return counted | known, devices, f" of {launcher}"
+        return counted | known, devices, launcher
     return known, devices, ""
 
 
@@ -140,13 +148,10 @@ def _in_names_of_jax(environment: Mapping[str, str]) -> dict[str, Any]:
     """Returns what variables of jax's name say; the first of them jax reads itself."""
     said: dict[str, Any] = {}
     for field, names in _NAMES_OF_JAX.items():
-        texts = [environment[name] for name in names if environment.get(name)]
-        if texts and field == "coordinator":
-            said[field] = texts[0]
-        elif texts and not texts[0].isdecimal():
-            raise ValueError(f"{names[0]}={texts[0]!r}: expected a whole number")
-        elif texts:
-            said[field] = int(texts[0])
+        name = first_set(environment, names)
+        if name:
+            is_address = field == "coordinator"
+            said[field] = environment[name] if is_address else number_in(environment, name)
     return said
 
 

@@ -96,10 +96,10 @@ def _openmpi(environment: Mapping[str, str]) -> ClusterEnv | None:
         launcher="Open MPI",
         job_id=_name(namespace or ANY_MPI_JOB),
         attempt=1,
-        process_id=_number(environment, f"{prefix}_RANK"),
-        num_processes=_number(environment, f"{prefix}_SIZE"),
+        process_id=number_in(environment, f"{prefix}_RANK"),
+        num_processes=number_in(environment, f"{prefix}_SIZE"),
         local_rank=_number_if_any(environment, f"{prefix}_LOCAL_RANK"),
-        local_size=_number(environment, f"{prefix}_LOCAL_SIZE", 0),
+        local_size=number_in(environment, f"{prefix}_LOCAL_SIZE", 0),
     )
 
 
@@ -107,13 +107,13 @@ def _pmi(environment: Mapping[str, str]) -> ClusterEnv | None:
     """A process of MPICH's, Intel MPI's or Cray MPICH's mpiexec; None where srun plays its part."""
     if "PMI_RANK" not in environment or "PMI_SIZE" not in environment:
         return None
-    rank = _number(environment, "PMI_RANK")
-    size = _number(environment, "PMI_SIZE")
+    rank = number_in(environment, "PMI_RANK")
+    size = number_in(environment, "PMI_SIZE")
     slurm = _slurm(environment)
     if slurm is not None and (slurm.process_id, slurm.num_processes) == (rank, size):
         return None
-    local_size = _number(environment, _first_set(environment, _PMI_LOCAL_SIZES), 0)
-    job = environment.get(_first_set(environment, _PMI_JOBS), "")
+    local_size = number_in(environment, first_set(environment, _PMI_LOCAL_SIZES), 0)
+    job = environment.get(first_set(environment, _PMI_JOBS), "")
     if not job and local_size == size:  # each machine has a process manager of its own
         job = _pmi_peer(environment)
     return ClusterEnv(
@@ -122,7 +122,7 @@ def _pmi(environment: Mapping[str, str]) -> ClusterEnv | None:
         attempt=1,
         process_id=rank,
         num_processes=size,
-        local_rank=_number_if_any(environment, _first_set(environment, _PMI_LOCAL_RANKS)),
+        local_rank=_number_if_any(environment, first_set(environment, _PMI_LOCAL_RANKS)),
         local_size=local_size,
     )
 
@@ -159,10 +159,10 @@ def _leader_worker_set(environment: Mapping[str, str]) -> ClusterEnv | None:
         launcher="LeaderWorkerSet",
         job_id=leader or "lws",
         attempt=1,
-        process_id=_number(environment, "LWS_WORKER_INDEX"),
-        num_processes=_number(environment, "LWS_GROUP_SIZE"),
+        process_id=number_in(environment, "LWS_WORKER_INDEX"),
+        num_processes=number_in(environment, "LWS_GROUP_SIZE"),
         first_host=leader,
-        port=_number(environment, "JAX_COORDINATOR_PORT", _LWS_PORT),
+        port=number_in(environment, "JAX_COORDINATOR_PORT", _LWS_PORT),
     )
 
 
@@ -181,11 +181,11 @@ def counted_by(environment: Mapping[str, str]) -> tuple[str, dict[str, int]]:
     of the first that has started more than one.
     """
     for launcher, size, rank in _COUNTED:
-        count = _number(environment, size, 1)
+        count = number_in(environment, size, 1)
         if count > 1:
             said = {"num_processes": count}
             if rank in environment:
-                said["process_id"] = _number(environment, rank)
+                said["process_id"] = number_in(environment, rank)
             return f"{launcher}'s {size}={count}", said
     return "", {}
 
@@ -194,8 +194,8 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     """A task of a job step. PMIx alone (`srun --mpi=pmix`) says no size: Slurm does."""
     if "SLURM_PROCID" not in environment or not environment.get("SLURM_STEP_NUM_TASKS"):
         return None
-    size = _number(environment, "SLURM_STEP_NUM_TASKS")
-    step = _number(environment, "SLURM_STEP_ID", 0)
+    size = number_in(environment, "SLURM_STEP_NUM_TASKS")
+    step = number_in(environment, "SLURM_STEP_ID", 0)
     here = [text for text in environment.get("SLURM_GTIDS", "").split(",") if text.isdecimal()]
     local_size = len(here)
     if not here and environment.get("SLURM_STEP_NUM_NODES") == "1":
@@ -204,7 +204,7 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
         launcher="Slurm",
         job_id=f"slurm-{environment.get('SLURM_JOB_ID', '0')}",
         attempt=slurm_attempt(environment) + step,
-        process_id=_number(environment, "SLURM_PROCID"),
+        process_id=number_in(environment, "SLURM_PROCID"),
         num_processes=size,
         step=step,
         local_rank=_number_if_any(environment, "SLURM_LOCALID"),
@@ -219,7 +219,7 @@ def slurm_attempt(environment: Mapping[str, str]) -> int:
 
     It is higher after each requeue, so that earlier attempts are fenced off.
     """
-    return _number(environment, "SLURM_RESTART_COUNT", 0) * _ATTEMPTS_PER_REQUEUE + 1
+    return number_in(environment, "SLURM_RESTART_COUNT", 0) * _ATTEMPTS_PER_REQUEUE + 1
 
 
 def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
@@ -230,14 +230,14 @@ def _kubernetes(environment: Mapping[str, str]) -> ClusterEnv | None:
     """
     if "JOB_COMPLETION_INDEX" not in environment:
         return None
-    per_job = _number(environment, "PODS_PER_JOB")
-    jobs = _number(environment, "JOBS", 1)
-    job_index = _number(environment, "JOB_INDEX", 0)
+    per_job = number_in(environment, "PODS_PER_JOB")
+    jobs = number_in(environment, "JOBS", 1)
+    job_index = number_in(environment, "JOB_INDEX", 0)
     return ClusterEnv(
         launcher="Kubernetes",
         job_id=environment.get("JOB_ID", "") or "kubernetes",
-        attempt=_number(environment, "RESTART_ATTEMPT", 0) + 1,
-        process_id=job_index * per_job + _number(environment, "JOB_COMPLETION_INDEX"),
+        attempt=number_in(environment, "RESTART_ATTEMPT", 0) + 1,
+        process_id=job_index * per_job + number_in(environment, "JOB_COMPLETION_INDEX"),
         num_processes=per_job * jobs,
         first_host=environment.get("FIRST_HOST", ""),
         slice_id=job_index,
@@ -249,15 +249,17 @@ def _name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)
 
 
-def _first_set(environment: Mapping[str, str], keys: Sequence[str]) -> str:
+def first_set(environment: Mapping[str, str], keys: Sequence[str]) -> str:
+    """Returns the first of the variables that is set, "" where none is."""
     return next((key for key in keys if environment.get(key)), "")
 
 
 def _number_if_any(environment: Mapping[str, str], key: str) -> int | None:
-    return _number(environment, key) if key in environment else None
+    return number_in(environment, key) if key in environment else None
 
 
-def _number(environment: Mapping[str, str], key: str, default: int | None = None) -> int:
+def number_in(environment: Mapping[str, str], key: str, default: int | None = None) -> int:
+    """Returns a variable's whole number, `default` where it is not set. Raises ValueError."""
     text = environment.get(key, "")
     if text == "" and default is not None:
         return default

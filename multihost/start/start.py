@@ -7,7 +7,6 @@ interpreter, and in a forked child.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import gc
 import logging
@@ -16,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from jax._src import distributed, xla_bridge
 
@@ -266,7 +265,7 @@ def _join(
     _log.info("%s of job %s, %s", who, spec.job_id, where)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _own_name_resolves(spec: ProcessSpec) -> Iterator[None]:
     """Says why jax's backend did not start where it was this: gloo listens at the host's name."""
     try:
@@ -425,15 +424,21 @@ def _end_soon() -> None:
         gc.freeze()
 
 
+def _last_words() -> str:
+    """Returns what this process says of the exception that ends it, "" where none does."""
+    error = getattr(sys, "last_value", None)
+    return "" if error is None else f"{ENDS_WITH}{type(error).__name__}: {error}"
+
+
 def _at_main_end() -> None:
     """Says at once that an exception has left the main thread: other threads and hooks of the
     program's may keep the process for as long as they like.
     """
     member = current_job().get(Membership)
-    error = getattr(sys, "last_value", None)
-    if member is not None and error is not None:
+    words = _last_words()
+    if member is not None and words:
         with suppress(CoordinationError):
-            member.client.report(trouble=f"{ENDS_WITH}{type(error).__name__}: {error}")
+            member.client.report(trouble=words)
 
 
 # Hooks of `threading` come before the other threads have ended.
@@ -449,9 +454,9 @@ def _at_exit() -> None:
         # those that wait there are ended; last, since the others may still agree on a notice.
         stack.callback(close_sync_points)
         stack.callback(preemption.stop)
-        error = getattr(sys, "last_value", None)
-        if is_initialized() and error is not None:
-            _give_up(f"{ENDS_WITH}{type(error).__name__}: {error}")
+        words = _last_words()
+        if is_initialized() and words:
+            _give_up(words)
         elif is_initialized():
             shutdown(_EXIT_TIMEOUT_S)
 

@@ -211,6 +211,17 @@ def test_a_blocked_sigterm_still_stops_a_job() -> None:
         assert launcher.wait(60) == 75 and wait_until_ended([pid])
 
 
+def read_until(popen: subprocess.Popen[str], text: str) -> str:
+    """Returns the output up to the line that has a text. No process may fail before."""
+    assert popen.stdout is not None
+    said = ""
+    while text not in said:
+        line = popen.stdout.readline()
+        assert line and "Traceback" not in line, said
+        said += line
+    return said
+
+
 def run_below_a_shell(root: Path, shell: str, *more: str) -> tuple[int, str]:
     """Runs two trainers below a shell, and stops them at a step after 10; returns exit code and
     output.
@@ -218,12 +229,7 @@ def run_below_a_shell(root: Path, shell: str, *more: str) -> tuple[int, str]:
     trainer = [sys.executable, program("below_a_shell"), root, *more]
     command = ["bash", "-c", shell, "-", *trainer]
     with holdfast_run("-n", 2, "--", *command) as popen:
-        assert popen.stdout is not None
-        said = ""
-        while "step 15" not in said:
-            line = popen.stdout.readline()
-            assert line and "Traceback" not in line, said
-            said += line
+        said = read_until(popen, "step 15")
         popen.terminate()
         out, errors = popen.communicate(timeout=60)
     return popen.returncode, said + out + errors
@@ -276,12 +282,7 @@ def test_sigterm_to_the_whole_group(loader: str, way: str, tmp_path: Path) -> No
         need_installed("grain", "make setup")
     trainer = [sys.executable, program("data_workers"), loader, way, tmp_path]
     with holdfast_run("-n", 2, "--", *trainer) as popen:
-        assert popen.stdout is not None
-        said = ""
-        while "step 7" not in said:
-            line = popen.stdout.readline()
-            assert line and "Traceback" not in line, said
-            said += line
+        said = read_until(popen, "step 7")
         for pid in descendants(popen.pid):
             os.kill(pid, signal.SIGTERM)
         out, errors = popen.communicate(timeout=100)
