@@ -182,6 +182,14 @@ class Preemption:
         _log.warning(
             "preemption notice: %s", f"{name} withdraws" if notice is None else notice.reason
         )
+        # Alone there is nobody to ask: it holds from here on, and not once a thread has its turn.
+        # Without a wait: a signal's handler may be here, in a thread that has the lock.
+        if self._joining.acquire(blocking=False):
+            try:
+                if self._group_client is None:
+                    self._reconcile()
+            finally:
+                self._joining.release()
         self._news.set()
 
     def reached(self, step: int) -> bool:
