@@ -81,6 +81,7 @@ _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
 DELETE_S = 5.0  # for what a failed save has written; what stays is deleted in the background
 NAMED_LEAVES = 5  # of those that were lost
+_REFUSALS = (NotCommitted, StepExists, Fenced)  # of a commit, for certain
 
 
 class Cancellation:
@@ -247,6 +248,7 @@ class EffectPerformer:
         self._target = target
         self._work = work
         self._own_error: Exception | None = None
+        self._has_tried = False  # to commit: what fails before it is a failed save
         self._is_unclear = False
         self.reported = False
 
@@ -269,6 +271,8 @@ class EffectPerformer:
         except Exception as error:
             self._own_error = self._own_error or error
             if isinstance(effect, Commit):
+                if not self._has_tried or isinstance(error, _REFUSALS):
+                    return Refused(error)
                 # A store that says no may have said it after it did it, and a network may say no
                 # for a store that does it later.
                 self._is_unclear = True
@@ -427,22 +431,21 @@ class EffectPerformer:
                 f"step {target.key.step} was not saved: it took longer than"
                 f" save_timeout_s={target.timeout_s:g}"
             )
-            return Refused(SaveFailed(message, step=target.key.step, passes=True))
+            raise SaveFailed(message, step=target.key.step, passes=True)
         target.report(SaveStage.COMMITTING)
         # Read before the commit: after it, nothing says what the old record named.
         replaced = set(_named_files(target)) if target.overwrite else set()
         name = join(target.folder, RECORD_NAME)
+        target.cancellation.close(target.key.step, target.group.index)
+        self._has_tried = True
         try:
-            target.cancellation.close(target.key.step, target.group.index)
             target.timed_storage.commit(name, record, target.claim, replace=target.overwrite)
         except NameTaken:
             message = (
                 f"{target.where} holds a checkpoint already, saved by another writer meanwhile;"
                 " nothing was changed"
             )
-            return Refused(StepExists(message, step=target.key.step, path=target.where))
-        except (NotCommitted, Fenced, SaveCancelled) as error:
-            return Refused(error)
+            raise StepExists(message, step=target.key.step, path=target.where) from None
         if replaced:
             # An incremental save links files of the step that it replaces: those stay.
             self._delete_replaced(replaced - set(parse_record(record, target.where).file_names()))

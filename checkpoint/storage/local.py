@@ -224,6 +224,9 @@ class LocalStorage:
             finally:
                 os.close(file)
         try:
+            # Before the link, of which some errors say nothing: without its folder none was tried.
+            with _refusing(lambda error: True), self._fenced_if_gone(claim):
+                in_folder(path, lambda: None, self.folder_mode)
             with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
                 in_folder(
                     path, lambda: self._publish(source, path, made, replace), self.folder_mode

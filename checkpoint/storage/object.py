@@ -26,7 +26,7 @@ import numpy as np
 
 from holdfast.coordination import Fenced
 
-from .base import ConditionalWrites, Entry, NameTaken, Part, TensorStoreAccess
+from .base import ConditionalWrites, Entry, NameTaken, NotCommitted, Part, TensorStoreAccess
 from .local import fenced
 from .threads import run_side_by_side
 from .tombstone import (
@@ -163,6 +163,11 @@ class ObjectStorage:
                 if attempt:
                     raise FileExistsError(error.errno, error.strerror, error.filename) from None
                 raise
+            except OSError as error:
+                if attempt:
+                    raise
+                # Nothing was written yet.
+                raise NotCommitted(error.errno, error.strerror, error.filename) from error
             if standing == data:
                 self._take_back_if_swept(name, data, claim)
                 return

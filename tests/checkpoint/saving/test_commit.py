@@ -18,9 +18,12 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     CommitUnknown,
+    Options,
     SaveCancelled,
+    SaveFailed,
     StepExists,
     load,
+    register_storage,
     save,
     verify,
 )
@@ -29,8 +32,11 @@ from holdfast.checkpoint.saving.commit import Cancellation
 from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.lineage import Position
 from holdfast.checkpoint.storage import local
+from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
+from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.checkpoint.tools.convert import convert
+from tests.support.told_stores import told_url
 
 OLD = {"x": np.arange(3.0)}
 NEW = {"x": np.arange(3.0) + 10}
@@ -72,14 +78,14 @@ def _done_and_answered(monkeypatch: pytest.MonkeyPatch, call: str, answer: int) 
         yield
 
 
-def _one_shot(path: Path, state: Any, overwrite: bool = False) -> None:
+def _one_shot(path: Path | str, state: Any, overwrite: bool = False) -> None:
     save(path, state, overwrite=overwrite)
 
 
-def _managed(path: Path, state: Any, overwrite: bool = False) -> None:
-    with CheckpointManager(path.parent) as manager:
-        manager.save(int(path.name), state, overwrite=overwrite)
-        manager.wait_until_finished()
+def _managed(path: Path | str, state: Any, overwrite: bool = False) -> None:
+    root, _, step = str(path).rpartition("/")
+    with CheckpointManager(root) as manager:
+        manager.save(int(step), state, overwrite=overwrite).wait()
 
 
 def _converted(path: Path, state: Any, overwrite: bool = False) -> None:
@@ -153,6 +159,88 @@ def test_an_error_for_our_own_rename_is_a_success(
     with _done_and_answered(monkeypatch, "rename", answer):
         write(path, NEW, overwrite=True)
     assert load(path)["x"].tolist() == [10, 11, 12]
+
+
+class _UnreadOnce:
+    """A store whose records cannot be read, with ESTALE, while the first pack alone is written."""
+
+    def __init__(self) -> None:
+        self.packs = 0
+
+    def __call__(self, verb: str, name: str, end_s: float) -> None:
+        self.packs += verb == "write" and "/state/" in f"/{name}"
+        if verb == "fetch" and name.endswith(RECORD_NAME) and self.packs == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)
+
+
+@pytest.mark.parametrize("write", [_one_shot, _managed])
+def test_a_look_that_fails_before_an_overwrite_is_a_failed_save(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
+    """The record that would be replaced cannot be read: nothing was tried, so that is known. What
+    was written goes.
+    """
+    path = tmp_path / "root" / "7"
+    write(path, OLD)
+    before = sorted((path / "state").iterdir())
+    with pytest.raises(SaveFailed, match="Stale file handle") as caught:
+        write(told_url(path, _UnreadOnce()), NEW, overwrite=True)
+    assert caught.value.passes
+    assert load(path)["x"].tolist() == [0, 1, 2]
+    assert sorted((path / "state").iterdir()) == before
+    verify(path)
+
+
+def test_a_look_that_fails_before_an_overwrite_is_a_miss(tmp_path: Path) -> None:
+    """Where misses are allowed the job goes on, and the next save replaces the step."""
+    _managed(tmp_path / "root" / "7", OLD)
+    url = told_url(tmp_path / "root", _UnreadOnce())
+    with CheckpointManager(url, options=Options(on_save_error="warn")) as manager:
+        manager.save(7, NEW, overwrite=True)
+        manager.save(7, NEW, overwrite=True)
+        manager.wait_until_finished()
+        assert manager.statistics()["saves_missed"] == 1
+        assert manager.restore(7)["x"].tolist() == [10, 11, 12]
+
+
+def test_a_folder_that_cannot_be_made_is_a_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step without packs gets its folder with its record. Where that folder is not known to be
+    durable, nothing was linked.
+    """
+    real = local.sync_folder
+    root = tmp_path / "root"
+
+    def sync(folder: Path) -> None:
+        if Path(folder) == root and (root / "7").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+        real(folder)
+
+    with CheckpointManager(root) as manager:
+        monkeypatch.setattr(local, "sync_folder", sync)
+        with pytest.raises(SaveFailed, match="Input/output error"):
+            manager.save(7, {"epoch": 3}).wait()
+        monkeypatch.undo()
+        assert manager.all_steps() == []
+
+
+class _ClaimsUnread(BucketStorage):
+    """A bucket that does not let a claim be read: what a commit looks at first."""
+
+    def get(self, name: str) -> tuple[bytes | None, bytes]:
+        if name.endswith("claim.json"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return super().get(name)
+
+
+def test_a_look_that_fails_before_a_conditional_write_is_a_failed_save() -> None:
+    """A bucket's commit looks at the claim first; where it cannot, nothing was written."""
+    register_storage("unread", lambda url, _: _ClaimsUnread(url.replace("unread", "memory")))
+    with CheckpointManager("unread://looks/before") as manager:
+        with pytest.raises(SaveFailed, match="Permission denied"):
+            manager.save(7, NEW).wait()
+        assert manager.all_steps() == []
 
 
 def test_eexist_for_anothers_link_is_step_exists(
