@@ -95,21 +95,23 @@ straggler_steps_option = click.option(
     metavar="STEPS",
     help="Say who is so many steps behind the median, and where.  [default: never]",
 )
+grace_s_option = click.option(
+    "--grace-s",
+    type=SECONDS,
+    default=5.0,
+    show_default=True,
+    help="From SIGTERM to SIGKILL for what is left after a failure.",
+)
+commit_grace_s_option = click.option(
+    "--commit-grace-s",
+    type=SECONDS,
+    default=600.0,
+    show_default=True,
+    help="To end a save that a failure did not spoil.",
+)
 _GRACE_OPTIONS = (
-    click.option(
-        "--grace-s",
-        type=SECONDS,
-        default=5.0,
-        show_default=True,
-        help="From SIGTERM to SIGKILL for what is left after a failure.",
-    ),
-    click.option(
-        "--commit-grace-s",
-        type=SECONDS,
-        default=600.0,
-        show_default=True,
-        help="To end a save that a failure did not spoil.",
-    ),
+    grace_s_option,
+    commit_grace_s_option,
     click.option(
         "--preemption-grace-s",
         type=SECONDS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .common import command_argument, refuse
+from .common import command_argument, commit_grace_s_option, grace_s_option, refuse
 
 _OF_A_COORDINATOR_OF_OURS = (
     "is for a coordinator that process 0 starts: leave it out, or --coordinator"
@@ -55,6 +55,8 @@ _OF_A_COORDINATOR_OF_OURS = (
     hidden=True,
     help="Stay as the parent and report to `holdfast slurm` how the command ended.",
 )
+@grace_s_option
+@commit_grace_s_option
 @command_argument
 def task(command: tuple[str, ...], report: bool, **options: Any) -> None:
     """Run COMMAND as the process of a job that srun, mpirun or a Kubernetes Indexed Job says this

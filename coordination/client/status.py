@@ -27,6 +27,7 @@ from ..names import (
 from .unary import QUERY_CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
+_GET_KEY = PROFILE_B + "GetKeyValue"
 _STACKS_TIMEOUT_S = 30.0  # the coordinator waits 20 s for a process
 
 
@@ -70,13 +71,18 @@ class StatusClient:
             coordination_b_pb2.GetKeyValueDirRequest,
             coordination_b_pb2.GetKeyValueDirResponse,
         )
+        self._get_key = self._method(
+            _GET_KEY,
+            coordination_b_pb2.GetKeyValueRequest,
+            coordination_b_pb2.GetKeyValueResponse,
+        )
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
         return self._channel.unary_unary(path, request.SerializeToString, response.FromString)
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         try:
-            return method(request, timeout=self.timeout_s, **self._options)
+            return method(request, timeout=timeout_s or self.timeout_s, **self._options)
         except grpc.RpcError as error:
             raise self._error_of(error) from error
         except ValueError:  # "Cannot invoke RPC on closed channel!"
@@ -113,6 +119,11 @@ class StatusClient:
             self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key)
         )
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
+
+    def wait_for_key(self, key: str, *, timeout_s: float) -> None:
+        """Returns once there is a key; DEADLINE_EXCEEDED where there is none by then."""
+        request = coordination_b_pb2.GetKeyValueRequest(key=key)
+        self._call(self._get_key, request, timeout_s)
 
     def stacks(
         self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S

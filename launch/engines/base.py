@@ -52,13 +52,13 @@ from ..supervisor.job import (
 from ..view import LiveView, change_printer
 from ..workers.output import Output
 from ..workers.progress_watch import ProcessProgress, ProgressWatch, newest
+from ..workers.raised import RAISED
 from ..workers.signals import passing_on
 
 SAME_PRESS_S = 0.3
 """A Ctrl-C that comes so soon after another is the same one."""
 
 _MOST_EVENTS = 5000  # of all attempts together
-_RAISED = 1  # the exit code of a Python program that an exception ends
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
@@ -299,7 +299,7 @@ class BaseEngine(Engine):
             # A pipe ends with the code of its last command, and some shells with 0.
             hidden = event.code == DONE and watch.raised(event.process)
             if hidden or event.process in self._stuck:
-                event = replace(event, code=_RAISED)
+                event = replace(event, code=RAISED)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(event)

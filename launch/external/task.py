@@ -25,9 +25,11 @@ from holdfast.coordination.process.job_folder import JobFolder, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
 
+from ..supervisor.job import DONE
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
 from ..workers.process import OomKills, WorkerProcess
+from ..workers.raised import RAISED, Grace, RaisedWatch
 from ..workers.secrets import (
     JobSecrets,
     credentials_in,
@@ -68,6 +70,10 @@ class TaskSettings:
     attempt: int | None = None  # None: the launcher's
     secrets_dir: Path | None = None  # of the coordinator at `coordinator`; None: srun hands them on
     insecure: bool = False
+    # For a process that an exception ends, and that a thread or an exit hook keeps; after a save of
+    # it that can still be committed.
+    grace_s: float = 5.0
+    commit_grace_s: float = 600.0
 
 
 def run_task(
@@ -93,7 +99,9 @@ def run_task(
         if report:
             print(f"{MARK}exited 1", flush=True)
         raise
-    code = _run(command, env, passes_on=detected.launcher != "Slurm", report=report)
+    # The engine of `holdfast slurm` watches all tasks of its job.
+    grace = None if report else Grace(settings.grace_s, settings.commit_grace_s)
+    code = _run(command, env, spec, passes_on=detected.launcher != "Slurm", grace=grace)
     report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)
@@ -265,10 +273,18 @@ def _gathers(published: dict[str, Any]) -> bool:
             return False
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool, report: bool) -> int:
+def _run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    spec: ProcessSpec,
+    *,
+    passes_on: bool,
+    grace: Grace | None,
+) -> int:
     """Runs the command to its end, and passes signals on to it.
 
-    A step of Slurm's gets TERMINATE alone from here: it is signalled as a whole.
+    A step of Slurm's gets TERMINATE alone from here: it is signalled as a whole. With `grace` it
+    ends a process that has raised and does not end; without, it reports to whoever does.
     """
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
     codes: list[int] = []
@@ -282,12 +298,35 @@ def _run(command: Sequence[str], env: Mapping[str, str], *, passes_on: bool, rep
         signals.put(None)
 
     with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2, TERMINATE):
-        if report:
+        if grace is None:
             print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
         process = WorkerProcess(command, env, on_line=None, on_exit=on_exit)
+        watch = None if grace is None else _EndOfRaised(spec, process, grace)
         while (number := signals.get()) is not None:
             if passes_on:
                 process.signal(number)
             elif number == TERMINATE:
                 process.signal(signal.SIGTERM)
-    return codes[0]
+    return codes[0] if watch is None else watch.code(codes[0])
+
+
+class _EndOfRaised:
+    """Ends a command's process that has raised and does not end, and says so by the exit code."""
+
+    def __init__(self, spec: ProcessSpec, process: WorkerProcess, grace: Grace) -> None:
+        self._process_id = spec.process_id
+        self._process = process
+        self._ended = False
+        self._watch = RaisedWatch(spec.coordinator, spec.process_id, self._end, grace)
+
+    def _end(self, said: str) -> None:
+        failed = f"process {self._process_id} has failed, and does not end"
+        print(f"holdfast: {failed}: {said}; ending it", file=sys.stderr, flush=True)
+        self._ended = True
+        self._process.kill()
+
+    def code(self, code: int) -> int:
+        """Returns the exit code: a pipe ends with that of its last command, some shells with 0."""
+        failed = self._ended or (code == DONE and self._watch.said())
+        self._watch.close()
+        return RAISED if failed else code

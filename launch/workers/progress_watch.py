@@ -33,7 +33,6 @@ from holdfast.coordination.diagnosis.summary import SAVED
 from holdfast.coordination.names import DEFECT
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
-from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import coordination_pb2, session_pb2
 
 from ..supervisor.account import Account
@@ -48,6 +47,7 @@ from ..supervisor.job import (
     Stuck,
     Withdrawn,
 )
+from .raised import Grace, save_position
 
 _MOST_HISTORY = 200  # events that a new coordinator is told: so many saves, and so many others
 
@@ -135,14 +135,11 @@ class ProgressWatch:
         self._on_event = on_event
         self._say = say
         self._account = account
-        self._policy = policy
         self._rule = StallRule(
             policy.stall_timeout_s, policy.startup_timeout_s, policy.straggler_steps
         )
         self._stragglers: set[int] = set()  # that were said
-        # Of processes that an exception ends: when it was first heard of, and their last save.
-        self._raised_s: dict[int, float] = {}
-        self._saved_s: dict[int, float] = {}
+        self._grace = Grace(policy.grace_s, policy.commit_grace_s)
         self._stuck: set[int] = set()  # those that were reported
         self._said_nobody = False
         self._said_deaf = False
@@ -243,16 +240,10 @@ class ProgressWatch:
 
     def _find_stuck(self) -> None:
         """Reports, once each, processes that an exception ends, and that have not ended in time."""
-        now_s = time.monotonic()
         for process, each in self._reported.copy().items():
-            if not each.raised:
-                continue
-            raised_s = self._raised_s.setdefault(process, now_s)
-            saves = self._saves.get(process, NO_SAVE).stage is not SaveStage.SETTLED
-            if saves and now_s - raised_s < self._policy.commit_grace_s:
-                self._saved_s[process] = now_s
-            idle_s = now_s - self._saved_s.get(process, raised_s)
-            if idle_s >= self._policy.grace_s and process not in self._stuck:
+            position = self._saves.get(process, NO_SAVE)
+            is_over = each.raised and self._grace.is_over(process, position)
+            if is_over and process not in self._stuck:
                 self._stuck.add(process)
                 self._on_event(Stuck(self.attempt, process, self.raised(process)))
 
@@ -389,7 +380,7 @@ class ProgressWatch:
         if task.heartbeat_age_s >= 0:
             self._heard.add(process)
         if process in self._saves or task.has_session or "save_stage" in task.progress.values:
-            self._saves[process] = _save_position(task)
+            self._saves[process] = save_position(task)
 
     def _progress(self) -> Progressed:
         reported = self._reported.values()
@@ -493,13 +484,6 @@ def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:
     for event in history:
         kept[event.kind == SAVED].append(event)
     return sorted([*kept[False], *kept[True]], key=lambda event: event.unix_s)
-
-
-def _save_position(task: session_pb2.TaskStatus) -> SavePosition:
-    values = task.progress.values
-    if "save_stage" not in values:
-        return NO_SAVE
-    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"])))
 
 
 def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:

@@ -30,6 +30,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.client.fork import keep_for_ever
 from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.names import RAISED_FOLDER
 from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
 
 from ..errors import StartupFailed, StartupTimeout
@@ -439,6 +440,7 @@ def _at_main_end() -> None:
     if member is not None and words:
         with suppress(CoordinationError):
             member.client.report(trouble=words)
+            member.client.key_value_set(f"{RAISED_FOLDER}/{member.client.process_id}", words)
 
 
 # Hooks of `threading` come before the other threads have ended.

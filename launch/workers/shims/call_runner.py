@@ -35,6 +35,8 @@ def main(call_path: str, result_path: str) -> int:
         value = function(*arguments, **keywords)
     except Exception as error:
         traceback.print_exc()
+        # As where nobody catches it: holdfast says what ends the process, at the process's end.
+        vars(sys).update(last_value=error)
         code = exit_code_of(error)
         kind = "error"
         value = error

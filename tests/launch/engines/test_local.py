@@ -8,7 +8,9 @@ import contextlib
 import fcntl
 import json
 import os
+import pickle
 import re
+import runpy
 import signal
 import socket
 import stat
@@ -46,6 +48,7 @@ from holdfast.launch.supervisor.job import (
     Rejoin,
     Release,
 )
+from holdfast.launch.workers.process import CALL_RUNNER
 from tests.support.cluster import CollectedOutput
 from tests.support.inherited import WAYS, after
 from tests.support.libraries import need, need_installed
@@ -266,6 +269,26 @@ def test_a_process_that_raised_and_does_not_end_is_ended(keeps: str) -> None:
     with holdfast_run("-n", 2, "--grace-s", 1, "--", *command) as popen:
         _, errors = popen.communicate(timeout=60)
     assert popen.returncode == 1
+    why = "ValueError: the loss is NaN"
+    assert f"process 1 has failed, and does not end: {why}; ending it" in errors
+    assert f"failed: process 1 of 2 ended with exit code 1 in attempt 1: {why}; " in errors
+
+
+@pytest.mark.slow
+def test_a_call_that_raised_and_does_not_end_is_ended(tmp_path: Path) -> None:
+    """What calls a function for Ray catches its exception itself, and the process ends with a code:
+    it is the function's exception that the launcher names.
+    """
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").touch()
+    (tmp_path / "ray" / "cloudpickle.py").write_text("from pickle import *\n")
+    # The program reads the first argument, which is the call's file here.
+    call = (runpy.run_path, (str(program("raises")),), {})
+    (tmp_path / "thread").write_bytes(pickle.dumps(call))
+    here = ["env", "-C", tmp_path, f"PYTHONPATH={tmp_path}"]
+    command = [*here, sys.executable, CALL_RUNNER, "thread", "result"]
+    with holdfast_run("-n", 2, "--grace-s", 1, "--", *command) as popen:
+        _, errors = popen.communicate(timeout=60)
     why = "ValueError: the loss is NaN"
     assert f"process 1 has failed, and does not end: {why}; ending it" in errors
     assert f"failed: process 1 of 2 ended with exit code 1 in attempt 1: {why}; " in errors

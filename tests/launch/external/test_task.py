@@ -159,6 +159,41 @@ def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
 
+@pytest.mark.parametrize(
+    ("way", "shell"),
+    [("thread", ""), pytest.param("ends", '"$@" | cat', marks=pytest.mark.slow)],
+)
+def test_a_process_that_has_raised_ends(short_path: Path, way: str, shell: str) -> None:
+    """A thread that goes on does not keep it, nor does the shell of a pipe hide it: the task fails,
+    and the other process with it, long before its barrier's timeout.
+    """
+    program_of_each = [sys.executable, str(program("raises")), way]
+    command = ["bash", "-c", shell, "bash", *program_of_each] if shell else program_of_each
+    tasks = [
+        subprocess.Popen(
+            [HOLDFAST, "task", "--grace-s=1", "--", *command],
+            env=os.environ
+            | {
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "OMPI_COMM_WORLD_RANK": rank,
+                "PMIX_NAMESPACE": "raises",
+                "TMPDIR": str(short_path),
+                "JAX_PLATFORMS": "cpu",
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    waits, raises = (task.communicate(timeout=60)[1] for task in tasks)
+    assert [bool(tasks[0].returncode), tasks[1].returncode] == [way != "ends", 1], waits + raises
+    if way == "thread":
+        failed = "process 1 has failed, and does not end: ValueError: the loss is NaN; ending it"
+        assert f"holdfast: {failed}" in raises
+        assert "ProcessLost" in waits
+
+
 @contextlib.contextmanager
 def two_machines(short_path: Path, *options: str) -> Iterator[list[dict[str, Any]]]:
     """Yields what two processes say once they have met: each on a machine of its own, as Open MPI

@@ -1,0 +1,101 @@
+"""Processes that an exception ends, and that their other threads or exit hooks keep."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from holdfast.coordination import CoordinationError, StatusClient
+from holdfast.coordination.names import RAISED_FOLDER
+from holdfast.coordination.vitals import ENDS_WITH
+from holdfast.multihost.group.group import SaveStage
+from holdfast.proto import session_pb2
+
+from ..supervisor.job import NO_SAVE, SavePosition
+
+RAISED = 1
+"""The exit code of a Python program that an exception ends."""
+
+_WAIT_S = 60.0  # at one call: a connection that has broken in silence is made anew
+_AGAIN_S = 2.0
+_LOOK_S = 0.5
+
+
+class Grace:
+    """How long such processes have: `grace_s`, after a save that is in flight for at most
+    `commit_grace_s`.
+    """
+
+    def __init__(self, grace_s: float, commit_grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._commit_grace_s = commit_grace_s
+        self._raised_s: dict[int, float] = {}  # when each was first heard of
+        self._saved_s: dict[int, float] = {}
+
+    def is_over(self, process: int, position: SavePosition) -> bool:
+        """Returns whether a process that has raised has had its time."""
+        now_s = time.monotonic()
+        raised_s = self._raised_s.setdefault(process, now_s)
+        saves = position.stage is not SaveStage.SETTLED
+        if saves and now_s - raised_s < self._commit_grace_s:
+            self._saved_s[process] = now_s
+        return now_s - self._saved_s.get(process, raised_s) >= self._grace_s
+
+
+def save_position(task: session_pb2.TaskStatus) -> SavePosition:
+    """Returns how far a process says that it has come in saving."""
+    values = task.progress.values
+    if "save_stage" not in values:
+        return NO_SAVE
+    return SavePosition(int(values["save"]), SaveStage(int(values["save_stage"])))
+
+
+class RaisedWatch:
+    """Waits, until `close`, to hear from the coordinator that an exception ends one process.
+
+    Calls `end` with what the process says where it has not ended by itself in its time. Only then
+    is the status of the whole job asked for: a job may have thousands of such watches.
+    """
+
+    def __init__(
+        self, address: str, process: int, end: Callable[[str], None], grace: Grace
+    ) -> None:
+        self._process = process
+        self._end = end
+        self._grace = grace
+        self._client = StatusClient(address, timeout_s=1.0)
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="holdfast-raised", daemon=True).start()
+
+    def said(self) -> str:
+        """Returns what the process says of the exception that ends it, "" where none does."""
+        with contextlib.suppress(CoordinationError):  # gone: it has nothing to tell any more
+            told = dict(self._client.key_value_dir_get_bytes(RAISED_FOLDER))
+            words = told.get(f"{RAISED_FOLDER}/{self._process}", b"").decode()
+            return words.removeprefix(ENDS_WITH).partition("\n")[0]
+        return ""
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._client.wait_for_key(f"{RAISED_FOLDER}/{self._process}", timeout_s=_WAIT_S)
+                break
+            except CoordinationError:
+                self._closed.wait(_AGAIN_S)
+        said = self.said()
+        while not self._closed.wait(_LOOK_S):
+            if self._grace.is_over(self._process, self._position()):
+                self._end(said)
+                return
+
+    def _position(self) -> SavePosition:
+        with contextlib.suppress(CoordinationError):  # gone: nothing can be committed any more
+            return save_position(self._client.status().tasks[self._process])
+        return NO_SAVE
+
+    def close(self) -> None:
+        """Stops waiting."""
+        self._closed.set()
+        self._client.close()
