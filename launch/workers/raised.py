@@ -41,6 +41,7 @@ class Grace:
         saves = position.stage is not SaveStage.SETTLED
         if saves and now_s - raised_s < self._commit_grace_s:
             self._saved_s[process] = now_s
+            return False
         return now_s - self._saved_s.get(process, raised_s) >= self._grace_s
 
 
