@@ -11,8 +11,10 @@ the end of the starter. Where the command is a shell or the like, and below it a
 the job, the signal is that process's: a shell would end at once, and take it along. The command
 gets one that asks it to leave once that process has ended. At last this process ends as the
 command did, with the same exit code or by the same signal; but a shell whose program was asked to
-leave, and that ends with 0 or by that signal, says nothing of the program: that is 75. It imports
-nothing of holdfast.
+leave, and that ends with 0 or by that signal, says nothing of the program: that is 75. A command
+that ends with 0 may have left the program to itself, as `setsid` does: then the program is the
+command from there on. What else it has left in the background is named. It imports nothing of
+holdfast.
 """
 
 import contextlib
@@ -35,6 +37,9 @@ _PREEMPTED = 75  # the exit code of a process that has left as it was asked to
 _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
+_EXECUTES_S = 1.0  # for what the command has forked to become a program
+_LOOK_S = 0.01
+_OF_A_PROGRAM = b"HOLDFAST_JOINED="  # in the environment of what a process has started that joined
 _END_BY_ITSELF_S = 1.0  # for a shell whose program has ended
 # A file in memory of each process that has joined (coordination/vitals.py).
 _JOINED = "/memfd:holdfast-vitals-"
@@ -80,18 +85,31 @@ def execute(command: list[str], hangup: signal.Handlers, blocked: set[int]) -> N
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def descendants() -> list[int]:
-    """Returns all processes below this one."""
+def all_children() -> dict[int, list[int]]:
+    """Returns the children of every process of this machine."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if _LINUX else ():
         with contextlib.suppress(OSError, ValueError):
             with open(f"/proc/{int(name)}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
-    below = list(children.get(os.getpid(), ()))
+    return children
+
+
+def descendants(above: int | None = None) -> list[int]:
+    """Returns all processes below one, or this one."""
+    children = all_children()
+    below = list(children.get(above or os.getpid(), ()))
     for pid in below:  # grows while it is read
         below += children.get(pid, ())
     return below
+
+
+def words_of(pid: int, name: str) -> list[bytes]:
+    """Returns a process's arguments, its `cmdline`, or its `environ`; [] where it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read().removesuffix(b"\0").split(b"\0")
+    return []
 
 
 def has_joined(pid: int) -> bool:
@@ -106,11 +124,53 @@ def has_joined(pid: int) -> bool:
     return False
 
 
+def program_left(command: list[bytes]) -> int | None:
+    """Returns the child that goes on as the command, which has ended; None where none does.
+
+    That is one with a process that has joined, or one that runs what the command was to run.
+    """
+    deadline = time.monotonic() + _EXECUTES_S
+    while True:
+        is_undecided = False
+        for pid in all_children().get(os.getpid(), ()):
+            words = words_of(pid, "cmdline")
+            if any(map(has_joined, (pid, *descendants(pid)))):
+                return pid
+            if len(words) < len(command) and words and words == command[-len(words) :]:
+                return pid
+            # A fork, or a wrapper, of what runs the same: it may become the program yet.
+            is_undecided |= words[-1:] == command[-1:]
+        if not is_undecided or time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_S)
+
+
+def name_left(command: list[bytes], errors: int) -> None:
+    """Names what the command has left in the background, and not a program of the job's."""
+    for pid in all_children().get(os.getpid(), ()):
+        words = words_of(pid, "cmdline")
+        if not words or words == command:
+            continue
+        if any(word.startswith(_OF_A_PROGRAM) for word in words_of(pid, "environ")):
+            continue
+        line = (
+            f"holdfast: the command has ended with 0, so process {pid}"
+            f" ({b' '.join(words).decode(errors='replace')}), which it has left in the background,"
+            " is ended: a shell waits by `wait`, setsid by `setsid --wait`\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(errors, line.encode())
+
+
 class Subreaper:
     """The command's process, and how it ended."""
 
-    def __init__(self, pid: int, parent: int, woken: int) -> None:
+    def __init__(
+        self, pid: int, parent: int, woken: int, command: list[bytes], errors: int
+    ) -> None:
         self._pid = pid
+        self._command = command
+        self._errors = errors  # a descriptor
         self._program: int | None = None  # below the command: a descriptor of the one signalled
         self._owed = 0  # the signal that the command gets after it
         self._due_s: float | None = None  # when
@@ -139,7 +199,7 @@ class Subreaper:
 
     def serve(self) -> None:
         """Passes signals on until the command has ended, or all shall end."""
-        while self.reap() and self.status is None and not self._over:
+        while (self.reap() and not self._over) and (self.status is None or self._goes_on()):
             sources = [0, self._woken]
             if self._program is not None:
                 sources.append(self._program)
@@ -160,6 +220,18 @@ class Subreaper:
                 *lines, self._input = (self._input + data).split(b"\n")
                 for line in lines:
                     self._obey(line.split())
+
+    def _goes_on(self) -> bool:
+        """Returns whether the command, which has ended, has left the program to itself."""
+        if self.status != 0 or self._owed:
+            return False
+        program = program_left(self._command)
+        if program is None:
+            name_left(self._command, self._errors)
+            return False
+        self._pid = program
+        self.status = None
+        return True
 
     def _obey(self, words: list[bytes]) -> None:
         if words[:1] == [b"kill"]:
@@ -230,7 +302,9 @@ def main() -> None:
     if pid == 0:
         handler = hangup if isinstance(hangup, signal.Handlers) else signal.SIG_DFL
         execute(command, handler, blocked)
-    subreaper = Subreaper(pid, parent, woken)
+    errors = os.dup(2)
+    words = [os.fsencode(word) for word in command]
+    subreaper = Subreaper(pid, parent, woken, words, errors)
     signal.signal(signal.SIGHUP, subreaper.hang_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     subreaper.hang_up()  # for what came before the handler

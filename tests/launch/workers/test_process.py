@@ -103,6 +103,9 @@ def test_what_it_started_is_killed_with_it() -> None:
     """A background process of its group is gone when the exit code is reported."""
     started = Started(f"import subprocess; print({SLEEPER}.pid)")
     pid = int(started.next())
+    assert f"so process {pid} (sleep 600), which it has left in the background, is" in str(
+        started.next()
+    )
     code = started.next()
     assert code == 0
     assert wait_until_ended([pid])

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,8 @@ SHELLS = {
     "wrapped twice": 'env A=b bash -c \'"$@"; exit $?\' - "$@"; exit $?',
     "timeout": 'timeout 600 "$@"; exit $?',
     "more to do": '"$@"; sleep 600',
+    "setsid": 'setsid "$@"',
+    "background": '"$@" & exit 0',
     "again and again": 'while true; do "$@"; done',
 }
 
@@ -198,6 +201,27 @@ def test_what_the_command_left_ends_with_it() -> None:
     with leaves_three("sys.exit(4)") as (popen, pids):
         assert popen.wait(30) == 4
         assert wait_until_ended(pids, within_s=0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("wrapper", [["setsid"], ["bash", "-c", 'setsid "$@" & exit', "-"]])
+def test_a_wrapper_that_does_not_wait_hides_no_end(wrapper: list[str]) -> None:
+    """The program goes on as the command: it is not killed as what the command has left."""
+    code = "import sys, time; time.sleep(0.3); print('here', flush=True); sys.exit(3)"
+    done = run(os.getpid(), *wrapper, sys.executable, "-S", "-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "here\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_what_is_killed_in_the_background_is_named() -> None:
+    """A command that is done and leaves something else says so; not what a program that has joined
+    leaves, nor a fork of the command.
+    """
+    leaves = "sleep 600 & HOLDFAST_JOINED=null sleep 601 & (sleep 602) & sleep 0.2; true"
+    done = run(os.getpid(), "bash", "-c", leaves)
+    assert done.returncode == 0
+    named = re.findall(r"process \d+ \((.*)\), which it has left in the background", done.stderr)
+    assert sorted(named) == ["sleep 600", "sleep 602"], done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
