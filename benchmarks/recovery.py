@@ -288,12 +288,16 @@ class Watch:
     """
 
     def __init__(
-        self, launcher: subprocess.Popen[bytes], pipe: Path, arguments: argparse.Namespace
+        self,
+        launcher: subprocess.Popen[bytes],
+        pipe: Path,
+        arguments: argparse.Namespace,
+        drawn: random.Random,
     ) -> None:
         assert launcher.stdout is not None
         self._launcher = launcher
         self._arguments = arguments
-        self._drawn = random.Random(arguments.seed)
+        self._drawn = drawn
         self._output = launcher.stdout.fileno()
         self._pids = dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
@@ -459,8 +463,10 @@ def ray_cluster(num_cpus: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Runs the job under one launcher and returns its recoveries."""
+def measure(
+    launcher: str, arguments: argparse.Namespace, drawn: random.Random
+) -> list[dict[str, float]]:
+    """Runs the job under one launcher and returns its recoveries; `drawn` says who dies when."""
     holdfast = [str(Path(sys.executable).parent / "holdfast"), "run"]
     holdfast += ["-n", str(arguments.processes), "--max-restarts", str(2 * arguments.kills)]
     with (
@@ -507,7 +513,7 @@ def measure(launcher: str, arguments: argparse.Namespace) -> list[dict[str, floa
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
-        watch = Watch(process, pipe, arguments)
+        watch = Watch(process, pipe, arguments, drawn)
 
         def on_kill(who: int) -> None:
             if launcher == "local-host":
@@ -633,9 +639,11 @@ def main() -> None:
         return
     before = os.getloadavg()[0]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.launchers}
-    for _ in range(arguments.rounds):
+    for turn in range(arguments.rounds):
         for name in results:
-            results[name] += measure(name, arguments)
+            # The same kills under each launcher, others in each round.
+            drawn = random.Random(f"{arguments.seed} {turn}")
+            results[name] += measure(name, arguments, drawn)
             print(
                 f"{LAUNCHERS[name]}: {[round(each['new'], 1) for each in results[name]]}",
                 flush=True,
