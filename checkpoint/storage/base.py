@@ -88,10 +88,13 @@ class ConditionalWrites(Protocol):
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         """Returns a value (None: there is none) and its generation."""
 
-    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
         """Writes a value if its generation is still the one given (None: always).
 
-        Returns whether the value was written.
+        Returns whether the value was written; None where an earlier try of this call may have been,
+        whose answer was lost, and another's write have come after it.
         """
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:

@@ -109,13 +109,16 @@ class BucketStorage(ObjectStorage):
 
     def _tried(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
         where = f"{self._url}/{name}" if name else self._url
+        tries = 0
 
         def attempt(timeout_s: float) -> Any:
+            nonlocal tries
+            tries += 1
             try:
                 return self._once(make, timeout_s)
             except Exception as error:
                 if _is_verdict(error):
-                    raise
+                    raise _ConditionFails(tries) from error
                 fault = fault_of(error, where)
                 if is_throttled(error):
                     self._reads.hedges.note_throttled()
@@ -303,7 +306,9 @@ class BucketStorage(ObjectStorage):
             return None, MISSING
         return bytes(found), str(generation).encode()
 
-    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
         mode: Any = "overwrite"
         if generation is not None and not self._single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
@@ -311,10 +316,8 @@ class BucketStorage(ObjectStorage):
         lent = _Lent()
         try:
             self._ask("put", name, key, lent.lend(data), mode=mode, use_multipart=False)
-        except Exception as error:
-            if _is_verdict(error):
-                return False
-            raise
+        except _ConditionFails as refusal:
+            return False if refusal.tries == 1 else None
         if self._scheme != "memory":  # which keeps them
             lent.wait()
         return True
@@ -346,6 +349,14 @@ class BucketStorage(ObjectStorage):
             spec["aws_credentials"] = {"type": "environment"}
         path = self._prefix + folder.strip("/")
         return dict(spec, path=f"{path.strip('/')}/" if path else "")
+
+
+class _ConditionFails(Exception):
+    """A store has refused a write by its condition, at the last of so many tries."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__(tries)
+        self.tries = tries
 
 
 class _Lent:

@@ -33,6 +33,10 @@ class KvStoreStorage(ObjectStorage):
         super().__init__(url, single_writer=single_writer)
         spec, self._prefix = kvstore_spec(url)
         self._kv = _opened(url, spec)
+        # What the first try refuses was not written. A later one says nothing of those before.
+        self._kv_once = self._kv
+        if spec["driver"] != "memory":
+            self._kv_once = _opened(url, {**spec, "gcs_request_retries": {"max_retries": 0}})
 
     @property
     def tensorstore(self) -> TensorStoreAccess | None:
@@ -95,12 +99,18 @@ class KvStoreStorage(ObjectStorage):
         value = None if read.state == "missing" else bytes(read.value)
         return value, read.stamp.generation
 
-    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
         key = self._prefix + name
         if generation is None or self._single_writer:
             _done(self._kv.write(key, data), name)
             return True
-        return bool(_done(self._kv.write(key, data, if_equal=generation), name).generation)
+        try:
+            return bool(_done(self._kv_once.write(key, data, if_equal=generation), name).generation)
+        except OSError:
+            again = _done(self._kv.write(key, data, if_equal=generation), name)
+            return True if again.generation else None
 
     def _range(self, name: str, start: int, stop: int) -> bytes:
         for end in (stop, None):

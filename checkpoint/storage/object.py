@@ -99,12 +99,14 @@ class ObjectStorage:
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         raise NotImplementedError
 
-    def put(self, name: str, data: bytes | bytearray, generation: bytes | None = None) -> bool:
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
         raise NotImplementedError
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
         def put(value: bytes) -> bool:
-            return self.put(name, value, generation)
+            return bool(self.put(name, value, generation))
 
         return sum(run_side_by_side(put, list(values), len(values)))
 
@@ -155,28 +157,28 @@ class ObjectStorage:
     # --- Commits
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        for attempt in range(COMMIT_TRIES):
+        is_unclear = False  # whether a try may have been applied, and replaced since
+        for _ in range(COMMIT_TRIES):
             try:
                 standing, generation = self._before_commit(name, data, claim, replace)
             except NameTaken as error:
-                # A try of this call may have been applied and replaced, and be applied again.
-                if attempt:
+                if is_unclear:
                     raise FileExistsError(error.errno, error.strerror, error.filename) from None
                 raise
             except OSError as error:
-                if attempt:
+                if is_unclear:
                     raise
-                # Nothing was written yet.
                 raise NotCommitted(error.errno, error.strerror, error.filename) from error
             if standing == data:
                 self._take_back_if_swept(name, data, claim)
                 return
-            if self.put(name, data, generation):
+            is_written = self.put(name, data, generation)
+            if is_written:
                 self._take_back_if_swept(name, data, claim)
                 return
-        raise OSError(
-            errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}"
-        )
+            is_unclear = is_unclear or is_written is None
+        lost = (errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+        raise OSError(*lost) if is_unclear else NotCommitted(*lost)
 
     def _before_commit(
         self, name: str, data: bytes, claim: str, replace: bool

@@ -10,7 +10,8 @@ import itertools
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from holdfast.checkpoint import (
     CommitUnknown,
     Options,
     SaveFailed,
+    StepExists,
+    register_storage,
     sweep,
 )
 from holdfast.checkpoint.format.step_folders import list_steps
@@ -30,10 +33,15 @@ from holdfast.checkpoint.steps.object_claims import ObjectClaims
 from holdfast.checkpoint.storage import retries
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.threads import run_side_by_side
-from holdfast.checkpoint.storage.tombstone import fenced_writers, marked_record, sealed
+from holdfast.checkpoint.storage.tombstone import (
+    RECORD_NAME,
+    fenced_writers,
+    marked_record,
+    sealed,
+)
 from holdfast.checkpoint.watch import FULL_EVERY, _WatchedRoot
 from holdfast.coordination import Fenced
-from tests.support.object_servers import BUCKET, s3_server
+from tests.support.object_servers import BUCKET, TensorStoreMemory, s3_server
 
 _numbers = itertools.count()
 
@@ -52,6 +60,94 @@ def url(request: pytest.FixtureRequest) -> str:
         if request.param == "memory"
         else f"s3://{BUCKET}/object/{number}{request.getfixturevalue('s3')}"
     )
+
+
+class _Overtaken:
+    """A store whose first write of a record comes after `others_save`, which it calls."""
+
+    others_save: Callable[[], object] | None = None
+
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
+        others_save = type(self).others_save
+        if name.endswith(RECORD_NAME) and others_save is not None:
+            type(self).others_save = None
+            others_save()
+        written: bool | None = super().put(name, data, generation)  # type: ignore[misc]
+        return written
+
+
+class _OvertakenBucket(_Overtaken, BucketStorage):
+    pass
+
+
+class _OvertakenMemory(_Overtaken, TensorStoreMemory):
+    pass
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+@pytest.mark.parametrize("store", ["memory", "s3", "tensorstore"])
+def test_of_two_saves_of_one_step_the_loser_hears_it(
+    store: str, overwrites: bool, request: pytest.FixtureRequest
+) -> None:
+    """Both have seen no such step. A store that has plainly refused the later record has not
+    written it: that is StepExists. With overwrite=True the later one stands.
+    """
+    number = next(_numbers)
+    slow: type[_Overtaken] = _OvertakenMemory if store == "tensorstore" else _OvertakenBucket
+    TensorStoreMemory.register()
+    register_storage("slow", lambda url, _: slow(url.replace("slow", store)))  # type: ignore[call-arg]
+    path = f"{BUCKET}/races/{number}" + (request.getfixturevalue("s3") if store == "s3" else "")
+    with (
+        CheckpointManager(f"{store}://{path}") as other,
+        CheckpointManager(f"slow://{path}") as late,
+    ):
+        slow.others_save = lambda: other.save(7, {"w": np.zeros(3)}).wait()
+        saving = late.save(7, {"w": np.ones(3)}, overwrite=overwrites)
+        if overwrites:
+            saving.wait()
+        else:
+            with pytest.raises(StepExists, match="saved by another writer meanwhile"):
+                saving.wait()
+        assert other.restore(7)["w"].tolist() == [float(overwrites)] * 3
+        assert slow.others_save is None
+
+
+class _Unanswered(BucketStorage):
+    """A bucket whose answer to the first write of a record is lost; another replaces the record."""
+
+    overtakes: Callable[[], object] | None = None
+    puts_record = False
+
+    def put(
+        self, name: str, data: bytes | bytearray, generation: bytes | None = None
+    ) -> bool | None:
+        self.puts_record = name.endswith(RECORD_NAME)
+        return super().put(name, data, generation)
+
+    def _once(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        answer = super()._once(make, timeout_s)
+        overtakes = type(self).overtakes
+        if self.puts_record and overtakes is not None:
+            type(self).overtakes = None
+            overtakes()
+            raise RuntimeError("HTTP error: error sending request")
+        return answer
+
+
+def test_a_loser_that_was_asked_again_does_not_know() -> None:
+    """The answer to the first write was lost, another replaced it, and the second write is refused:
+    whether the first was there for a while cannot be seen.
+    """
+    number = next(_numbers)
+    storage = BucketStorage(f"memory://lost/{number}")
+    register_storage("lost", lambda url, _: _Unanswered(url.replace("lost:", "memory:")))
+    with CheckpointManager(f"lost://lost/{number}") as manager:
+        _Unanswered.overtakes = lambda: storage.put(f"7/{RECORD_NAME}", sealed(b'{"by":"other"'))
+        with pytest.raises(CommitUnknown):
+            manager.save(7, {"w": np.ones(3)}).wait()
+    assert _Unanswered.overtakes is None
 
 
 def test_a_claim_that_was_not_renewed_is_fenced(url: str) -> None:
