@@ -8,7 +8,7 @@ import math
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,11 +27,14 @@ from rich.progress import (
 )
 
 from holdfast.coordination import HoldfastError
+from holdfast.coordination.diagnosis.summary import counted
 
 from .interrupts import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
+    from holdfast.checkpoint.storage.base import Storage
+    from holdfast.checkpoint.storage.counting import CountingStorage
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_USAGE = 2  # the command line is wrong, as click has it
@@ -40,6 +43,8 @@ EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
 JSON_VERSION = 1
 """Of what --json prints; it rises when a name goes or means something else, not with a new one."""
+S = TypeVar("S")
+T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 SHOW_AFTER_S = 1.0
 SECONDS = click.FloatRange(0)
@@ -206,6 +211,70 @@ def sentences() -> Iterator[None]:
         raise failure_of(error) from error
 
 
+class EachStep:
+    """Takes one step, or several of a root, whose job may go on meanwhile.
+
+    One that is damaged, or that is deleted before it is done, does not stop the others. Any other
+    error does, Ctrl-C too, and hides nothing of what was done before.
+    """
+
+    def __init__(self, *, several: bool) -> None:
+        self._several = several
+        self._gone: list[str] = []
+        self._damaged: list[str] = []
+        self._failed: Failure | None = None
+        self.done = 0
+
+    def run(self, steps: Iterable[S], work: Callable[[S], T]) -> Iterator[tuple[S, T | Failure]]:
+        """Does `work` on each; yields what it returns, or how it failed. Raises Failure where that
+        is not damage, and nothing was done before.
+        """
+        from holdfast.checkpoint import StepGone
+
+        for step in steps:
+            try:
+                with sentences():
+                    done = work(step)
+            except Failure as failure:
+                if failure.exit_code == EXIT_DAMAGED:
+                    self._damaged.append(failure.message)
+                elif self._several and isinstance(failure.__cause__, StepGone):
+                    self._gone.append(failure.message)
+                elif self.done or self._damaged or self._gone:
+                    self._failed = failure
+                else:
+                    raise
+                yield step, failure
+                if self._failed is not None:
+                    return
+            else:
+                self.done += 1
+                yield step, done
+
+    @property
+    def errors(self) -> list[str]:
+        """What is damaged, and what has ended the command."""
+        return [*self._damaged, *([self._failed.message] if self._failed else [])]
+
+    def end(self) -> None:
+        """Says which steps went; raises Failure for what is damaged, for what has ended the
+        command, and where all steps went. The command has printed its JSON.
+        """
+        for message in self._gone:
+            click.echo(message, err=True)
+        lines = self.errors
+        if self._damaged and self._several:
+            count = counted(self.done + len(lines), "step")
+            are = "is" if len(self._damaged) == 1 else "are"
+            lines.append(f"{len(self._damaged)} of {count} {are} damaged")
+        if self._failed is not None:
+            raise Failure("\n".join(lines), self._failed.exit_code, printed=True)
+        if self._damaged:
+            raise Failure("\n".join(lines), EXIT_DAMAGED, printed=True)
+        if self._gone and not self.done:
+            raise Failure("no step is left", EXIT_NOTHING, printed=True)
+
+
 def failure_of(error: OSError) -> Failure:
     """Returns what the system refused, and where, as a sentence."""
     where = f"{error.filename}: " if error.filename else ""
@@ -227,6 +296,12 @@ class Meter:
     def __call__(self, done_bytes: int) -> None:
         """Moves the bar."""
         self._bar.advance(self._task, done_bytes)
+
+    def counting(self, storage: Storage) -> CountingStorage:
+        """Returns a store whose bytes move the bar."""
+        from holdfast.checkpoint.storage.counting import CountingStorage
+
+        return CountingStorage(storage, self)
 
     def expect(self, total_bytes: int) -> None:
         """Sets how many bytes make the bar full."""
@@ -269,9 +344,8 @@ def progress_bar(
 def open_measured(path: str, step: int | None, meter: Meter) -> CheckpointReader:
     """Opens a checkpoint of any layout; the meter gets the bytes that are read of it."""
     from holdfast.checkpoint.layouts.detect import open_checkpoint
-    from holdfast.checkpoint.storage.counting import CountingStorage
 
-    return open_checkpoint(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+    return open_checkpoint(path, step, wrap=meter.counting)
 
 
 def shown_time(seconds: float | None) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .common import (
-    EXIT_DAMAGED,
-    Failure,
+    EachStep,
     folder_argument,
     json_option,
     print_json,
@@ -18,6 +17,10 @@ from .common import (
     sentences,
     single_writer_option,
 )
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.layouts.base import CheckpointLayout, CheckpointReader
+    from holdfast.checkpoint.storage.base import Storage
 
 
 @click.command(
@@ -102,24 +105,20 @@ def convert(
     are, a damaged one does not stop the others, and those that were left behind in SRC are not
     written.
     """
-    from holdfast.checkpoint.layouts.detect import find_steps, left_steps
-    from holdfast.checkpoint.storage.path import open_storage
-
+    each = EachStep(several=every)
+    conversion = Conversion(dst, single_writer, **chosen)
     with sentences():
-        conversion = Conversion(dst, single_writer, **chosen)
         if every:
-            storage = open_storage(src)
-            steps = find_steps(storage)
-            left = left_steps(storage, steps)
-            for number in steps or [None]:
-                if number not in left:
-                    conversion.try_step(src, number)
-            for number in sorted(left):
-                hint = f"`--step {number}` writes it"
-                click.echo(f"step {number} was left behind, and is not written: {hint}", err=True)
+            conversion.write_all(src, each)
         else:
-            conversion.write(src, step, folder="")
-    _print(conversion, as_json)
+            for _ in each.run([step], lambda step: conversion.write(src, step)):
+                pass
+    if as_json:
+        print_json({"converted": conversion.written, "errors": each.errors})
+    else:
+        for line in conversion.written:
+            click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
+    each.end()
 
 
 @dataclass
@@ -137,34 +136,56 @@ class Conversion:
     beside: str | None
     process: int | None
     written: list[dict[str, str]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
 
-    def try_step(self, src: str, step: int | None) -> None:
-        """Converts one step of several: one that is there, or damaged, does not stop the others."""
-        from holdfast.checkpoint import Corrupt, HostileCheckpoint, StepExists
+    def write_all(self, src: str, each: EachStep) -> None:
+        """Converts the steps of a root, but for those that were left behind."""
+        from holdfast.checkpoint.layouts.detect import find_steps, left_steps
+        from holdfast.checkpoint.storage.path import open_storage
 
+        storage = open_storage(src)
+        steps = find_steps(storage)
+        if not steps:
+            self.write(src, None)
+            return
+        left = left_steps(storage, steps)
+        going = [step for step in steps if step not in left]
+        for _ in each.run(going, lambda step: self._write_step(storage, step, *steps[step])):
+            pass
+        for step in sorted(left):
+            hint = f"`--step {step}` writes it"
+            click.echo(f"step {step} was left behind, and is not written: {hint}", err=True)
+
+    def _write_step(self, storage: Storage, step: int, name: str, layout: CheckpointLayout) -> None:
+        """Converts one step of several; one that is there already stays."""
+        from holdfast.checkpoint import StepExists
+        from holdfast.checkpoint.layouts.detect import while_it_is_there
+        from holdfast.checkpoint.storage.path import StorePath
+
+        folder = StorePath(storage, name)
         single_files = self.to == "safetensors"
         try:
-            self.write(src, step, folder=str(step) if single_files and step is not None else "")
+            with while_it_is_there(folder):
+                self._write(layout.open(folder), str(step) if single_files else "")
         except StepExists as error:
-            if step is None or single_files:  # where a part of a folder looks like a step
+            if single_files:  # a part of a folder looks like a step
                 raise
             click.echo(f"left as it is: {error}", err=True)
-        except (Corrupt, HostileCheckpoint) as error:
-            self.errors.append(str(error))
 
-    def write(self, src: str, step: int | None, *, folder: str) -> None:
-        """Converts one checkpoint, into a folder of the destination."""
+    def write(self, src: str, step: int | None) -> None:
+        """Converts one checkpoint."""
+        from holdfast.checkpoint.layouts.detect import open_checkpoint
+
+        self._write(open_checkpoint(src, step), "")
+
+    def _write(self, checkpoint: CheckpointReader, folder: str) -> None:
         from holdfast.checkpoint.format.rename import parse_names
         from holdfast.checkpoint.layouts.base import total_bytes
-        from holdfast.checkpoint.layouts.detect import open_checkpoint
         from holdfast.checkpoint.steps.object_claims import open_claims
         from holdfast.checkpoint.storage.path import StorePath, open_storage
         from holdfast.checkpoint.tools.convert import convert as run
 
         rename = parse_names(pathlib.Path(self.names).read_text()) if self.names else None
         with progress_bar("converting") as meter:
-            checkpoint = open_checkpoint(src, step)
             meter.expect(total_bytes(checkpoint))
             store = open_storage(self.dst, single_writer=self.single_writer)
             where = run(
@@ -183,15 +204,3 @@ class Conversion:
             )
         info = checkpoint.info
         self.written.append({"from": info.path, "was": info.layout, "to": where, "layout": self.to})
-
-
-def _print(conversion: Conversion, as_json: bool) -> None:
-    written = conversion.written
-    errors = conversion.errors
-    if as_json:
-        print_json({"converted": written, "errors": errors})
-    else:
-        for line in written:
-            click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
-    if errors:
-        raise Failure("\n".join(errors), EXIT_DAMAGED, printed=True)

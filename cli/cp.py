@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from holdfast.coordination.diagnosis.summary import counted
 
 from .common import (
-    EXIT_DAMAGED,
+    EachStep,
     Failure,
     folder_argument,
     json_option,
@@ -47,7 +47,6 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by
     reading it back.
     """
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
     from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_marks, copy_step_names
@@ -56,6 +55,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     with sentences(), progress_bar("copying") as meter:
         storage = open_storage(src)
         folders = _folders(src, storage, step)
+        each = EachStep(several=folders != [""])
         target = open_storage(dst, single_writer=single_writer)
         claims = open_claims(target, single_writer=single_writer)
         if folders != [""]:
@@ -63,14 +63,19 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         if folders != [""] and step is None:
             copy_marks(storage, target, claims)
         meter.expect(_size(storage, folders))
-        for name in folders:
-            source = StorePath(storage, name)
-            try:
-                copied = copy_checkpoint(source, StorePath(target, name), claims, meter)
-                copies.add(name, copied)
-            except (Corrupt, HostileCheckpoint) as error:
-                copies.errors.append(str(error))
-    copies.show(len(folders), as_json)
+
+        def copy(name: str) -> None:
+            paths = StorePath(storage, name), StorePath(target, name)
+            copies.add(name, copy_checkpoint(*paths, claims, meter))
+
+        for _ in each.run(folders, copy):
+            pass
+    if as_json:
+        errors = each.errors
+        print_json({**asdict(copies), "verified": not errors, "errors": errors})
+    elif each.done:
+        copies.show()
+    each.end()
 
 
 @dataclass
@@ -80,7 +85,6 @@ class _Copies:
     written: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     bytes: int = 0
-    errors: list[str] = field(default_factory=list)
 
     def add(self, folder: str, copied: Copied) -> None:
         """Takes the copy of one checkpoint, whose files lie in `folder`."""
@@ -89,27 +93,12 @@ class _Copies:
         self.skipped += [f"{prefix}{file}" for file in copied.skipped]
         self.bytes += copied.bytes
 
-    def show(self, count: int, as_json: bool) -> None:
-        """Prints what came of `count` checkpoints; Failure where one could not be copied."""
-        if as_json:
-            facts = {
-                "written": self.written,
-                "skipped": self.skipped,
-                "bytes": self.bytes,
-                "verified": not self.errors,
-                "errors": self.errors,
-            }
-            print_json(facts)
-        elif count > len(self.errors):
-            were = "was" if len(self.skipped) == 1 else "were"
-            kept = f", {len(self.skipped)} {were} there already" if self.skipped else ""
-            copied = f"{counted(len(self.written), 'file')} copied ({decimal(self.bytes)}){kept}"
-            click.echo(f"{copied}; what was copied was read back and is whole")
-        if self.errors:
-            lines = list(self.errors)
-            if count > 1:
-                lines.append(f"{len(self.errors)} of {count} steps could not be copied")
-            raise Failure("\n".join(lines), EXIT_DAMAGED, printed=True)
+    def show(self) -> None:
+        """Prints what was copied."""
+        were = "was" if len(self.skipped) == 1 else "were"
+        kept = f", {len(self.skipped)} {were} there already" if self.skipped else ""
+        copied = f"{counted(len(self.written), 'file')} copied ({decimal(self.bytes)}){kept}"
+        click.echo(f"{copied}; what was copied was read back and is whole")
 
 
 def _folders(src: str, storage: Any, step: int | None) -> list[str]:

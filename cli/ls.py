@@ -21,6 +21,7 @@ from .common import (
 from .tables import Table, console
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.layouts.base import CheckpointLayout, CheckpointReader
     from holdfast.checkpoint.local_tier.host_steps import HostStep
     from holdfast.checkpoint.storage.base import Storage
     from holdfast.checkpoint.storage.path import StorePath
@@ -127,9 +128,9 @@ def _rows(root: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint.layouts.detect import (
         find_steps,
+        layout_of,
         left_steps,
         nothing_at,
-        open_if_finished,
         strangers,
     )
     from holdfast.checkpoint.storage.path import StorePath, open_storage
@@ -139,17 +140,19 @@ def _rows(root: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
     steps = find_steps(storage)
     beside = dict(strangers(storage, steps))
     left = left_steps(storage, steps)
-    folders = {name: step for step, (name, _) in steps.items()}
     rows = [
-        _row(StorePath(storage, name), name, step, is_left=step in left)
-        for name, step in folders.items()
+        _row(StorePath(storage, name), layout, step, is_left=step in left)
+        for step, (name, layout) in steps.items()
     ]
-    if not rows and open_if_finished(here) is not None:
-        return [_row(here, here.basename, None)], beside
+    whole = layout_of(here) if not rows else None
+    if whole is not None:
+        return [_row(here, whole, None)], beside
     if not rows and root.endswith(".safetensors"):
         return [_file_row(root)], beside
+    finished = {row["name"] for row in rows}
     rows += [
-        _unfinished(StorePath(storage, name), name) for name in _begun(storage, {*folders, *beside})
+        _unfinished(StorePath(storage, name), name)
+        for name in _begun(storage, {*finished, *beside})
     ]
     if not rows:
         raise StepNotFound(nothing_at(storage), path=root)
@@ -222,38 +225,46 @@ def _file_row(path: str) -> dict[str, Any]:
 
 
 def _row(
-    folder: StorePath, name: str, step: int | None, *, is_left: bool = False
+    folder: StorePath, layout: CheckpointLayout, step: int | None, *, is_left: bool = False
 ) -> dict[str, Any]:
-    from holdfast.checkpoint import CheckpointError
-    from holdfast.checkpoint.layouts.detect import open_if_finished
+    from holdfast.checkpoint import CheckpointError, StepGone
+    from holdfast.checkpoint.layouts.detect import while_it_is_there
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
-    from holdfast.checkpoint.tools.copy import file_sizes, shared_bytes
+    from holdfast.checkpoint.tools.copy import file_sizes
 
-    sizes: list[int] = []
-    shared = 0
-    with contextlib.suppress(CheckpointError):
-        sizes = list(file_sizes(folder).values())
-        shared = shared_bytes(folder)
-    state = "left behind" if is_left else "whole"
-    row = _listed(name, state, sum(sizes), step=step, files=len(sizes), left_behind=is_left)
-    row["frees_bytes"] = sum(sizes) - shared
+    checkpoint: CheckpointReader | None = None
+    wrong: list[str] = []
     try:
-        checkpoint = open_if_finished(folder)
-        if checkpoint is None:
-            return row | {"state": "gone", "note": "it was deleted while it was listed"}
-        info = checkpoint.info
-        wrong = checkpoint.misfits() if isinstance(checkpoint, HoldfastCheckpoint) else []
+        with while_it_is_there(folder):
+            checkpoint = layout.open(folder)
+        entries = folder.storage.list(folder.name, recursive=True)
+        if isinstance(checkpoint, HoldfastCheckpoint):
+            wrong = checkpoint.misfits(entries)
+    except StepGone as error:
+        return _listed(folder.basename, "gone", 0, step=step, left_behind=is_left, note=str(error))
     except CheckpointError as error:
-        return row | {"state": "damaged", "note": str(error)}
+        wrong = [str(error)]
+        entries = folder.storage.list(folder.name, recursive=True)
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(CheckpointError):
+        sizes = file_sizes(folder, entries)
+    size = sum(sizes.values())
+    state = "left behind" if is_left else "whole"
+    row = _listed(folder.basename, state, size, step=step, files=len(sizes), left_behind=is_left)
+    # Files of incremental saves have another name elsewhere.
+    row["frees_bytes"] = size - sum(entry.size or 0 for entry in entries if entry.links > 1)
+    if wrong:
+        more = " ..." if len(wrong) > _MOST_WRONG else ""
+        row |= {"state": "damaged", "note": "; ".join(wrong[:_MOST_WRONG]) + more}
+    if checkpoint is None:
+        return row
+    info = checkpoint.info
     row |= {
         "layout": info.layout,
         "saved_s": info.finished_s,
         "items": list(info.items),
         "metrics": dict(info.metrics),
     }
-    if wrong:
-        more = " ..." if len(wrong) > _MOST_WRONG else ""
-        row |= {"state": "damaged", "note": "; ".join(wrong[:_MOST_WRONG]) + more}
     if step is None:
         row["step"] = info.step
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +64,8 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
         if going and not dry_run:
             with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
                 for step in going:
-                    manager.delete(step)
+                    with contextlib.suppress(StepNotFound):  # its job was first
+                        manager.delete(step)
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):
         click.echo(sentence, err=True)
@@ -83,7 +85,7 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
 
     Damaged steps must not count for the last or the best.
     """
-    from holdfast.checkpoint import CheckpointError
+    from holdfast.checkpoint import CheckpointError, StepGone, StepNotFound
     from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.steps.index import facts_of
@@ -93,16 +95,19 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     damaged = []
     names = read_step_names(storage)
     for step in list_steps(storage, names):
+        folder = StorePath(storage, names.name_of(step))
         try:
-            checkpoint = HoldfastCheckpoint(StorePath(storage, names.name_of(step)))
+            checkpoint = HoldfastCheckpoint(folder)
+            wrong = checkpoint.misfits(storage.list(folder.name, recursive=True))
+        except (StepGone, StepNotFound):  # its job has deleted it meanwhile
+            continue
         except CheckpointError:
             damaged.append(step)
             continue
-        record = checkpoint.record
-        if checkpoint.misfits():
+        if wrong:
             damaged.append(step)
         else:
-            steps.append(facts_of(step, record))
+            steps.append(facts_of(step, checkpoint.record))
     return steps, damaged
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.filesize import decimal
@@ -11,8 +12,9 @@ from rich.filesize import decimal
 from holdfast.coordination.diagnosis.summary import counted
 
 from .common import (
-    EXIT_DAMAGED,
+    EachStep,
     Failure,
+    Meter,
     folder_argument,
     json_option,
     local_option,
@@ -21,6 +23,9 @@ from .common import (
     progress_bar,
     sentences,
 )
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.layouts.base import CheckpointReader
 
 _MEASURABLE_S = 0.01
 
@@ -46,29 +51,30 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
     holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do
     not: they are read and decoded whole.
     """
+    each = EachStep(several=every or local is not None)
     with sentences():
         if local is not None:
-            reports = _verify_local(path, local, step)
+            reports = _verify_local(path, local, step, each)
         elif every:
-            reports = [_verify_one(path, number) for number in _steps(path)]
+            reports = _verify_all(path, each)
         else:
-            reports = [_verify_one(path, step)]
-    several = every or local is not None
+            outcomes = each.run(
+                [step], lambda step: _verify(lambda meter: open_measured(path, step, meter))
+            )
+            reports = [_report(path, number, outcome) for number, outcome in outcomes]
     if as_json:
         print_json({"steps": reports})
-    errors = [report["error"] for report in reports if "error" in report]
-    if not as_json:
+    else:
         for report in reports:
             if "error" not in report:
-                _print_whole(report)
-    if errors:
-        if several:
-            are = "is" if len(errors) == 1 else "are"
-            errors.append(f"{len(errors)} of {counted(len(reports), 'step')} {are} damaged")
-        raise Failure("\n".join(errors), EXIT_DAMAGED, printed=True)
+                _print(report)
+    each.end()
 
 
-def _print_whole(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any]) -> None:
+    if "gone" in report:
+        click.echo(f"{report['path']}: gone meanwhile")
+        return
     rate = "at once"
     if report["seconds"] > _MEASURABLE_S:
         rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s"
@@ -83,79 +89,92 @@ def _print_whole(report: dict[str, Any]) -> None:
         )
 
 
-def _steps(path: str) -> list[int | None]:
+def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
+    """Returns a report of each step of a root."""
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, layout_of, nothing_at
+    from holdfast.checkpoint.layouts.detect import (
+        find_steps,
+        layout_of,
+        nothing_at,
+        while_it_is_there,
+    )
     from holdfast.checkpoint.storage.path import StorePath, open_storage
 
     storage = open_storage(path)
-    steps: list[int | None] = [*find_steps(storage)]
+    steps = find_steps(storage)
     if not steps:
         single = layout_of(StorePath(storage)) is not None
         hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
         raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
-    return steps
+
+    def verify_step(step: int) -> dict[str, Any]:
+        name, layout = steps[step]
+        with while_it_is_there(StorePath(storage, name)):
+            return _verify(lambda meter: layout.open(StorePath(meter.counting(storage), name)))
+
+    return [
+        _report(str(StorePath(storage, steps[step][0])), step, outcome)
+        for step, outcome in each.run(steps, verify_step)
+    ]
 
 
-def _verify_local(path: str, local: str, step: int | None) -> list[dict[str, Any]]:
+def _verify_local(path: str, local: str, step: int | None, each: EachStep) -> list[dict[str, Any]]:
     """Returns a report of each local step of which parts are in a host's folder."""
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.local_tier.host_steps import list_host_steps
+    from holdfast.checkpoint.local_tier.host_steps import (
+        HostStep,
+        list_host_steps,
+        verify_host_step,
+    )
     from holdfast.checkpoint.storage.path import open_storage
 
     root = open_storage(path)
-    reports = [
-        _verify_host_step(root, local, host_step)
-        for host_step in list_host_steps(root, local)
-        if step in (None, host_step.key.step)
-    ]
-    if not reports:
+    chosen = [found for found in list_host_steps(root, local) if step in (None, found.key.step)]
+    if not chosen:
         what = "part of a local step" if step is None else f"part of a local step {step}"
         raise StepNotFound(f"{local} has no {what} of {path}", path=local)
-    return reports
 
-
-def _verify_host_step(root: Any, local: str, host_step: Any) -> dict[str, Any]:
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint
-    from holdfast.checkpoint.local_tier.host_steps import verify_host_step
-
-    key = host_step.key
-    began = time.perf_counter()
-    report: dict[str, Any] = {
-        "path": f"{local}: step {key.step} of branch {key.branch}",
-        "step": key.step,
-    }
-    try:
+    def verify_parts(host_step: HostStep) -> dict[str, Any]:
+        began = time.perf_counter()
         files = verify_host_step(root, local, host_step)
-    except (Corrupt, HostileCheckpoint) as error:
-        return report | {"error": str(error), "file": error.file, "leaf": ""}
-    return report | {
-        "layout": "holdfast",
-        "files": files,
-        "leaves": 0,
-        "bytes": host_step.bytes,
-        "seconds": _seconds_since(began),
-    }
+        return {
+            "layout": "holdfast",
+            "files": files,
+            "leaves": 0,
+            "bytes": host_step.bytes,
+            "seconds": _seconds_since(began),
+        }
+
+    return [
+        _report(
+            f"{local}: step {found.key.step} of branch {found.key.branch}", found.key.step, outcome
+        )
+        for found, outcome in each.run(chosen, verify_parts)
+    ]
 
 
-def _verify_one(path: str, step: int | None) -> dict[str, Any]:
-    from holdfast.checkpoint import Corrupt, HostileCheckpoint
+def _report(path: str, step: int | None, outcome: dict[str, Any] | Failure) -> dict[str, Any]:
+    """Returns what is said of a step that was verified, or could not be."""
+    report: dict[str, Any] = {"path": path, "step": step}
+    if not isinstance(outcome, Failure):
+        return report | outcome
+    from holdfast.checkpoint import StepGone
+
+    error = outcome.__cause__
+    if isinstance(error, StepGone):
+        return report | {"gone": outcome.message}
+    file = getattr(error, "file", "")
+    return report | {"error": outcome.message, "file": file, "leaf": getattr(error, "leaf", "")}
+
+
+def _verify(opened: Callable[[Meter], CheckpointReader]) -> dict[str, Any]:
     from holdfast.checkpoint.layouts.base import total_bytes
 
     began = time.perf_counter()
-    try:
-        with progress_bar("verifying") as meter:
-            checkpoint = open_measured(path, step, meter)
-            meter.expect(total_bytes(checkpoint))
-            verified = checkpoint.verify()
-    except (Corrupt, HostileCheckpoint) as error:
-        return {
-            "path": path,
-            "step": step,
-            "error": str(error),
-            "file": error.file,
-            "leaf": getattr(error, "leaf", ""),
-        }
+    with progress_bar("verifying") as meter:
+        checkpoint = opened(meter)
+        meter.expect(total_bytes(checkpoint))
+        verified = checkpoint.verify()
     return {
         "path": verified.path,
         "step": checkpoint.info.step,

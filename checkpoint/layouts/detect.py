@@ -14,7 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import CheckpointError, StepExists, StepGone, StepNotFound, TreeMismatch
+from ..errors import (
+    CheckpointError,
+    Corrupt,
+    HostileCheckpoint,
+    StepExists,
+    StepGone,
+    StepNotFound,
+    TreeMismatch,
+)
 from ..format.item_report import FILE_NAME
 from ..format.json_state import is_iterator
 from ..format.own_files import Files, give_files
@@ -124,6 +132,15 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return {}
 
 
+def find_step(storage: Storage, step: int) -> tuple[str, CheckpointLayout] | None:
+    """Returns what `find_steps` has of one step, by a look into few folders; None for no step."""
+    for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
+        found = kind.at(step)
+        if found is not None or next(kind.finished(), None) is not None:
+            return found
+    return None
+
+
 def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames) -> dict[int, str]:
     """Returns the folders' names of a root's finished steps of other libraries, ascending, with
     which a manager goes on: of those that keep roots of steps.
@@ -171,6 +188,11 @@ class _Kind:
             layout = self._layout_of(name)
             if layout is not None:
                 yield self.numbers[name], name, layout
+
+    def at(self, step: int) -> tuple[str, CheckpointLayout] | None:
+        """Returns folder and layout of one step: of two with one number our own."""
+        numbers = {name: number for name, number in self.numbers.items() if number == step}
+        return replace(self, numbers=numbers).latest(())
 
     def latest(self, marks: Collection[Mark]) -> tuple[str, CheckpointLayout] | None:
         """Returns folder and layout of the newest step that was not left behind; of two with one
@@ -401,10 +423,11 @@ def open_checkpoint(
     storage = wrap(open_storage(path))
     if step is None:
         return _open_latest(storage)
-    steps = find_steps(storage)
-    if step not in steps:
-        raise StepNotFound(nothing_at(storage, step, list(steps)), path=storage.root, step=step)
-    name, layout = steps[step]
+    found = find_step(storage, step)
+    if found is None:
+        steps = list(find_steps(storage))
+        raise StepNotFound(nothing_at(storage, step, steps), path=storage.root, step=step)
+    name, layout = found
     return layout.open(StorePath(storage, name))
 
 
@@ -466,6 +489,20 @@ def open_found(folder: StorePath) -> CheckpointReader:
             path=str(folder),
         )
     return checkpoint
+
+
+@contextlib.contextmanager
+def while_it_is_there(folder: StorePath) -> Iterator[None]:
+    """Raises StepGone for what the deletion of a checkpoint looks like to whoever reads it: files
+    that are missing, or end early, where there is no finished checkpoint any more.
+    """
+    try:
+        yield
+    except (StepNotFound, Corrupt, HostileCheckpoint, FileNotFoundError) as error:
+        if layout_of(folder) is not None:
+            raise
+        message = f"{folder} was deleted while it was being read"
+        raise StepGone(message, path=str(folder)) from error
 
 
 def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:

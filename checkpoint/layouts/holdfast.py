@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import StepGone, StepNotFound
 from ..format.record import ItemRecord, Record, read_record
 from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
@@ -95,12 +96,11 @@ class HoldfastCheckpoint:
         folder = self._folder
         return open_files(folder.storage, folder.name, self.record, name, selection=selection)
 
-    def misfits(self) -> list[str]:
-        """Returns what the folder's listing shows to be wrong.
-
-        That is files that are missing or, where it has sizes, of another size.
+    def misfits(self, entries: Sequence[Entry]) -> list[str]:
+        """Returns what is wrong with the folder, in which these files are: those that are missing
+        or, where a listing has sizes, of another size. Raises StepGone where the checkpoint is
+        another one by now, or none.
         """
-        entries = self._folder.storage.list(self._folder.name, recursive=True)
         sizes = {entry.name: entry.size for entry in entries}
         problems = []
         for item in self.record.items.values():
@@ -110,6 +110,15 @@ class HoldfastCheckpoint:
                     problems.append(f"{file.name} is missing")
                 elif sizes[name] not in (None, file.size):
                     problems.append(f"{file.name} has {sizes[name]} of {file.size} bytes")
+        if problems:
+            try:
+                now = read_record(self._folder.storage, self._folder.name)
+            except StepNotFound as error:
+                message = f"{self._folder} was deleted while it was being read"
+                raise StepGone(message, path=str(self._folder)) from error
+            if now.writer_id != self.record.writer_id:
+                message = f"{self._folder} was overwritten while it was being read"
+                raise StepGone(message, path=str(self._folder))
         return problems
 
     def verify(self) -> VerifyReport:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import StepNotFound
+from ..errors import Corrupt, StepGone, StepNotFound
 from ..steps.claims import writer_of
 from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.object_claims import open_claims
@@ -65,8 +65,18 @@ def list_host_steps(root: Storage, path: str) -> list[HostStep]:
 
 def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
     """Reads every byte of a local step's parts here and checks it; returns how many files. Raises
-    Corrupt, OSError.
+    Corrupt, StepGone, OSError.
     """
+    try:
+        return _verify_parts(root, path, step)
+    except (Corrupt, FileNotFoundError) as error:
+        if any(step.key == found.key for found in list_host_steps(root, path)):
+            raise
+        message = f"{path}: the local step {step.key.step} was deleted while it was being read"
+        raise StepGone(message, path=path) from error
+
+
+def _verify_parts(root: Storage, path: str, step: HostStep) -> int:
     folder, _ = open_host(root, path)
     files = 0
     for part in step.parts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from ..errors import Corrupt
@@ -67,6 +68,14 @@ class StorePath:
         """
         skip = len(self.name) + 1 if self.name else 0
         return {entry.name[skip:]: entry for entry in self.storage.list(self.name)}
+
+    def folders_of(self, names: Iterable[str]) -> list[str]:
+        """Returns this folder and those below it that have these files, of the store, the inmost
+        first: as `Storage.delete` takes them.
+        """
+        parents = {parent for name in names for parent in map(str, PurePosixPath(name).parents)}
+        below = [each for each in parents if each != "." and each.startswith(self.name)]
+        return [f"{each}/" for each in sorted(below, key=len, reverse=True)]
 
     def fetch(self, name: str, limit_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """Returns a small file; raises Corrupt where it is missing or too large to be one."""

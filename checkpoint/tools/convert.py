@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -382,7 +382,7 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
                 begun.append((folder / INDEX).name)
                 _write_index(folder, shards, sum(sizes.values()))
         except BaseException:
-            folder.storage.delete([*begun, *_folders_of(folder, begun)])
+            folder.storage.delete([*begun, *folder.folders_of(begun)])
             raise
     return str(folder)
 
@@ -408,13 +408,6 @@ def _write_file(storage: Storage, name: str, source: Path) -> None:
                 offset += len(data)
 
         storage.write(name, size, parts())
-
-
-def _folders_of(folder: StorePath, names: Sequence[str]) -> list[str]:
-    """Returns the folder of a model and those below it that have these files, the inmost first."""
-    parents = {parent for name in names for parent in map(str, PurePosixPath(name).parents)}
-    below = [each for each in parents if each != "." and each.startswith(folder.name)]
-    return [f"{each}/" for each in sorted(below, key=len, reverse=True)]
 
 
 class _Beside(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.multihost import Solo
 
-from ..errors import CheckpointError, Corrupt, StepExists
+from ..errors import CheckpointError, Corrupt, StepExists, StepGone, StepNotFound
 from ..format.record import Record, parse_record, read_record
 from ..format.step_folders import (
     has_record,
@@ -21,7 +21,7 @@ from ..format.step_folders import (
     read_foreign_prefix,
     read_step_names,
 )
-from ..layouts.detect import layout_of, open_if_finished
+from ..layouts.detect import layout_of, open_if_finished, while_it_is_there
 from ..layouts.orbax import metadata as orbax
 from ..options import Options
 from ..restoring.restore import verify_step
@@ -29,7 +29,7 @@ from ..steps.claims import FOLDER, Claims, this_writer, writer_of
 from ..steps.garbage import fence_others
 from ..steps.left_behind import read_marks
 from ..steps.opening import open_root
-from ..storage.base import NameTaken, Part, Storage
+from ..storage.base import Entry, NameTaken, Part, Storage
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
@@ -52,9 +52,8 @@ class Copied:
     skipped: list[str] = field(default_factory=list)
     bytes: int = 0
 
-    def add(self, name: str, nbytes: int) -> None:
-        """Counts a file that was written."""
-        self.written.append(name)
+    def wrote(self, nbytes: int) -> None:
+        """Counts the bytes of a file that was written."""
         self.bytes += nbytes
 
 
@@ -71,20 +70,39 @@ def copy_checkpoint(
     the right size, which are verified afterwards, and of another layout, which has no checksums,
     files of the same bytes. A step of ours is verified before it gets its record: a damaged one
     never appears. Where the target takes no files as long as a pack, its chunks go into more.
-    Blocks; raises StepExists, Corrupt naming the file that does not fit, the stores' OSErrors.
+    Where the source is deleted meanwhile, what was begun goes too.
+    Blocks; raises StepExists, Corrupt naming the file that does not fit, StepGone, the stores'
+    OSErrors.
     """
+    done = Copied()
+    try:
+        with while_it_is_there(source):
+            _copy(source, target, claims, done, progress)
+    except StepGone:
+        if layout_of(target) is None:  # nobody can go on with it
+            begun = [(target / name).name for name in (*done.written, *done.skipped)]
+            target.storage.delete([*begun, *target.folders_of(begun)])
+        raise
+    return done
+
+
+def _copy(
+    source: StorePath, target: StorePath, claims: Claims, done: Copied, progress: Progress
+) -> None:
     there = layout_of(target)
     layout = layout_of(source)
-    if there is not None and layout is not None and there.name != layout.name:
+    if layout is None:
+        raise StepNotFound(f"{source} holds no checkpoint", path=str(source))
+    if there is not None and there.name != layout.name:
         raise StepExists(
             f"{target} holds a checkpoint in another layout ({there.name}) than {source}"
             f" ({layout.name}); choose another place",
             path=str(target),
         )
-    if RECORD_NAME in source.names():
-        return _copy_ours(source, target, claims, progress)
+    if layout.name == "holdfast":
+        _copy_ours(source, target, claims, done, progress)
+        return
     files = file_sizes(source)
-    done = Copied()
     for name in sorted(files, key=lambda name: (name in _LAST, name)):
         _check_size(target, name, files[name])
         job = CopyJob(name, name, 0, files[name])
@@ -96,7 +114,6 @@ def copy_checkpoint(
             path=str(target),
         )
     copy.verify()
-    return done
 
 
 def copy_step_names(
@@ -141,7 +158,9 @@ def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:
         claims.fence(opened.writer.id)
 
 
-def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: Progress) -> Copied:
+def _copy_ours(
+    source: StorePath, target: StorePath, claims: Claims, done: Copied, progress: Progress
+) -> None:
     record = read_record(source.storage, source.name)
     if other_step(record.step, target.storage, target.name) is not None:
         raise CheckpointError(
@@ -157,7 +176,6 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
         target.storage.max_file_bytes,
     )
     copied = parse_record(data, f"{target}/{RECORD_NAME}")
-    done = Copied()
     is_there = RECORD_NAME in target.names()
     if is_there:
         _refuse_other(target, source, data)
@@ -171,7 +189,6 @@ def _copy_ours(source: StorePath, target: StorePath, claims: Claims, progress: P
             except (NameTaken, FileExistsError):
                 _refuse_other(target, source, data)
             done.written.append(RECORD_NAME)
-    return done
 
 
 @contextlib.contextmanager
@@ -223,16 +240,18 @@ def copy_file(
         done.skipped.append(job.name)
         progress(job.size)
         return
+    done.written.append(job.name)
     target.storage.write((target / job.name).name, job.size, _parts(source, job, progress))
-    done.add(job.name, job.size)
+    done.wrote(job.size)
 
 
-def file_sizes(folder: StorePath) -> dict[str, int]:
-    """Returns the files of a checkpoint with their sizes.
+def file_sizes(folder: StorePath, entries: Sequence[Entry] | None = None) -> dict[str, int]:
+    """Returns the files of a checkpoint with their sizes; `entries` is all that is in the folder.
 
-    Where a listing has none, they come from the record, or from the store.
+    Where a listing has no sizes, they come from the record, or from the store.
     """
-    entries = folder.storage.list(folder.name, recursive=True)
+    if entries is None:
+        entries = folder.storage.list(folder.name, recursive=True)
     sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
     sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
     unknown = [name for name, size in sizes.items() if size is None]
@@ -247,17 +266,6 @@ def file_sizes(folder: StorePath) -> dict[str, int]:
     asked = run_side_by_side(size_of, unknown, folder.storage.max_concurrency)
     known = {name: size for name, size in sizes.items() if size is not None}
     return known | dict(zip(unknown, asked, strict=True))
-
-
-def shared_bytes(folder: StorePath) -> int:
-    """Returns the bytes of files that have another name elsewhere (incremental saves): deleting
-    this step does not free them.
-    """
-    return sum(
-        entry.size or 0
-        for entry in folder.storage.list(folder.name, recursive=True)
-        if entry.links > 1
-    )
 
 
 def has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
