@@ -49,6 +49,7 @@ from ..spec import ProcessSpec
 from .bounded import ended_by_loss
 from .coordinator import find_coordinator, gather_workers
 from .discovery import GIVEN, DiscoveredProcess, discover_process
+from .held_place import HeldPlace, leave_place
 from .jax_agent import (
     AgentRoute,
     abandon_jax,
@@ -87,6 +88,7 @@ class Membership:
             self.relay.close()
         stop_vitals()
         unmark_children()
+        leave_place(current_job())
         current_job().leave()
         forget_group_client(self.client)
         forget_ids()
@@ -240,6 +242,8 @@ def _join(
             _log.warning("stale variable %s", line)
     # One object, with one key, for the client and the relay: both are this process.
     credentials = spec.new_credentials()
+    if discovered.launched:
+        current_job().put(HeldPlace(spec))
     with preemption.gathering():
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
@@ -414,6 +418,7 @@ def _give_up(why: str) -> None:
     member = current_job().take(Membership)
     if member is not None:
         member.leave(why)
+    leave_place(current_job())
     preemption.close()
 
 
@@ -473,6 +478,7 @@ def _in_child() -> None:
     running = job.get(Preemption)
     if running is not None:
         running.abandon()
+    leave_place(job)
     member = job.get(Membership)
     if member is not None:
         member.abandon()

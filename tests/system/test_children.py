@@ -4,6 +4,11 @@ are.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from holdfast.coordination import CoordinationService, JobIdentity
@@ -40,3 +45,52 @@ def test_a_child_does_not_take_its_parents_place(told_by: str) -> None:
     for line in ("alone 1\n", "saved 1\n", "alone ended with 0\n"):
         assert line in outputs[0], outputs[0]
     assert not any("process 0 was lost" in output for output in outputs)
+
+
+JOINS = """
+import os, time
+from holdfast import multihost
+multihost.initialize()
+if not os.fork():
+    time.sleep(600)
+    os._exit(0)
+print("joined", flush=True)
+input()
+multihost.shutdown()
+print("left", flush=True)
+os.killpg(0, 9)
+"""
+
+
+def test_a_copied_environment_does_not_take_the_place() -> None:
+    """The same program, started again with the HOLDFAST_* of a process that lives, is refused with
+    its pid; the first goes on. Once it is killed the place is free: a fork of it holds nothing.
+    """
+    job = JobIdentity(name="j", attempt=2)
+    with CoordinationService.spawn(1, job=job, recoverable=True, survivable=True) as service:
+        spec = ProcessSpec(
+            process_id=0, num_processes=1, coordinator=service.address, job_id="j", attempt=2
+        )
+
+        def start() -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                [sys.executable, "-c", JOINS],
+                env=os.environ | spec.to_env() | {"JAX_PLATFORMS": "cpu"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+
+        first = start()
+        assert first.stdout is not None and first.stdout.readline() == "joined\n"
+        _, errors = start().communicate(timeout=60)
+        lives = f"process 0 of job 'j', attempt 2, lives on this host already (pid {first.pid})"
+        assert f"StartupFailed: {lives}" in errors
+        first.kill()
+        first.wait()
+        said, errors = start().communicate("\n", timeout=60)
+        assert said.split() == ["joined", "left"], errors
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
