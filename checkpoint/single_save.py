@@ -106,16 +106,18 @@ class SingleSave:
             refuses_drift=root.options.on_replicas_differ == "raise",
             cancellation=request.cancellation,
         )
+        result: SaveResult | None = None
         try:
-            return run_protocol(target, SnapshotWork(request, target, root.options))
+            result = run_protocol(target, SnapshotWork(request, target, root.options))
+            return result
         finally:
             request.release()
-            self._give_up()
+            self._give_up(is_unclear=result is None or result.is_unclear)
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, is_unclear: bool = False) -> None:
         root = self.root
         if root.group.index == 0:
-            give_up_claim(root.storage, root.claims, root.writer)
+            give_up_claim(root.storage, root.claims, root.writer, is_unclear=is_unclear)
 
 
 class BackgroundSave(SingleSave):

@@ -165,6 +165,11 @@ class SaveResult:
     survey: bool = False
     lane_off: str = ""
 
+    @property
+    def is_unclear(self) -> bool:
+        """Whether it is not known how the save ended."""
+        return isinstance(self.error, CommitUnknown)
+
     def to_bytes(self) -> bytes:
         """Returns JSON by name."""
         body = {

@@ -20,7 +20,6 @@ from ..agreement.save_protocol import (
 )
 from ..errors import (
     CheckpointError,
-    CommitUnknown,
     Corrupt,
     StepNotFound,
     error_text,
@@ -153,7 +152,7 @@ class LocalSteps:
             self.copied_bytes += save.copied_bytes
             self.off = self.off or result.lane_off
             # What was not heard is neither yes nor no: a survey looks.
-            self.is_unsure = self.is_unsure or isinstance(result.error, CommitUnknown)
+            self.is_unsure = self.is_unsure or result.is_unclear
 
     def restorable(self) -> list[FoundStep]:
         """Returns the local steps that may come back, but for those that did not restore."""

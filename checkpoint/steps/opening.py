@@ -450,19 +450,20 @@ def _is_full(error: CheckpointError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_ERRORS
 
 
-def give_up_claim(storage: Storage, claims: Claims, writer: Writer, step_dir: str = "") -> None:
+def give_up_claim(
+    storage: Storage, claims: Claims, writer: Writer, step_dir: str = "", *, is_unclear: bool
+) -> None:
     """Removes the claim of a single save, and the folder of claims where it is empty; sweeps what
-    earlier ones have left in its folder.
+    single saves have left in its folder, unless it `is_unclear` how this one ended.
 
     What cannot be removed is left to the next writer.
     """
     try:
-        try:
-            sweep_step(
-                storage, claims, step_dir
-            )  # while its own claim stands: of its own packs, some may have an unclear commit
-        finally:
-            claims.fence(writer.id)
+        claims.fence(writer.id)
+        if not is_unclear:
+            # Without its claim: of several saves at once the last one out finds what all have left,
+            # its own packs too, where another has replaced its record.
+            sweep_step(storage, claims, step_dir)
         storage.delete([f"{FOLDER}/"])
     except OSError as error:
         _log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,9 +19,10 @@ def read_surely(storage: Storage, name: str, read: Callable[[], T]) -> T:
     """Returns what `read` returns of a file of a store. Blocks as `read` does.
 
     On a disk "not found" and an I/O error count only after READ_TRIES tries, and where a listing
-    agrees: a client of a shared file system may say either once. Raises FileNotFoundError for a
-    file that is not listed either, Corrupt for one that is listed and has an I/O error, the
-    store's OSError where that stays unclear.
+    agrees: a client of a shared file system may say either once. A file that is listed after all
+    may be new, and is read once more. Raises FileNotFoundError for a file that is not listed
+    either, Corrupt for one that is listed and has an I/O error, the store's OSError where that
+    stays unclear.
     """
     if storage.posix is None:
         return read()
@@ -43,6 +45,8 @@ def read_surely(storage: Storage, name: str, read: Callable[[], T]) -> T:
         if not is_listed:
             raise failure
         if isinstance(failure, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                return read()
             raise OSError(errno.ESTALE, "it is listed, and cannot be opened", path) from failure
         raise Corrupt.at(path, f"it cannot be read: {failure.strerror}") from failure
     finally:

@@ -614,6 +614,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     )
     writer_id = opened.writer.id
     folder = opened.step_names.name_of(step)
+    is_unclear = False
     try:
         if step in opened.steps or step in opened.foreign:
             raise StepExists(
@@ -631,12 +632,14 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
             messages=f"checkpoint/convert/{writer_id}",
             timeout_s=math.inf,
         )
+        is_unclear = True
         result = run_protocol(target, _ConversionWork(conversion, target, foreign))
+        is_unclear = result.is_unclear
         if result.error is not None:
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer, folder)
+        give_up_claim(storage, claims, opened.writer, folder, is_unclear=is_unclear)
     return str(root / folder)
 
 

@@ -68,6 +68,22 @@ def test_a_cancelled_save_is_not_there(tmp_path: Path) -> None:
             assert load(folder)["w"].size
 
 
+def test_of_saves_at_once_one_stands_and_nothing_else(tmp_path: Path) -> None:
+    """Each may replace what is there: none is unclear, and the last one out leaves no pack that
+    belongs to nobody.
+    """
+    folder = tmp_path / "a"
+    for _ in range(30):
+        saves = [
+            functools.partial(save, folder, {"w": np.full(3, number)}, overwrite=True)
+            for number in range(4)
+        ]
+        at_once(saves)
+        assert load(folder)["w"][0] in range(4)
+        assert len(list((folder / "state").iterdir())) == 1
+        assert sorted(path.name for path in folder.iterdir()) == ["checkpoint.json", "state"]
+
+
 def test_all_processes_save_one_checkpoint(tmp_path: Path) -> None:
     """Each process begins it; an error of one is everybody's, by the handle."""
 

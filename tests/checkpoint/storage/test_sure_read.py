@@ -45,12 +45,17 @@ def test_what_goes_away_does_not_count(storage: LocalStorage) -> None:
         read_surely(storage, NAME, failing([errno.EMFILE]))
 
 
+def test_what_came_while_it_was_looked_for_is_read(storage: LocalStorage) -> None:
+    """A record that another writer made after the last try, and before the listing."""
+    assert read_surely(storage, NAME, failing([errno.ENOENT] * READ_TRIES)) == "read"
+
+
 def test_a_listing_says_what_stays(storage: LocalStorage) -> None:
     """A listed file is damaged by an I/O error, and not gone; one that is not listed is gone."""
     with pytest.raises(Corrupt, match=f"{NAME}: it cannot be read: Input/output error"):
         read_surely(storage, NAME, failing([errno.EIO] * READ_TRIES))
     with pytest.raises(OSError, match="it is listed, and cannot be opened") as unclear:
-        read_surely(storage, NAME, failing([errno.ENOENT] * READ_TRIES))
+        read_surely(storage, NAME, failing([errno.ENOENT] * (READ_TRIES + 1)))
     assert unclear.value.errno == errno.ESTALE
     for number in (errno.ENOENT, errno.EIO):
         with pytest.raises(OSError, match=r"\[Errno") as gone:
