@@ -207,7 +207,8 @@ class Reshaped(View):
         strides = [self.dtype.itemsize] * len(sizes)
         for axis in range(len(sizes) - 2, -1, -1):
             strides[axis] = strides[axis + 1] * self.shape[axis + 1]
-        return np.lib.stride_tricks.as_strided(flat, sizes, strides, writeable=False)
+        # By its bytes: numpy's protocols of buffers do not know every dtype of jax's.
+        return np.ndarray(sizes, self.dtype, flat.view(np.uint8), strides=strides)
 
 
 def _reshaped_chunk(view: View, shape: Shape) -> Shape:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.dtypes import can_store, dtype_named, name_of
+from ..arrays.dtypes import can_store, name_of
 from ..errors import TreeMismatch, UnsupportedLeaf
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
@@ -58,6 +58,7 @@ from .surgery_rules import (
     Transpose,
     Unstack,
     steps_of,
+    to_dtype,
 )
 
 BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
@@ -124,6 +125,8 @@ def operate(
     rules.
     """
     leaves = [_stored(leaf) for leaf in item.leaves]
+    if not isinstance(rules, Mapping | Sequence):
+        raise _no_rules(rules)
     for mapping in [rules] if isinstance(rules, Mapping) else rules:
         leaves = _Operation(item.name, mapping).run(leaves)
     tree, ordered = _tree_of(item, leaves)
@@ -265,9 +268,7 @@ class _Operation:
     def __init__(self, item: str, rules: RuleSet) -> None:
         self._item = item
         if not isinstance(rules, Mapping):
-            raise TypeError(
-                f"rules=: expected a mapping of patterns to rules, or several, found {rules!r}"
-            )
+            raise _no_rules(rules)
         self._rules = {pattern: steps_of(pattern, given) for pattern, given in rules.items()}
 
     def run(self, leaves: Sequence[NewLeaf]) -> list[NewLeaf]:
@@ -323,7 +324,11 @@ class _Operation:
         return matched
 
     def _added(self, name: str, rule: Add) -> NewLeaf:
-        view = Given.of(rule.value)
+        try:
+            view = Given.of(rule.value)
+        except (TypeError, ValueError) as error:
+            what = f"rules={{{name!r}: Add({rule.value!r:.100})}}"
+            raise TypeError(f"{what}: expected what numpy makes an array of: {error}") from None
         _check_storable(name, view.dtype)
         path = _path(name)
         return NewLeaf(path, LeafRecord(path, "array"), view, (f"Add({name!r})",))
@@ -384,6 +389,12 @@ class _Misfit(Exception):
         self.text = text
 
 
+def _no_rules(found: Any) -> TypeError:
+    return TypeError(
+        f"rules=: expected a mapping of patterns to rules, or several, found {found!r}"
+    )
+
+
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
@@ -425,18 +436,13 @@ def _view(view: View, rule: ShapeRule) -> View:
         case Transpose(axes):
             return Transposed.of(view, axes)
         case Cast(dtype):
-            return Casted.of(view, _dtype(dtype))
+            wanted = to_dtype(dtype)
+            _check_storable("", wanted)
+            return Casted.of(view, wanted)
         case Reshape(shape):
             return Reshaped.of(view, shape)
         case Repeat(count, axis):
             return Repeated.of(view, count, axis)
-
-
-def _dtype(given: Any) -> np.dtype[Any]:
-    dtype = dtype_named(given) if isinstance(given, str) else None
-    dtype = dtype or np.dtype(given)
-    _check_storable("", dtype)
-    return dtype
 
 
 def _check_storable(name: str, dtype: np.dtype[Any]) -> None:

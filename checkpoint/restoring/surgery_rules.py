@@ -5,15 +5,98 @@ Rules are values. `surgery` says what they make of a tree, `array_views` reads i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from ..arrays.dtypes import dtype_named
+
 Group: TypeAlias = int | str
 
 
+class _Checked:
+    """Checks a rule's fields where it is made: by the name of a field, in all rules alike."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            wrong = _CHECKS[name](value) if name in _CHECKS else ""
+            if wrong:
+                raise TypeError(f"{type(self).__name__}({name}={value!r}): expected {wrong}")
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray)
+
+
+def _not_text(value: Any) -> str:
+    return "" if isinstance(value, str) else "text"
+
+
+def _not_whole(value: Any) -> str:
+    return "" if _is_whole(value) else "a whole number"
+
+
+def _not_wholes(value: Any) -> str:
+    return "" if _is_sequence(value) and all(map(_is_whole, value)) else "whole numbers: (2, -1)"
+
+
+def _not_axes(value: Any) -> str:
+    return "" if value is None else _not_wholes(value)
+
+
+def _not_group(value: Any) -> str:
+    is_group = isinstance(value, str) or _is_whole(value)
+    return "" if is_group else "the number or the name of a group of the pattern"
+
+
+def _not_dtype(value: Any) -> str:
+    try:
+        is_dtype = value is not None and to_dtype(value) is not None
+    except (TypeError, ValueError):
+        is_dtype = False
+    return "" if is_dtype else 'a dtype: "bfloat16", jnp.float32'
+
+
+def to_dtype(given: Any) -> np.dtype[Any]:
+    """Returns the dtype that `Cast` is given. Raises TypeError for what is none."""
+    named = dtype_named(given) if isinstance(given, str) else None
+    return np.dtype(given) if named is None else named
+
+
+def _not_names(value: Any) -> str:
+    texts = list(value) if isinstance(value, Mapping | Sequence) else [None]
+    sizes = value.values() if isinstance(value, Mapping) else ()
+    is_right = all(isinstance(text, str) for text in texts) and all(map(_is_whole, sizes))
+    if is_right and len(set(texts)) == len(texts):
+        return ""
+    return 'names, each once: ["q", "k", "v"], or for Split with sizes: {"q": 8, "kv": 4}'
+
+
+_CHECKS = {
+    "to": _not_text,
+    "axes": _not_axes,
+    "axis": _not_whole,
+    "by": _not_group,
+    "count": _not_whole,
+    "dtype": _not_dtype,
+    "names": _not_names,
+    "shape": _not_wholes,
+}
+
+
 @dataclass(frozen=True)
-class Rename:
+class Rename(_Checked):
     """Gives a leaf the name `to`; a text alone stands for it.
 
     `\\1` and `\\g<name>` in `to` are what the groups of the pattern have matched. Dots divide it
@@ -24,28 +107,28 @@ class Rename:
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(_Checked):
     """Permutes the axes, as numpy.transpose (None: reverses them)."""
 
     axes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(_Checked):
     """Casts to another dtype, as numpy's `astype`: "bfloat16", `jnp.float32`."""
 
     dtype: Any
 
 
 @dataclass(frozen=True)
-class Reshape:
+class Reshape(_Checked):
     """Gives an array another shape, in C order; one size may be -1."""
 
     shape: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Repeat(_Checked):
     """Repeats each entry along an axis `count` times, as numpy.repeat."""
 
     count: int
@@ -53,7 +136,7 @@ class Repeat:
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(_Checked):
     """Stacks leaves along a new axis, as layers are for jax.lax.scan.
 
     The leaves of one name `to` become one. The group `by` of the pattern is the place of each, from
@@ -66,7 +149,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Unstack:
+class Unstack(_Checked):
     """Makes one leaf of each entry along an axis: `{index}` in `to` is its place."""
 
     to: str
@@ -74,7 +157,7 @@ class Unstack:
 
 
 @dataclass(frozen=True)
-class Fuse:
+class Fuse(_Checked):
     """Concatenates leaves along an axis, such as q, k and v.
 
     The leaves of one name `to` become one. The group `by` of the pattern is one of `names`, which
@@ -88,7 +171,7 @@ class Fuse:
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(_Checked):
     """Cuts one leaf along an axis: `{name}` in `to` is the name of each result.
 
     `names` have the sizes along the axis, or are a sequence: the results are equally large then.
@@ -139,6 +222,8 @@ class Steps:
 
 def steps_of(pattern: str, given: Rule | Sequence[Rule]) -> Steps | Add:
     """Returns the right side of a pattern; raises TypeError or ValueError for what is none."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"rules={{{pattern!r}: ...}}: expected a pattern or a name, which is text")
     rules = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
     rules = [Rename(rule) if isinstance(rule, str) else rule for rule in rules]
     if len(rules) == 1 and isinstance(rules[0], Add):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -90,6 +91,18 @@ class StorePath:
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fills `buffers` with bytes of a file, from `offset` on; returns how many there were."""
         return self.storage.read(join(self.name, name), offset, buffers)
+
+
+def free_bytes(storage: Storage) -> int | None:
+    """Returns how much room the disk of a folder has, which need not be there yet; None for what is
+    no folder.
+    """
+    if storage.posix is None:
+        return None
+    path = storage.posix.path
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:

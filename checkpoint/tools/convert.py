@@ -20,7 +20,7 @@ from holdfast.multihost import Solo
 
 from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
 from ..arrays.dtypes import dtype_named
-from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
+from ..errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.grid import Chunk, Grid
 from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
 from ..format.limits import encode_json
@@ -79,7 +79,7 @@ from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
-from ..storage.path import StorePath, join, open_storage
+from ..storage.path import StorePath, free_bytes, join, open_storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 
@@ -88,6 +88,7 @@ AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
 # Packs written side by side: each holds two chunks in memory, or for an object store itself twice.
 PACKS_AT_ONCE = 2
+ORBAX_SHRINKS = 16  # Orbax's arrays are compressed: by more than this hardly any are
 Progress: TypeAlias = Callable[[int], None]
 Selected: TypeAlias = tuple[ItemRecord, ArrayReader]
 Named: TypeAlias = tuple[LeafRecord, ArrayReader]
@@ -182,6 +183,7 @@ def convert(  # noqa: PLR0913
         progress=progress,
         beside=None if beside is None else StorePath(open_storage(beside)),
     )
+    _refuse_full(conversion, target, to)
     if to == "holdfast":
         return _to_holdfast(conversion, target, claims or open_claims(target.storage))
     _refuse_per_process_values(chosen, to)
@@ -231,6 +233,19 @@ def _refuse_unreadable(chosen: Mapping[str, Selected]) -> None:
         for leaf in item.leaves:
             if leaf.kind == "unreadable":
                 raise UnsupportedLeaf(leaf.refusal, leaf=leaf.path, found=leaf.impl)
+
+
+def _refuse_full(conversion: Conversion, target: StorePath, to: str) -> None:
+    """Raises CheckpointError where a disk has no room for the arrays."""
+    free = free_bytes(target.storage)
+    arrays = (leaf for item, _ in conversion.chosen.values() for leaf in item.leaves)
+    need = sum(leaf.nbytes for leaf in arrays if leaf.grid is not None)
+    if free is not None and need // (ORBAX_SHRINKS if to == "orbax" else 1) > free:
+        raise CheckpointError(
+            f"step {conversion.step} of {conversion.checkpoint.info.path} needs {need:,} bytes as"
+            f" {to}, and the disk of {target} has {free:,} left; make room, or convert less of it",
+            path=str(target),
+        )
 
 
 def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import (
     Add,
     Cast,
+    CheckpointError,
     Drop,
     Fuse,
     Rename,
@@ -402,6 +403,14 @@ def test_rules_that_do_not_fit_are_refused(case: str, saved: Path) -> None:
         ({"n": "a..b"}, ValueError, r"'a\.\.b' is no name: expected keys with dots"),
         ({r"w\.0": Unstack("u")}, ValueError, r"would all be called 'u'; expected \{index\}"),
         ({r"w\.0": Cast("datetime64[s]")}, UnsupportedLeaf, r"cannot hold the dtype datetime64"),
+        (
+            {"new": Add([[1], [1, 2]])},
+            TypeError,
+            r"rules=\{'new': Add\(.*what numpy makes an array",
+        ),
+        ({3: Drop()}, TypeError, r"rules=\{3: ...\}: expected a pattern or a name, which is text"),
+        ({b"w": Drop()}, TypeError, r"rules=\{b'w': ...\}: expected a pattern"),
+        (3, TypeError, r"expected a mapping of patterns to rules, or several, found 3"),
         ({"new": Add("text")}, UnsupportedLeaf, r"Add\('new'\): a checkpoint cannot hold"),
     ],
 )
@@ -411,6 +420,51 @@ def test_what_are_no_rules_is_a_mistake(
     """They are refused before anything is read."""
     with pytest.raises(error, match=message):
         load(saved, rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cast("nonsense"), r"Cast\(dtype='nonsense'\): expected a dtype"),
+        (lambda: Cast(None), r"Cast\(dtype=None\): expected a dtype"),
+        (lambda: Reshape(4), r"Reshape\(shape=4\): expected whole numbers"),
+        (lambda: Reshape("44"), r"Reshape\(shape='44'\): expected whole numbers"),
+        (lambda: Transpose("0"), r"Transpose\(axes='0'\): expected whole numbers"),
+        (lambda: Rename(3), r"Rename\(to=3\): expected text"),
+        (lambda: Repeat(1.5), r"Repeat\(count=1.5\): expected a whole number"),
+        (lambda: Repeat(2, None), r"Repeat\(axis=None\): expected a whole number"),
+        (lambda: Stack("w", axis="0"), r"Stack\(axis='0'\): expected a whole number"),
+        (lambda: Stack("w", by=None), r"Stack\(by=None\): expected the number or the name"),
+        (lambda: Unstack(None), r"Unstack\(to=None\): expected text"),
+        (lambda: Fuse("w", ["0", "0", "1"]), r"Fuse\(names=\['0', '0', '1'\]\): expected names"),
+        (lambda: Fuse("w", [0, 1]), r"Fuse\(names=\[0, 1\]\): expected names, each once"),
+        (lambda: Split("{name}", ["a", "a"]), r"Split\(names=\['a', 'a'\]\): expected names"),
+        (lambda: Split("{name}", {"a": "1"}), r"Split\(names=\{'a': '1'\}\): expected names"),
+        (lambda: Split("{name}", 2), r"Split\(names=2\): expected names, each once"),
+    ],
+)
+def test_an_argument_of_a_rule_names_the_rule(make: Any, message: str) -> None:
+    """Where the rule is made, before anything is read."""
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4", "bool"])
+def test_every_dtype_is_reshaped(dtype: str, tmp_path: Path) -> None:
+    w = np.arange(24).reshape(4, 6).astype(jnp.dtype(dtype))
+    save(tmp_path / "c", {"w": w})
+    found = load(tmp_path / "c", rules={"w": [Reshape((3, 8)), Transpose()]})["w"]
+    assert found.tobytes() == w.reshape(3, 8).T.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["holdfast", "safetensors", "orbax"])
+def test_what_does_not_fit_the_disk_is_not_begun(layout: str, tmp_path: Path) -> None:
+    """A conversion says how much it would write, and how much room there is."""
+    save(tmp_path / "c", {"w": np.ones(1)})
+    message = r"step 0 of .*c needs 8,000,000,000,000,000 bytes as .* has .* left"
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "c", tmp_path / "d", layout, rules={"w": Repeat(10**15)})
+    assert not (tmp_path / "d").exists()
 
 
 def test_keys_and_values_are_renamed_and_dropped(saved: Path) -> None:
