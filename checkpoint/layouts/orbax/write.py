@@ -20,8 +20,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,32 +344,40 @@ class OrbaxWriter:
                     leaf=leaf.path,
                     found=leaf.dtype,
                 ) from error
-        opening = {
-            name: ts.open(spec, context=self._context, create=create, open=not create)
-            for name, spec in specs.items()
-        }
-        errors = {name: future.exception() for name, future in opening.items()}  # of all
-        for name, refused in errors.items():
+        first = len(self._pending)
+        start = partial(ts.open, context=self._context, create=create, open=not create)
+        self._start(specs, start, specs.values())
+        opened = self._pending[first:]
+        refusals = [future.exception() for _, future in opened]  # all have ended then
+        del self._pending[first:]
+        for (name, future), refused in zip(opened, refusals, strict=True):
             if refused is not None:
                 raise SaveFailed(
                     f"'{name}' could not be made in {self._final}: {refused}", path=str(self._final)
                 ) from refused
-            self._stores[item, name] = opening[name].result()
+            self._stores[item, name] = future.result()
+
+    def _start(
+        self, names: Iterable[str], start: Callable[..., Any], values: Iterable[Any]
+    ) -> None:
+        """Starts what is waited for later, with a value for each name.
+
+        No Python code runs between a start and its note, so that Ctrl-C does not come in between:
+        what `abandon` does not wait for makes the folder anew.
+        """
+        self._pending.extend(zip(names, map(start, values), strict=True))
 
     def write(
         self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]
     ) -> None:
         """Starts writing one region of a leaf; the array must stay as it is until `flush`."""
         store = self._stores[item, name][index] if index else self._stores[item, name]
-        self._pending.append(
-            (name, store.write(array, can_reference_source_data_indefinitely=True))
-        )
+        start = partial(store.write, can_reference_source_data_indefinitely=True)
+        self._start([name], start, [array])
 
     def flush(self) -> None:
         """Waits for what `write` has started; raises SaveFailed naming the leaf."""
-        pending = self._pending
-        self._pending = []
-        for name, future in pending:
+        for name, future in self._pending:
             try:
                 future.result()
             except (ValueError, OSError) as error:
@@ -376,6 +385,7 @@ class OrbaxWriter:
                     f"'{name}' could not be written to {self._final}: {error}",
                     path=str(self._final),
                 ) from error
+        self._pending = []
 
     def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
         """Waits for all writers, then makes the checkpoint appear, whole."""
@@ -445,15 +455,16 @@ class OrbaxWriter:
 
     def _drain(self) -> None:
         """Waits until nothing is on its way any more."""
-        pending = self._pending
-        self._pending = []
-        for _, future in pending:
+        for _, future in self._pending:
             with contextlib.suppress(Exception):  # why the save is abandoned is known
                 future.result()
+        self._pending = []
 
     def _put(self, name: str, data: bytes) -> None:
         if self._group.index == 0:
-            self._files.write(name, data).result()
+            self._start([name], partial(self._files.write, name), [data])
+            self._pending[-1][1].result()
+            del self._pending[-1]
 
 
 def _remove_dead(final: Path) -> None:

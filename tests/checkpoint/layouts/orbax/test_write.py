@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import jax
@@ -245,3 +246,24 @@ def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
             {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}},
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_of_a_save(tmp_path: Path) -> None:
+    """At whatever moment: what is on its way when the folder is removed would make it anew."""
+    tree = {f"w{index}": np.ones(64, np.float32) for index in range(1500)}
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupted = 0
+    try:
+        for number in range(20):
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.02 * number)
+            try:
+                save(tmp_path / str(number), tree, layout="orbax")
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
+    assert not [path for path in tmp_path.iterdir() if TEMPORARY in path.name]
