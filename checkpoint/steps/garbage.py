@@ -245,8 +245,9 @@ def _delete_empty(storage: Storage, step_dir: str) -> None:
     # Where a file is left, at any depth, the folders may be somebody else's.
     if storage.list(step_dir, recursive=True, names_only=True):
         return
-    entries = storage.list(step_dir, names_only=True)
-    storage.delete([entry.name for entry in entries] + [f"{step_dir}/"])
+    # Folders alone: a writer may have saved the step since that listing.
+    names = [entry.name for entry in storage.list(step_dir, names_only=True)]
+    storage.delete([name for name in names if name.endswith("/")] + [f"{step_dir}/"])
 
 
 def sweep(path: str | os.PathLike[str], *, force: bool = False) -> Swept:

@@ -39,6 +39,27 @@ def names_in(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
+def test_a_step_saved_while_its_empty_folder_is_swept_stays(tmp_path: Path) -> None:
+    """The whole save comes between the sweep's two looks into the folder, which was empty."""
+    root = tmp_path / "root"
+
+    with CheckpointManager(root) as manager:
+
+        class Slow(LocalStorage):
+            def list(self, folder: str, **how: bool) -> list[Entry]:
+                found = super().list(folder, **how)
+                if folder == "5" and how.get("recursive"):
+                    manager.save(5, {"x": np.arange(3.0)})
+                    manager.wait_until_finished()
+                return found
+
+        (root / "5").mkdir()
+        storage = Slow(root)
+        sweep_files(storage, LocalClaims(storage))
+        assert manager.latest_step() == 5
+        assert manager.restore(5, like={"x": np.zeros(3)})["x"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("missed", ["checkpoint.json", ".holdfast"])
 def test_what_is_not_found_costs_no_step(
     missed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
