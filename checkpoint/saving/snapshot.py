@@ -27,6 +27,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from holdfast.multihost.liveness.vitals import waiting_for_devices
+
 from ..errors import LeafFailed, SaveCancelled
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, is_there, paused_gc
@@ -65,7 +67,8 @@ class ArrayWaits:
         # One at a time, as they are needed: what is there is copied while others are computed.
         if not is_there(array):
             began_s = time.perf_counter()
-            array.block_until_ready()
+            with waiting_for_devices():
+                array.block_until_ready()
             self.seconds += time.perf_counter() - began_s
 
     def wait_meanwhile(self, arrays: Sequence[jax.Array], wait: Callable[[float], bool]) -> None:
@@ -93,7 +96,8 @@ class ArrayWaits:
     def wait_late(self, array: Any) -> None:
         """Blocks until an array is there, on another thread than the one that saves, and waits."""
         if not is_there(array):
-            array.block_until_ready()
+            with waiting_for_devices():
+                array.block_until_ready()
             self._late_s = time.perf_counter()
 
     def add_late(self, began_s: float) -> None:

@@ -29,7 +29,7 @@ from holdfast.coordination.diagnosis.stall import (
     find_stragglers,
 )
 from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
-from holdfast.coordination.diagnosis.summary import SAVED
+from holdfast.coordination.diagnosis.summary import SAVED, counted
 from holdfast.coordination.names import DEFECT
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
@@ -58,6 +58,7 @@ _CLOCK_S = 0.01  # by which the time of an event that was told may differ
 NOBODY_S = 60.0
 """After so long the launcher says that nobody has joined."""
 
+_BEHIND_S = 2.0
 _POLL_S = 0.5
 _MOST_EVENTS = 1000
 _MOST_STACKS = 4  # of processes that keep a job waiting
@@ -87,6 +88,7 @@ class _Reported:
     done: bool
     restored_s: float
     blocked_s: float
+    for_devices_s: float  # a save has waited for them
     raised: str  # the exception that has left its main thread
 
     @classmethod
@@ -101,6 +103,7 @@ class _Reported:
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
             blocked_s=values.get("save_blocked_s", 0.0),
+            for_devices_s=values.get("for_devices_s", 0.0),
             raised=raised_by(task),
         )
 
@@ -144,6 +147,8 @@ class ProgressWatch:
         self._said_nobody = False
         self._said_deaf = False
         self._deaf: dict[int, int] | None = None  # their steps when a notice was there first
+        self._rates: dict[int, float] = {}  # of their steps when a notice was there first
+        self._behind_s = _BEHIND_S  # of a wait for devices that is said
         self._stalled = False
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._followed = FollowedStatus(self._client)
@@ -187,6 +192,7 @@ class ProgressWatch:
             self.refresh()
             self._find_nobody()
             self._find_deaf()
+            self._find_behind()
             self._find_stuck()
             with contextlib.suppress(CoordinationError):
                 self._find_stall()
@@ -237,6 +243,29 @@ class ProgressWatch:
             )
             self._say(text)
             self._note(text)
+
+    def _find_behind(self) -> None:
+        """Says, each time that the wait has doubled, whose last save waits for its devices: the
+        loop has made steps that they have not.
+        """
+        reported = self._reported.copy().items()
+        if not self._notices:
+            self._rates = {process: each.progress.steps_per_second for process, each in reported}
+            return
+        waits_s, process = max(
+            ((each.for_devices_s, process) for process, each in reported), default=(0.0, 0)
+        )
+        if waits_s < self._behind_s:
+            return
+        self._behind_s = 2 * waits_s
+        steps = int(waits_s * self._rates.get(process, 0.0))
+        behind = f"{counted(steps, 'step')} or more behind" if steps else "behind"
+        text = (
+            f"process {process}: a save has waited {waits_s:.0f} s for its devices, which are"
+            f" {behind}; give save or should_save each step, and the state"
+        )
+        self._say(text)
+        self._note(text)
 
     def _find_stuck(self) -> None:
         """Reports, once each, processes that an exception ends, and that have not ended in time."""

@@ -16,7 +16,9 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -48,6 +50,7 @@ class Vitals:
         self._interval_s = max(_REPORT_INTERVAL_S, num_processes / _REPORTS_PER_S)
         self._step: int | None = None
         self._asks_preemption = False
+        self._for_devices_s: float | None = None  # since when a save waits
         self._waiting_share = 0.0
         self._closed = threading.Event()
         self._due = threading.Event()  # a report, before its interval is over
@@ -70,12 +73,19 @@ class Vitals:
         """Notes that the program asks whether it is to save and stop."""
         self._asks_preemption = True
 
+    def note_for_devices(self, waits: bool) -> None:
+        """Notes that a save begins to wait for what the devices compute, or that it has it."""
+        self._for_devices_s = time.monotonic() if waits else None
+
     def statistics(self) -> dict[str, Any]:
         """Returns the step, the resident memory, and the share of time in which it waits.
 
-        That is: in which the main thread waits for devices or for others.
+        That is: in which the main thread waits for devices or for others; and for how long a save
+        has waited for devices.
         """
+        since_s = self._for_devices_s
         return {
+            "for_devices_s": 0.0 if since_s is None else time.monotonic() - since_s,
             "step": self._step,
             "asks_preemption": self._asks_preemption,
             "memory_bytes": _memory_bytes(),
@@ -180,3 +190,17 @@ def note_step(step: int) -> None:
     vitals = current_job().get(Vitals)
     if vitals is not None:
         vitals.note_step(step)
+
+
+@contextmanager
+def waiting_for_devices() -> Iterator[None]:
+    """Surrounds a save's wait for what the devices compute, for the reports."""
+    vitals = current_job().get(Vitals)
+    if vitals is None:
+        yield
+        return
+    vitals.note_for_devices(True)
+    try:
+        yield
+    finally:
+        vitals.note_for_devices(False)

@@ -8,6 +8,7 @@ and ends with 1 where one has failed.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import random
@@ -55,10 +56,13 @@ class Plan:
     when: str
     delay_s: float
     twice: bool
+    ahead: bool  # a loop that computes, and never waits for its devices
 
 
 def plan_of(seed: int) -> Plan:
-    """Returns the trial of a seed; six seeds in a row have six moments, and strides alternate."""
+    """Returns the trial of a seed; six seeds in a row have six moments, and strides and loops
+    alternate.
+    """
     rng = random.Random(seed)
     count = 2 + seed % 2
     when = WHEN[seed % len(WHEN)]
@@ -73,6 +77,7 @@ def plan_of(seed: int) -> Plan:
         when=when,
         delay_s=delays.get(when, rng.uniform(0.0, 0.1)),
         twice=rng.random() < 0.3,
+        ahead=seed // len(WHEN) % 4 in (1, 2),
     )
 
 
@@ -86,6 +91,46 @@ def state_of(step: int) -> jax.Array:
     )
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def advance(state: jax.Array) -> jax.Array:
+    """Returns the state of the next step, which all processes compute together."""
+    return state + state.mean() / 2 + 1
+
+
+def run_ahead(plan: Plan, manager: checkpoint.CheckpointManager, last: int) -> int | None:
+    """Makes steps as fast as jax takes them; returns the step at which it has
+    stopped.
+    """
+    state = state_of(0)
+    for step in range(0, last + 1, plan.stride):
+        if step == last:
+            print("the last step", flush=True)
+        state = advance(state)
+        if step // plan.stride % 4 == 0:
+            print(f"saving {step}", flush=True)
+        manager.save(step, state)
+        if manager.reached_preemption(step):
+            return step
+    return None
+
+
+def run_slowly(
+    plan: Plan, manager: checkpoint.CheckpointManager, last: int, step_s: float
+) -> int | None:
+    """Makes steps of some time, saves some of them, and returns the step at which it has stopped."""
+    for step in range(0, last + 1, plan.stride):
+        if step == last:
+            print("the last step", flush=True)
+        if multihost.reached_preemption(step):
+            manager.save(step, state_of(step))
+            return step
+        if step // plan.stride % 4 == 1:
+            print(f"saving {step}", flush=True)
+            manager.save(step, state_of(step))
+        time.sleep(step_s)
+    return None
+
+
 def work(index: int, address: str, plan: Plan, root: Path) -> None:
     """The program of one process: steps, a save every few of them, and one more where it is
     preempted.
@@ -95,21 +140,13 @@ def work(index: int, address: str, plan: Plan, root: Path) -> None:
         time.sleep(LIMIT_S)
     multihost.initialize(address, plan.count, index, timeout_s=30)
     print("joined", flush=True)
-    stopped = None
     last = plan.stride * (plan.steps - 1)
-    manager = checkpoint.CheckpointManager(root)
-    for step in range(0, last + 1, plan.stride):
-        if step == last:
-            print("the last step", flush=True)
-        if multihost.reached_preemption(step):
-            stopped = step
-            break
-        if step // plan.stride % 4 == 1:
-            print(f"saving {step}", flush=True)
-            manager.save(step, state_of(step))
-        time.sleep(0.03 if index == plan.slow else 0.003)
-    if stopped is not None:
-        manager.save(stopped, state_of(stopped))
+    policy = checkpoint.EveryNSteps(4 * plan.stride) if plan.ahead else None
+    manager = checkpoint.CheckpointManager(root, save_policy=policy)
+    if plan.ahead:
+        stopped = run_ahead(plan, manager, last)
+    else:
+        stopped = run_slowly(plan, manager, last, 0.03 if index == plan.slow else 0.003)
     manager.close()
     assert stopped in (None, *manager.all_steps())
     print(f"story: stopped at {stopped}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,16 @@ HOLDFAST = Path(sys.executable).parent / "holdfast"
 GRACE_S = 5  # ten steps of the program, where jax takes 32 before it waits
 
 
-def preempt(root: Path, way: str, devices: int = 1) -> tuple[str, int | None]:
+def preempt(
+    root: Path, way: str, devices: int = 1, grace_s: int = GRACE_S
+) -> tuple[str, int | None]:
     """Runs a job of two, preempts it, and returns its output with the newest step of its root."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
     own = [sys.executable, program("runs_ahead"), root, way]
-    command = [HOLDFAST, "run", "-n", "2", "--preemption-grace-s", str(GRACE_S), "--", *own]
+    command = [HOLDFAST, "run", "-n", "2", "--preemption-grace-s", str(grace_s), "--", *own]
     output = ""
     with subprocess.Popen(
         list(map(str, command)),
@@ -56,3 +59,12 @@ def test_a_job_that_never_waits_saves_in_time(way: str, devices: int, tmp_path: 
     """
     output, saved = preempt(tmp_path / "run", way, devices)
     assert saved is not None and saved > 3, output
+
+
+@pytest.mark.slow
+def test_a_loop_that_shows_no_state_is_told_how_far_it_is(tmp_path: Path) -> None:
+    """Its devices have all the steps to compute that jax takes: the launcher says so at the notice,
+    while the save waits.
+    """
+    output, _ = preempt(tmp_path / "run", "alone", grace_s=12)
+    assert re.search(r"for its devices, which are \d+ steps or more behind; give save or", output)

@@ -87,7 +87,7 @@ class Watched:
         self.watch.refresh()
         return list(self.watch.events)
 
-    def report(self, process: int, step: int, **progress: int) -> None:
+    def report(self, process: int, step: int, **progress: float) -> None:
         """Reports, and waits until the coordinator has it."""
         self.clients[process].report(step=step, **progress)
         while not any(
@@ -274,6 +274,29 @@ def test_who_does_not_ask_and_goes_on_is_named(watched: Watched) -> None:
         "process 0: the loop does not ask reached_preemption(step): it goes on until"
         " --preemption-grace-s"
     ]
+
+
+def test_devices_that_are_behind_are_told_at_a_notice(watched: Watched) -> None:
+    """By the time that a save waits for them, and the steps that the loop made in such a time: from
+    two seconds on, and again once the time has doubled. Without a notice a wait is the loop's own.
+    """
+    for step in range(4):
+        watched.report(1, step, for_devices_s=9.0)
+        time.sleep(0.2)
+    wait_until(lambda: watched.watch._rates.get(1, 0) > 0)
+    watched.report(1, 4, for_devices_s=0.0)
+    assert watched.said == []
+    watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
+    watched.watch.refresh()
+    for waits_s in (1.5, 3.0, 5.0, 6.0):
+        watched.report(1, 5 + int(waits_s), for_devices_s=waits_s, asks_preemption=1)
+        time.sleep(0.7)
+    said = re.compile(
+        r"process 1: a save has waited (\d) s for its devices, which are \d+ steps or more behind;"
+        " give save or should_save each step, and the state"
+    )
+    told = [match[1] for match in map(said.fullmatch, watched.said) if match]
+    assert told == ["3", "6"], watched.said
 
 
 def test_a_job_whose_steps_stop_has_stalled_once() -> None:
