@@ -279,29 +279,35 @@ class StepCatalog:
             )
         if self.state.history is not None:
             self.state.history.forget()
-        is_durable = self._exists(step)
-        if not is_durable and step not in self.tier.steps():
-            raise self.not_found(step)
-        # What is deleted must not come back from a host, nor what was saved after it there. Newer
-        # local steps of a durable one stay: the newest of all is not deleted.
-        local = self.tier.steps()
-        line = {*index.steps()} - index.left_behind()
-        if step in local or step == max([*line, *local], default=step):
+        group = self.root.group
+        name = f"{self.root.messages}/delete"
+        timeout_s = self.root.options.save_timeout_s
+        is_durable, is_last = ask_primary(
+            group, name, lambda: self._find(step), timeout_s, question=f"find {step}"
+        )
+        if is_last:
             self.tier.roll_back(step, lambda: self._begin_below(step))
         if not is_durable:
             return
-        timeout_s = self.root.options.save_timeout_s
         # Where it stays, it stays on all: their lists are alike.
-        ask_primary(
-            self.root.group,
-            f"{self.root.messages}/delete",
-            lambda: self._remove(step),
-            timeout_s,
-        )
-        if self.root.group.index:
+        ask_primary(group, name, lambda: self._remove(step), timeout_s, question=f"delete {step}")
+        if group.index:
             index.remove([step])
         self.state.reporter.report()
         self.state.worker.wait(timeout_s)
+
+    def _find(self, step: int) -> tuple[bool, bool]:
+        """Returns, at the primary, whether the store has a step, and whether it is a local step or
+        the newest: what is deleted must not come back from a host, nor what was saved after it
+        there. Newer local steps of a durable one stay. Raises StepNotFound.
+        """
+        index = self.state.index
+        local = self.tier.steps()
+        is_durable = self._exists(step)
+        if not is_durable and step not in local:
+            raise self.not_found(step)
+        line = {*index.steps()} - index.left_behind()
+        return is_durable, step in local or step == max([*line, *local], default=step)
 
     def _begin_below(self, step: int) -> None:
         with naming_path(self.root.where):

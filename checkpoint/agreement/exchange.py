@@ -8,6 +8,7 @@ of which each makes what it raises (`AgreedError.here`).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, TypeVar
@@ -174,41 +175,70 @@ def raise_of_any(group: Group, name: str, own: Exception | None, timeout_s: floa
 # --- a question to the primary
 
 
+class Answering(Protocol):
+    """What the primary says, and the question that it answers."""
+
+    @property
+    def question(self) -> str: ...
+
+
+A = TypeVar("A", bound=Answering)
+
+
+def hear(
+    group: Group, name: str, question: str, parse: Callable[[bytes], A], timeout_s: float
+) -> A:
+    """Returns what the primary answers to a question, off the primary. Blocks.
+
+    An answer to another question is passed over: this process did not come to ask that one.
+    """
+    end_s = time.monotonic() + timeout_s
+    while True:
+        remaining_s = max(0.001, end_s - time.monotonic())
+        answer = parse(group.broadcast(name, None, timeout_s=remaining_s))
+        if answer.question == question:
+            return answer
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What the primary answers: a JSON value, or its error."""
+    """What the primary answers to a question: a JSON value, or its error."""
 
+    question: str = ""
     value: Any = None
     error: SentError | None = None
 
     def to_bytes(self) -> bytes:
         """Returns JSON by name."""
         error = None if self.error is None else asdict(self.error)
-        return to_json_bytes({"value": self.value, "error": error})
+        return to_json_bytes({"question": self.question, "value": self.value, "error": error})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote."""
         body = json.loads(data)
-        return cls(body["value"], SentError.from_json(body["error"]))
+        return cls(body["question"], body["value"], SentError.from_json(body["error"]))
 
 
-def ask_primary(group: Group, name: str, answer: Callable[[], Any], timeout_s: float) -> Any:
+def ask_primary(
+    group: Group, name: str, answer: Callable[[], Any], timeout_s: float, *, question: str = ""
+) -> Any:
     """Returns what `answer` returns at the primary, in JSON types, on every process. Blocks.
 
+    Questions of one name tell themselves apart by `question`, which is alike on all processes.
     Raises on every process what `answer` raises there, with `process=0` on the others.
     """
     if group.index:
-        heard = Answer.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
+        heard = hear(group, name, question, Answer.from_bytes, timeout_s)
         if heard.error is not None:
             raise heard.error.rebuilt(process=0)
         return heard.value
     try:
         value = answer()
     except Exception as error:
-        sent = Answer(error=SentError.of(error))
+        sent = Answer(question, error=SentError.of(error))
         group.broadcast(name, sent.to_bytes(), timeout_s=timeout_s)
         raise
     # The primary takes its own answer off the wire too: tuples and keys are alike everywhere.
-    told = group.broadcast(name, Answer(value).to_bytes(), timeout_s=timeout_s)
+    told = group.broadcast(name, Answer(question, value).to_bytes(), timeout_s=timeout_s)
     return Answer.from_bytes(told).value

@@ -19,6 +19,7 @@ from ..format.record import Record, fetch_record, parse_fetched, read_record
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
+from .exchange import hear
 
 # of a compressed record: 1 GB from the primary's service to 4,096 processes
 MESSAGE_BYTES = 256 << 10
@@ -30,30 +31,36 @@ _CHECKSUM = b"checksum:"
 @dataclass(frozen=True)
 class RecordMessage:
     """The record as the primary sends it: whole, or its checksum, or nothing of it. With a whole
-    one it says whether each process `has_room` for what it is to read.
+    one it says whether each process `has_room` for what it is to read. `question` is its folder.
 
     A record is much larger than all else of the message, so its bytes go as they are, compressed.
     """
 
+    question: str
     record: bytes | None = None
     crc: int | None = None
     has_room: bool = False
 
     def to_bytes(self) -> bytes:
         """Returns the kind of the message, and what it says."""
+        text = b""
         if self.record is not None:
             kind = _ROOMY_RECORD if self.has_room else _RECORD
-            return kind + zlib.compress(self.record, 1)
-        return b"" if self.crc is None else b"%s%d" % (_CHECKSUM, self.crc)
+            text = kind + zlib.compress(self.record, 1)
+        elif self.crc is not None:
+            text = b"%s%d" % (_CHECKSUM, self.crc)
+        return b"%s\n%s" % (self.question.encode(), text)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote, up to RECORD_LIMIT_BYTES."""
+        head, _, text = data.partition(b"\n")
+        folder = head.decode()
         for kind in (_RECORD, _ROOMY_RECORD):
-            if data.startswith(kind):
-                body = zlib.decompressobj().decompress(data[len(kind) :], RECORD_LIMIT_BYTES)
-                return cls(body, has_room=kind == _ROOMY_RECORD)
-        return cls(crc=int(data[len(_CHECKSUM) :])) if data else cls()
+            if text.startswith(kind):
+                body = zlib.decompressobj().decompress(text[len(kind) :], RECORD_LIMIT_BYTES)
+                return cls(folder, body, has_room=kind == _ROOMY_RECORD)
+        return cls(folder, crc=int(text[len(_CHECKSUM) :])) if text else cls(folder)
 
 
 class SentRecord(NamedTuple):
@@ -88,7 +95,7 @@ def read_record_together(
         return _read_and_send(
             storage, step_dir, group, name, timeout_s=timeout_s, find_room=find_room
         )
-    message = RecordMessage.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
+    message = hear(group, name, step_dir, RecordMessage.from_bytes, timeout_s)
     data = message.record
     if data is None:
         data = fetch_record(storage, step_dir)
@@ -110,15 +117,15 @@ def _read_and_send(
     timeout_s: float,
     find_room: Callable[[Record], bool],
 ) -> SentRecord:
-    message = b""
+    message = RecordMessage(step_dir).to_bytes()
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
         has_room = find_room(record)
-        message = RecordMessage(data, has_room=has_room).to_bytes()
+        message = RecordMessage(step_dir, data, has_room=has_room).to_bytes()
         if len(message) > MESSAGE_BYTES:
             has_room = False
-            message = RecordMessage(crc=crc32c(data)).to_bytes()
+            message = RecordMessage(step_dir, crc=crc32c(data)).to_bytes()
         return SentRecord(record, has_room)
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

@@ -7,7 +7,7 @@ effects out. A manager's save, a one-shot save and a conversion run the first tw
 hosts the third, and the simulator all of them.
 
     primary     Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
-                is unclear) > DecideSuperfluous > Tell
+                is unclear) > DeleteSuperfluous > Tell
     follower    Prepare > Gather > Hear (> ReadRecord, when nothing was heard)
     local       Prepare > Gather > BuildRecord > ParseRecord > EndCancelling > Tell, at the primary
                 Prepare > Gather > Hear, elsewhere
@@ -145,8 +145,9 @@ class SaveResult:
     """How a save ended, alike on all processes: committed, or the error.
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
-    wrote. `superfluous` are the steps that go after a commit; `steps` those that the primary knows,
-    before this save, and `left_behind` those that were; None where all know the same. `branch`
+    wrote. `superfluous` are the steps that the primary has deleted after a commit; `steps` those
+    that it knows then, without this save's, and `left_behind` those that were; None where all know
+    the same. `branch`
     is that of a commit; local steps that it has left do not come back. `drift` says which replicas
     differ in a step that was committed nevertheless. `missed` is above 0 where the error is a miss:
     how many there are in a row, with this one. Of a local save, `survey` asks all processes to find
@@ -248,9 +249,9 @@ class ReadRecord:
 
 
 @dataclass(frozen=True)
-class DecideSuperfluous:
-    """Say which steps the keep policy lets go now, and with `list_steps` which there are:
-    Superfluous.
+class DeleteSuperfluous:
+    """Delete the steps that the keep policy lets go now; say which went, and with `list_steps`
+    which there are then: Superfluous.
     """
 
     list_steps: bool
@@ -276,7 +277,7 @@ Effect: TypeAlias = (
     | Commit
     | EndCancelling
     | ReadRecord
-    | DecideSuperfluous
+    | DeleteSuperfluous
     | Tell
     | Hear
 )
@@ -362,8 +363,8 @@ class RecordUnreadable:
 
 @dataclass(frozen=True)
 class Superfluous:
-    """Brings the steps that go, those that there are and those that were left behind (None: not
-    asked, and as all know), and the save's branch.
+    """Brings the steps that were deleted, those that there are and those that were left behind
+    (None: not asked, and as all know), and the save's branch.
     """
 
     superfluous: tuple[int, ...] = ()
@@ -440,7 +441,7 @@ def lead(key: SaveKey, writers: Collection[int], *, next_miss: int = 0) -> Savin
     if isinstance(gathered, Gathered) and result.error is None:
         # A process that missed an earlier outcome knows other steps: all are told the list then.
         differs = any(report.steps != own.steps for report in gathered.reports)
-        decided = yield DecideSuperfluous(differs)
+        decided = yield DeleteSuperfluous(differs)
         if isinstance(decided, Superfluous):
             result = replace(
                 result,

@@ -135,7 +135,13 @@ class LocalSave:
             return asdict(branch)
 
         name = f"{self._parts_target.messages}/begin"
-        fields = ask_primary(self._place.group, name, begin, self._place.local.timeout_s)
+        fields = ask_primary(
+            self._place.group,
+            name,
+            begin,
+            self._place.local.timeout_s,
+            question=self._request.save_id,
+        )
         return Branch(**fields)
 
     def _write_part(self, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:

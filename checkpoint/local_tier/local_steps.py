@@ -223,7 +223,7 @@ class LocalSteps:
             server.offer(text_name, packed)
             return ""
 
-        told: str = ask_primary(self._place.group, name, pack, timeout_s)
+        told: str = ask_primary(self._place.group, name, pack, timeout_s, question=key.folder)
         packed = base64.b64decode(told) if told else self._text_of(0, text_name)
         record = zlib.decompressobj().decompress(packed, RECORD_LIMIT_BYTES)
         storage = self._storage_of(step, record)

@@ -167,7 +167,8 @@ class LocalTier:
 
         Every process calls it. Blocks. Raises, on every process, what `begin` raises.
         """
-        ask_primary(self._group, f"{self._place.messages}/delete", begin, self._root_timeout_s)
+        name = f"{self._place.messages}/delete"
+        ask_primary(self._group, name, begin, self._root_timeout_s, question=str(step))
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 

@@ -26,7 +26,7 @@ from ..agreement.save_protocol import (
     Closed,
     Commit,
     Committed,
-    DecideSuperfluous,
+    DeleteSuperfluous,
     Effect,
     EndCancelling,
     Event,
@@ -145,7 +145,12 @@ class SaveTarget:
     @cached_property
     def timed_storage(self) -> Storage:
         """The store for what is written: its requests end with the save's time, where they can."""
-        return until(self.storage, self.began + self.timeout_s)
+        return until(self.storage, self.end_s)
+
+    @property
+    def end_s(self) -> float:
+        """When the save's time ends, by the monotonic clock."""
+        return self.began + self.timeout_s
 
     @property
     def where(self) -> str:
@@ -161,7 +166,7 @@ class SaveTarget:
     @property
     def remaining_s(self) -> float:
         """The seconds that remain of the save's time."""
-        return max(0.0, self.began + self.timeout_s - time.monotonic())
+        return max(0.0, self.end_s - time.monotonic())
 
     def report(self, stage: SaveStage, **progress: int | str) -> None:
         """Reports to the launcher where this process's part stands."""
@@ -279,7 +284,7 @@ class EffectPerformer:
                 return Unclear(error)
             if isinstance(effect, ReadRecord):
                 return RecordUnreadable()
-            if isinstance(effect, Tell | DecideSuperfluous):
+            if isinstance(effect, Tell | DeleteSuperfluous):
                 # The step is saved all the same, or not.
                 _log.warning(
                     "after the save of %s: %s: %s", self._target.where, type(effect).__name__, error
@@ -305,7 +310,7 @@ class EffectPerformer:
                 return Closed()
             case ReadRecord():
                 return self._read()
-            case DecideSuperfluous(list_steps):
+            case DeleteSuperfluous(list_steps):
                 return self._work.superfluous(list_steps=list_steps)
             case Tell(result):
                 return self._tell(result)

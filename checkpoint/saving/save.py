@@ -296,12 +296,20 @@ class _StepWork(SnapshotWork):
         index = self._state.index
         # What this save has left behind.
         index.take_late()
+        deleted = self._delete_superfluous()
         steps = tuple(index.steps()) if list_steps else None
         left = None
         if list_steps or self._request.place.is_branch:
             left = tuple(sorted(index.left_behind() - {self._request.step}))
+        return Superfluous(deleted, steps, left, self._branch)
+
+    def _delete_superfluous(self) -> tuple[int, ...]:
+        """Deletes what the keep policy lets go; returns what went. What stays, stays on all."""
+        index = self._state.index
+        end_s = self._target.end_s
         try:
-            superfluous = tuple(index.superfluous(self._request.facts))
+            superfluous = index.superfluous(self._request.facts, end_s=end_s)
+            remaining = index.remove(superfluous, end_s=end_s)
         except Exception as error:
             # The step is saved. What should go may go after the next save.
             _log.warning(
@@ -309,8 +317,8 @@ class _StepWork(SnapshotWork):
                 self._request.step,
                 error,
             )
-            superfluous = ()
-        return Superfluous(superfluous, steps, left, self._branch)
+            return ()
+        return tuple(step for step in superfluous if step not in remaining)
 
 
 @dataclass(frozen=True)
@@ -422,7 +430,8 @@ class StepSaver:
             index.adopt_left(result.left_behind)
         index.add(request.facts)
         self.state.order.saved(request.place)
-        index.remove(result.superfluous)
+        if self.root.group.index:  # the primary has deleted them
+            index.remove(result.superfluous)
         if result.branch is not None:
             self.state.leave(result.branch, request.step)
         if self.root.group.index:

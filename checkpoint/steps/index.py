@@ -207,21 +207,24 @@ class StepIndex:
             self._late_left = set()
             self._left_behind = set(steps)
 
-    def superfluous(self, new: StepFacts) -> list[int]:
+    def superfluous(self, new: StepFacts, *, end_s: float = math.inf) -> list[int]:
         """Returns the steps that the keep policy lets go once `new`, which stays, is committed.
 
-        Reads the store: for the primary.
+        Reads the store, until `end_s` by the monotonic clock: for the primary.
         """
         if isinstance(self._keep_policy, KeepAll):
             return []
         with self._lock:
             after = self._facts | {new.step: new}
             left = self._left_behind - {new.step}
+        storage = until(self._storage, end_s)
         unread = [step for step, facts in after.items() if facts is None]
-        read = run_side_by_side(self._read, unread, self._storage.max_concurrency)
+        read = run_side_by_side(
+            lambda step: self._read(storage, step), unread, storage.max_concurrency
+        )
         known = [facts for facts in [*after.values(), *read] if facts is not None]
         self._warn_of_metrics(known)
-        held = held_steps(self._storage) | {new.step}
+        held = held_steps(storage) | {new.step}
         return to_delete(self._keep_policy, known, held=held, left_behind=left)
 
     def _warn_of_metrics(self, known: Sequence[StepFacts]) -> None:
@@ -232,26 +235,29 @@ class StepIndex:
             _log.warning("%s: %s", self._storage.root, sentence)
             self._has_warned = True
 
-    def _read(self, step: int) -> StepFacts | None:
+    def _read(self, storage: Storage, step: int) -> StepFacts | None:
         """Reads what the keep policy needs; None: the record is damaged, its step always stays."""
         try:
-            record = read_record(self._storage, self.folder(step))
+            record = read_record(storage, self.folder(step))
         except (CheckpointError, OSError):
             return None
         facts = facts_of(step, record)
-        self.add(facts)
         with self._lock:
-            self._stored[step] = saved_step_of(record)
+            if step in self._facts:  # else it was deleted meanwhile
+                self._facts[step] = facts
+                self._stored[step] = saved_step_of(record)
         return facts
 
-    def remove(self, steps: Sequence[int]) -> dict[int, OSError]:
+    def remove(self, steps: Sequence[int], *, end_s: float = math.inf) -> dict[int, OSError]:
         """Forgets steps; returns those that remain, and why.
 
-        The primary deletes their records now, and their packs in the background.
+        The primary deletes their records now, until `end_s` by the monotonic clock, and their packs
+        in the background.
         """
         remaining = {}
+        storage = until(self._storage, end_s)
         for step in steps:
-            error = self._delete(step) if self._deletes else None
+            error = self._delete(storage, step) if self._deletes else None
             if error is not None:
                 remaining[step] = error
         with self._lock:
@@ -261,16 +267,16 @@ class StepIndex:
                 self._stored.pop(step, None)
         return remaining
 
-    def _delete(self, step: int) -> OSError | None:
+    def _delete(self, storage: Storage, step: int) -> OSError | None:
         """Deletes a step's record; a step whose record stays is tried again after the next save."""
         folder = self.folder(step)
         record = f"{folder}/{RECORD_NAME}"
         release = self._hold(record)
         try:
-            names = self._file_names(folder)
-            self._storage.delete([record])
+            names = self._file_names(storage, folder)
+            storage.delete([record])
             # A client of a shared file system may not find, and so not delete, what is there.
-            if not self._is_without(folder, record):
+            if not _is_without(storage, folder, record):
                 raise OSError(errno.EIO, "its record does not go", record)
         except OSError as error:
             _log.warning(
@@ -301,27 +307,16 @@ class StepIndex:
 
         return release
 
-    def _is_without(self, folder: str, record: str) -> bool:
-        """Says whether the record is gone: a listing shows the packs alone, or nothing at all."""
-        # An empty folder is listed again: a sweep may be at work there, or the store not show all.
-        for _ in range(LOOKS):
-            left = [entry.name for entry in self._storage.list(folder)]
-            if left:
-                return record not in left
-            if f"{folder}/" not in [entry.name for entry in self._storage.list("")]:
-                break
-        return True
-
-    def _file_names(self, folder: str) -> Callable[[], list[str]]:
+    def _file_names(self, storage: Storage, folder: str) -> Callable[[], list[str]]:
         """Returns a function that gives the names of a step's files, after its record is gone.
 
         The names are those in the record, or of a damaged step all files that look like ours.
         """
         with contextlib.suppress(CheckpointError):
-            data = fetch_record(self._storage, folder)
+            data = fetch_record(storage, folder)
             if is_sealed(data):
                 return lambda: self._named_or_listed(data, folder)
-        names = list(list_files(self._storage, folder).packs)
+        names = list(list_files(storage, folder).packs)
         return lambda: names
 
     def _named_or_listed(self, record: bytes, folder: str) -> list[str]:
@@ -334,6 +329,18 @@ class StepIndex:
         began = time.perf_counter()
         delete_files(self._storage, folder, names)
         self.statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
+
+
+def _is_without(storage: Storage, folder: str, record: str) -> bool:
+    """Says whether the record is gone: a listing shows the packs alone, or nothing at all."""
+    # An empty folder is listed again: a sweep may be at work there, or the store not show all.
+    for _ in range(LOOKS):
+        left = [entry.name for entry in storage.list(folder)]
+        if left:
+            return record not in left
+        if f"{folder}/" not in [entry.name for entry in storage.list("")]:
+            break
+    return True
 
 
 def facts_of(step: int, record: Record) -> StepFacts:

@@ -7,9 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import CheckpointError, CheckpointManager, StepExists, StepNotFound, save
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    KeepLast,
+    StepExists,
+    StepNotFound,
+    save,
+)
+from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
+from tests.support.told_stores import told_url
 
 STATE = {"w": np.arange(4.0)}
 
@@ -48,6 +57,40 @@ def test_a_missing_step_is_not_deleted(tmp_path: Path) -> None:
             manager.delete(2)
         manager.delete(1)
         assert manager.all_steps() == [] and not (tmp_path / "1").exists()
+
+
+def test_what_the_keep_policy_cannot_delete_stays_on_all(tmp_path: Path) -> None:
+    """A step whose record does not go at the primary stays listed on all processes, and each
+    deletion is answered for itself. It goes after a later save.
+    """
+    sticks = [True]
+
+    def refuse(verb: str, name: str, end_s: float) -> None:
+        if verb == "delete" and name == f"1/{RECORD_NAME}" and sticks:
+            raise PermissionError(13, "Permission denied", name)
+
+    url = told_url(tmp_path, refuse)
+
+    def saves(group: Group) -> list[object]:
+        listed: list[object] = []
+        with CheckpointManager(url, group=group, keep_policy=KeepLast(2)) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, STATE).wait()
+            listed.append(manager.all_steps())
+            with pytest.raises(CheckpointError, match="could not be deleted and is still there"):
+                manager.delete(1)
+            manager.delete(2)
+            listed.append(manager.all_steps())
+            with pytest.raises(StepNotFound, match="there is no step 2"):
+                manager.delete(2)
+            if group.index == 0:
+                sticks.clear()
+            manager.save(4, STATE).wait()
+            return [*listed, manager.all_steps()]
+
+    with groups(3) as all_of_them:
+        found = at_once([lambda group=group: saves(group) for group in all_of_them])
+    assert found == [[[1, 2, 3], [1, 3], [3, 4]]] * 3
 
 
 def test_a_failed_deletion_is_everybodys(tmp_path: Path) -> None:

@@ -349,8 +349,11 @@ class SaveSimulation:
                 self.commit(process, key, record.decode(), delay_s)
             case p.ReadRecord():
                 self.at(delay_s, lambda: self.resume(process, key, self.read(process, key)))
-            case p.DecideSuperfluous():
+            case p.DeleteSuperfluous():
                 old = sorted({*self.store.records} - {key.step})[:-KEPT_STEPS]
+                old = [step for step in old if self.chance(0.9)]  # what the store deletes
+                for step in old:
+                    self.store.delete_step(step)
                 self.answer(process, 0.1, p.Superfluous(tuple(old)))
             case p.Tell(result):
                 self.tell(process, key, result)
@@ -486,9 +489,6 @@ class SaveSimulation:
         current = self.rounds[key.counter]
         if self.chance(0.9):
             current.result = result
-        if result.error is None:
-            for step in result.superfluous:
-                self.at(self.rng.random(), lambda step=step: self.store.delete_step(step))  # type: ignore[misc]
         self.answer(process, 0.1, None)
 
     def hear(self, process: Process, key: SaveKey) -> None:

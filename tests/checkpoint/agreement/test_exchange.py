@@ -110,9 +110,21 @@ def test_the_error_of_any_is_raised_by_all() -> None:
         assert at_once([lambda g=g: ended(g) for g in all_three]) == ["well"] * 3  # type: ignore[misc]
 
 
+def test_no_answer_is_taken_for_another_questions() -> None:
+    """A process that did not come to ask a question passes its answer over."""
+    with groups(2) as (primary, other):
+
+        def asks(group: Group, question: str) -> Any:
+            return ask_primary(group, "x", lambda: f"to {question}", 30, question=question)
+
+        assert asks(primary, "a") == "to a"
+        found = at_once([lambda: asks(primary, "b"), lambda: asks(other, "b")])
+    assert found == ["to b", "to b"]
+
+
 def test_an_answer_survives_the_wire() -> None:
     """A value or an error, by name."""
-    for sent in (Answer([1, {"a": None}]), Answer(error=SentError("OSError", "full"))):
+    for sent in (Answer("a", [1, {"a": None}]), Answer(error=SentError("OSError", "full"))):
         assert Answer.from_bytes(sent.to_bytes()) == sent
 
 

@@ -156,7 +156,7 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
 
     def perform(effect: p.Effect) -> Event:
         effects.append(type(effect).__name__)
-        return None if isinstance(effect, p.Tell | p.DecideSuperfluous) else next(answers)
+        return None if isinstance(effect, p.Tell | p.DeleteSuperfluous) else next(answers)
 
     result = drive(saving, perform)
     assert next(answers, None) is None, "not all was asked for"
@@ -189,7 +189,7 @@ def test_each_end_of_the_primary(
     """
     result, effects = run(lead(KEY, range(2)), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
-    assert effects[-1] == "Tell" and ("DecideSuperfluous" in effects) == (kind is None)
+    assert effects[-1] == "Tell" and ("DeleteSuperfluous" in effects) == (kind is None)
     assert effects.count("Commit") == (len(events) > 4)
 
 
@@ -300,7 +300,7 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
         ]
         for event in [*events, p.Built(b"{}"), p.Parsed()]:
             saving.send(event)
-        assert saving.send(p.Committed()) == p.DecideSuperfluous(asked)
+        assert saving.send(p.Committed()) == p.DeleteSuperfluous(asked)
         told = saving.send(p.Superfluous((1,), (1, 90) if asked else None))
         assert isinstance(told, p.Tell) and told.result == SaveResult(
             KEY, superfluous=(1,), steps=(1, 90) if asked else None

@@ -25,6 +25,7 @@ from holdfast.checkpoint import (
     KeepEverySeconds,
     KeepLast,
     KeepLatestFor,
+    Options,
     StepExists,
     StepFacts,
     verify,
@@ -299,6 +300,35 @@ def test_an_undeletable_step_is_a_typed_error(tmp_path: Path) -> None:
         ) as caught:
             manager.delete(1)
         assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_policy_reads_is_as_it_was(count: int, in_order: bool, tmp_path: Path) -> None:
+    """The records that a keep policy reads say nothing of what is known of their steps: one that
+    was passed over may be saved again, and one that was left behind stays so.
+    """
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 4, 5):
+            manager.save(step, tree(step))
+    pack = next((tmp_path / "5" / "state").iterdir())
+    os.truncate(pack, pack.stat().st_size - 5)
+    options = Options(out_of_order=not in_order)
+
+    def goes_on(group: Group) -> list[object]:
+        with CheckpointManager(
+            tmp_path, group=group, keep_policy=KeepLast(9), options=options
+        ) as manager:
+            assert manager.restore(fallback=True)["step"] == 4
+            manager.restore(1)
+            manager.save(2, tree(2)).wait()
+            left = manager.left_steps()
+            manager.save(5, tree(50)).wait()
+            return [left, manager.restore()["step"]]
+
+    with groups(count) as all_of_them:
+        found = at_once([lambda group=group: goes_on(group) for group in all_of_them])
+    assert found == [[[4, 5] if in_order else [], 50]] * count
 
 
 @pytest.mark.parametrize("damaged", ["record", "pack"])
