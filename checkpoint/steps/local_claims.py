@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, Corrupt
 from ..storage.base import PosixFolder
-from ..storage.local import is_gone, make_folders, open_to_read
+from ..storage.local import make_folders, open_to_read, scan_folder
 from .claims import CLAIM_LIMIT_BYTES, FOLDER, FULL_ERRORS, WRITER_ID, Writer, parse_writer
 from .file_lock import LOCK_NAME, FileLock, hold_lock_in, is_free, locks_are_local, read_mountinfo
 
@@ -128,16 +128,8 @@ class LocalClaims:
         """Lists the folder of claims; a link or no folder has no claims of the root."""
         if self._folder.is_symlink():
             return []
-        try:
-            return os.listdir(self._folder)
-        except NotADirectoryError:
-            return []
-        except FileNotFoundError:
-            # A client of a shared file system may not find a folder that is there. Without claims
-            # a sweep would delete the packs of writers that live: ask the listing of the root too.
-            if not is_gone(self._folder):
-                raise
-            return []
+        # Without claims a sweep would delete the packs of writers that live.
+        return [entry.name for entry in scan_folder(self._folder)]
 
     def bury(self, step_dir: str, packs: Mapping[str, str]) -> list[str]:
         """Deletes the records that fenced writers have not linked yet.

@@ -271,7 +271,7 @@ class LocalStorage:
         )
 
     def _entries(self, folder: str, recursive: bool, names_only: bool) -> Iterator[Entry]:
-        for item in _scan(self.path / folder):
+        for item in scan_folder(self.path / folder):
             name = f"{folder}/{item.name}" if folder else item.name
             if not item.is_dir(follow_symlinks=False):
                 yield from _file_entry(item, name, names_only)
@@ -337,7 +337,7 @@ class _KeptFile(threading.local):
             os.close(file)
 
 
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
+def scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     """Returns what is in a folder; nothing where there is none."""
     for _ in range(FOLDER_TRIES):
         try:

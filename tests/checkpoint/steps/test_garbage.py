@@ -76,7 +76,7 @@ def test_what_is_not_found_costs_no_step(
                 root, f"2/state/00000-00000-{manager._root.writer.id}00000002.safetensors"
             )  # of a save in flight
         before = names_in(root)
-        real = {name: getattr(os, name) for name in ("open", "listdir")}
+        real = {name: getattr(os, name) for name in ("open", "scandir")}
         missing = [missed]
         asked: list[str] = []
 

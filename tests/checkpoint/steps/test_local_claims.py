@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +58,28 @@ def test_a_claim_lives_as_long_as_its_process(tmp_path: Path) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_first_claim_of_a_root_may_come_while_others_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of claims is not there at the first look into it, and there when the root is
+    listed for it: a sweep looks again, and raises nothing.
+    """
+    writer = this_writer()
+    root = LocalStorage(tmp_path)
+    real = os.scandir, os.listdir
+
+    def appears(call: int, path: Any) -> Any:
+        try:
+            return real[call](path)
+        except FileNotFoundError:
+            LocalClaims(root).take(writer)
+            raise
+
+    monkeypatch.setattr(os, "scandir", functools.partial(appears, 0))
+    monkeypatch.setattr(os, "listdir", functools.partial(appears, 1))
+    assert LocalClaims(root).standing() == {writer.id}
 
 
 def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
