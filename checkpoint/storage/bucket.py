@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,9 +31,9 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..memory.budget import free_host_bytes
-from ..memory.levels import UNLIMITED_BYTES
 from .base import Entry, Part, TensorStoreAccess
-from .hedged_reads import HedgedReads, Room
+from .byte_budget import ByteBudget
+from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, fill, joined
@@ -42,6 +41,7 @@ from .retries import Busy, Patience, fault_of, is_throttled, message_of
 from .threads import Latch, do_beside, run_side_by_side, start_thread
 
 PART_BYTES = 16 << 20  # of a file that is streamed; a shorter one is one request
+HELD_BYTES = 2 * PART_BYTES  # of a part: while it is filled, and on its way
 PARTS_AT_ONCE = 16  # on their way from one store; each of its files holds one more
 PARTS_OF_ONE_FILE = 4
 MISSING = b""  # the generation of what is not there
@@ -85,8 +85,8 @@ class BucketStorage(ObjectStorage):
             self._store, self._streams = _opened(self._scheme, parts.netloc, parts.query)
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
-        self._part_slots = PartSlots(PARTS_AT_ONCE, free_host_bytes)
-        self._room = Room(free_bytes=free_host_bytes)
+        self._sent = ByteBudget(PARTS_AT_ONCE * HELD_BYTES, free_bytes=free_host_bytes)
+        self._room = ByteBudget(READ_BYTES, SPARE_BYTES, free_host_bytes)
         self._reads = HedgedReads(Hedges(), self._room)
 
     def until(self, end_s: float) -> BucketStorage:
@@ -134,11 +134,12 @@ class BucketStorage(ObjectStorage):
             loop = _loop(os.getpid())
         except RuntimeError:  # the interpreter ends, and starts no thread for it
             return asyncio.run(asyncio.wait_for(_awaited(make), timeout_s))
-        future = asyncio.run_coroutine_threadsafe(_awaited(make), loop)
+        answer = _Answer(make)
         try:
-            return future.result(timeout_s)
+            loop.call_soon_threadsafe(answer.begin, loop)
+            return answer.wait(timeout_s)
         except BaseException:
-            future.cancel()
+            loop.call_soon_threadsafe(answer.cancel)
             raise
 
     # --- Files
@@ -148,7 +149,8 @@ class BucketStorage(ObjectStorage):
         # A few files with several parts each end at about the same time. Many with one part each
         # would leave the last of them alone with the network.
         wanted = min(-(-size // PART_BYTES), PARTS_OF_ONE_FILE)
-        with self._part_slots.taken(max(1, wanted)) as at_once:
+        with self._sent.taken(HELD_BYTES, wanted * HELD_BYTES) as taken:
+            at_once = max(1, taken // HELD_BYTES)
             if size <= PART_BYTES:
                 self.put(name, joined(name, size, parts))
                 return
@@ -387,38 +389,6 @@ class _Lent:
             time.sleep(0.0005)
 
 
-class PartSlots:
-    """How many parts of files may be on their way to one store at once: at most `slots`, and as
-    many as fit into half of what `free_bytes` says that the host has left. Thread-safe.
-    """
-
-    def __init__(self, slots: int, free_bytes: Callable[[], int] = lambda: UNLIMITED_BYTES) -> None:
-        self._free_bytes = free_bytes
-        self._slots = slots
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, most: int) -> Iterator[int]:
-        """Takes the slots that are free, at most so many, once there is one; yields how many.
-
-        Blocks for as long as others hold all of them.
-        """
-        # Each part is held twice at most: while it is filled, and on its way. One passes always.
-        fitting = self._free_bytes() // (4 * PART_BYTES)
-        with self._changed:
-            allowed = max(1, min(self._slots, self._taken + fitting))
-            self._changed.wait_for(lambda: self._taken < allowed)
-            slots = min(most, allowed - self._taken)
-            self._taken += slots
-        try:
-            yield slots
-        finally:
-            with self._changed:
-                self._taken -= slots
-                self._changed.notify_all()
-
-
 class _Upload:
     """A file that is streamed, with so many parts at once on their way. `failures` are why it ends,
     the first of them counts.
@@ -464,6 +434,34 @@ def _request(verb: str, store: Any, *arguments: Any, **options: Any) -> Awaitabl
 
     asked: Awaitable[Any] = getattr(obstore, f"{verb}_async")(store, *arguments, **options)
     return asked
+
+
+class _Answer:
+    """What a coroutine has come to that runs in a loop, for the thread that waits for it: a Future
+    would take locks there that Ctrl-C leaves held, and the loop would wait for them for ever.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Any]]) -> None:
+        self._make = make
+        self._ended = Latch()
+        self._task: asyncio.Task[Any] | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begins it, in the loop."""
+        self._task = loop.create_task(_awaited(self._make))
+        self._task.add_done_callback(lambda task: self._ended.set())
+
+    def cancel(self) -> None:
+        """Breaks it off, in the loop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def wait(self, timeout_s: float) -> Any:
+        """Returns what it returns, or raises what it raises, and TimeoutError."""
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError
+        assert self._task is not None
+        return self._task.result()
 
 
 async def _awaited(make: Callable[[], Awaitable[Any]]) -> Any:
@@ -522,13 +520,18 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 
     A forked child has none of its parent's threads.
     """
-    loop = asyncio.new_event_loop()
-    try:
-        start_thread(loop.run_forever)
-    except RuntimeError:
-        loop.close()
-        raise
-    return loop
+    made: list[asyncio.AbstractEventLoop] = []
+    is_made = Latch()
+    start_thread(_run_loop, made, is_made)
+    is_made.wait()
+    return made[0]
+
+
+def _run_loop(made: list[asyncio.AbstractEventLoop], is_made: Latch) -> None:
+    """Runs a loop for ever; it is made here, where Ctrl-C does not leave half of one."""
+    made.append(asyncio.new_event_loop())
+    is_made.set()
+    made[0].run_forever()
 
 
 @cache

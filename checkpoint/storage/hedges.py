@@ -5,8 +5,10 @@ SLOWEST_PEER_S. Its peers are the last reads that ended and had at least half as
 time is that of the try that won, so that reads which stood still do not make slowness normal. With
 fewer than FEWEST_PEERS, nothing is known of a tail, and a read is slow after UNKNOWN_S.
 
-Second tries are at most SHARE of all reads, and one more. There are none while the store is
-throttling: a second request is the last thing that it needs. The idea is from "The Tail at Scale"
+Second tries are at most SHARE of all reads, and one more. Where nothing at all is answered, the
+connections are what stands still, and each slow read is asked again, after twice as long a silence
+each time. There are no second tries while the store is throttling: a second request is the last
+thing that it needs. The idea is from "The Tail at Scale"
 (Dean and Barroso, 2013).
 """
 
@@ -39,6 +41,7 @@ class Hedges:
         self.reads = 0
         self.hedged_reads = 0
         self._throttled_s = -math.inf
+        self._answered_s = -math.inf
         self._peers: collections.deque[tuple[int, float]] = collections.deque(maxlen=PEERS)
 
     def note_read(self) -> None:
@@ -47,7 +50,12 @@ class Hedges:
 
     def note_end(self, nbytes: int, took_s: float) -> None:
         """Takes the duration of a try that brought its bytes."""
+        self.note_answer()
         self._peers.append((nbytes, took_s))
+
+    def note_answer(self) -> None:
+        """Takes notice that a try has ended, whatever the answer was."""
+        self._answered_s = self.clock()
 
     def note_throttled(self) -> None:
         """Takes notice of a 503 or 429."""
@@ -67,9 +75,17 @@ class Hedges:
 
     def may_hedge(self) -> bool:
         """Says whether one more second try is allowed now."""
-        if self.clock() - self._throttled_s < CALM_S:
-            return False
-        return self.hedged_reads + 1 <= SHARE * self.reads + 1
+        return self._is_calm() and self.hedged_reads + 1 <= SHARE * self.reads + 1
+
+    def is_all_silent(self, nbytes: int, began_s: float, more: int) -> bool:
+        """Says whether nothing has been answered for so long that a read that began at `began_s`
+        is asked again all the same, after so many tries more than its first.
+        """
+        silent_s = self.clock() - max(began_s, self._answered_s)
+        return self._is_calm() and silent_s >= self.limit_s(nbytes) * 2**more
+
+    def _is_calm(self) -> bool:
+        return self.clock() - self._throttled_s >= CALM_S
 
     def note_hedge(self) -> None:
         """Counts a second try that begins."""

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -45,7 +44,6 @@ from holdfast.checkpoint.storage.bucket import (
     PART_BYTES,
     PARTS_OF_ONE_FILE,
     BucketStorage,
-    PartSlots,
 )
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.coordination import Fenced
@@ -360,42 +358,6 @@ def test_streamed_packs_under_throttling(hours: int, monkeypatch: pytest.MonkeyP
     assert len(requests) > 15 * hours
 
 
-def test_a_file_takes_the_slots_that_are_free() -> None:
-    slots = PartSlots(6)
-    with slots.taken(4) as first:
-        with slots.taken(4) as second:
-            assert (first, second) == (4, 2)
-        with slots.taken(1) as third:
-            assert third == 1
-    with slots.taken(9) as all_of_them:
-        assert all_of_them == 6
-
-
-def test_a_file_waits_for_a_slot() -> None:
-    slots = PartSlots(3)
-
-    def take() -> int:
-        with slots.taken(2) as taken:
-            return taken
-
-    with ThreadPoolExecutor(1) as pool:
-        with slots.taken(3):
-            waiting = pool.submit(take)
-            assert not waiting.done()
-        assert waiting.result(30) == 2
-
-
-def test_an_error_gives_slots_back() -> None:
-    slots = PartSlots(2)
-    for _ in range(3):
-        try:
-            with slots.taken(2) as taken:
-                assert taken == 2
-                raise OSError("broken")
-        except OSError:
-            pass
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_process_that_has_saved_ends_in_order(tmp_path: Path) -> None:
@@ -646,12 +608,3 @@ def test_a_store_that_lists_a_claim_later_than_packs() -> None:
         with pytest.raises(Fenced):
             storage.commit("2/checkpoint.json", b"{}", f".holdfast/{writer.id}")
         assert list_steps(storage) == [1]
-
-
-def test_parts_take_what_the_host_has_left() -> None:
-    """A file takes fewer slots in a tight cgroup, and one always."""
-    slots = PartSlots(16, lambda: 8 * PART_BYTES)
-    with slots.taken(4) as first, slots.taken(4) as second:
-        assert (first, second) == (2, 2)
-    with PartSlots(16, lambda: 0).taken(4) as lonely:
-        assert lonely == 1

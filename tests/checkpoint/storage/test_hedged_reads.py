@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options
 from holdfast.checkpoint.storage.bucket import BucketStorage
-from holdfast.checkpoint.storage.hedged_reads import HedgedReads, Room
+from holdfast.checkpoint.storage.byte_budget import ByteBudget
+from holdfast.checkpoint.storage.hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from holdfast.checkpoint.storage.hedges import SHARE, Hedges
 from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
@@ -22,6 +23,10 @@ from tests.support.proxy import SlowProxy, address_of, through
 
 MIB = 1 << 20
 BUSY = RuntimeError("Server returned non-2xx status code: 503 Slow Down")
+
+
+def room_of_a_store() -> ByteBudget:
+    return ByteBudget(READ_BYTES, SPARE_BYTES)
 
 
 class _Tries:
@@ -50,7 +55,7 @@ class _Tries:
             raise
 
 
-def _read(tries: _Tries, hedges: Hedges, room: Room) -> bytes:
+def _read(tries: _Tries, hedges: Hedges, room: ByteBudget) -> bytes:
     async def read() -> bytes:
         data: bytes = await HedgedReads(hedges, room).read(tries.make, 10)
         await asyncio.sleep(0)  # so that cancelled tries notice it
@@ -63,11 +68,11 @@ def test_the_second_try_wins_and_the_first_is_cancelled() -> None:
     """Nobody waits for the loser, and its bytes are given back."""
     clock = Clock()
     hedges = Hedges(clock.read)
-    room = Room(20, 10)
+    room = ByteBudget(20, 10)
     tries = _Tries(clock, None, b"second")
     with room.taken(10):
         assert _read(tries, hedges, room) == b"second"
-        assert room.try_take(10)
+        assert room.try_take(room, 10)
     assert (tries.begun, tries.cancelled) == (2, 1)
     assert (hedges.reads, hedges.hedged_reads) == (1, 1)
 
@@ -77,13 +82,15 @@ def test_a_try_that_fails_is_out_while_another_is_on_its_way() -> None:
     clock = Clock()
     hedges = Hedges(clock.read)
     with pytest.raises(RuntimeError, match="503"):
-        _read(_Tries(clock, BUSY), hedges, Room())
+        _read(_Tries(clock, BUSY), hedges, room_of_a_store())
     assert not hedges.may_hedge()
 
     hedges = Hedges(clock.read)
     tries = _Tries(clock, None, BUSY, b"not asked for")
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(HedgedReads(hedges, Room()).read(tries.make, 10), 1.0))
+        asyncio.run(
+            asyncio.wait_for(HedgedReads(hedges, room_of_a_store()).read(tries.make, 10), 1.0)
+        )
     assert (tries.begun, tries.cancelled) == (2, 1)
 
 
@@ -91,30 +98,10 @@ def test_without_room_there_is_no_second_try() -> None:
     """Its buffer would go beyond the bound."""
     clock = Clock()
     tries = _Tries(clock, None)
-    room = Room(15, 5)
+    room = ByteBudget(15, 5)
     with room.taken(10), pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(HedgedReads(Hedges(clock.read), room).read(tries.make, 10), 1))
     assert (tries.begun, tries.cancelled) == (1, 1)
-
-
-def test_first_tries_wait_for_room_and_leave_some() -> None:
-    """One that is larger than all there is has it for itself."""
-    room = Room(30, 10)
-    order: list[str] = []
-
-    def large() -> None:
-        with room.taken(1000):
-            order.append("large")
-
-    thread = threading.Thread(target=large)
-    with room.taken(20):
-        thread.start()
-        assert room.try_take(10)
-        assert not room.try_take(1)
-        room.give(10)
-        order.append("small")
-    thread.join(10)
-    assert order == ["small", "large"]
 
 
 def test_a_connection_that_stands_still_costs_little() -> None:
@@ -130,6 +117,37 @@ def test_a_connection_that_stands_still_costs_little() -> None:
         assert storage._range("a", 5, 10) == b"bytes"
         assert proxy.stalled == 1
         assert storage.statistics() == {"store_reads": 5, "store_hedged_reads": 1}
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_connections_that_all_stand_still_are_asked_again(count: int) -> None:
+    """Above the share of second tries too: nothing is answered, so that no store is overloaded."""
+    with s3_server() as query, SlowProxy(address_of(query), stall_s=1000.0) as proxy:
+        storage = BucketStorage(f"s3://{BUCKET}/hedged{through(proxy, query)}")
+        storage.put("a", b"some bytes")
+        for _ in range(4):
+            assert storage._range("a", 0, 4) == b"some"
+        first = proxy.connections
+        proxy.stalls = lambda number: first < number <= first + count
+        proxy.cut()
+        began = time.monotonic()
+        with ThreadPoolExecutor(count) as pool:
+            found = pool.map(lambda _: bytes(storage._range("a", 5, 10)), range(count))
+            assert set(found) == {b"bytes"}
+        assert proxy.stalled == count
+        assert time.monotonic() - began < 10
+        assert storage.statistics()["store_hedged_reads"] >= count
+
+
+def test_silence_is_asked_ever_more_rarely() -> None:
+    """A store that is gone is not drowned in tries."""
+    clock = Clock()
+    hedges = Hedges(clock.read)
+    more = 0
+    for _ in range(60):
+        clock.now += 1.0
+        more += hedges.is_all_silent(10, 0.0, more)
+    assert more == 4  # after 5, 10, 20 and 40 s
 
 
 LEAVES = 640
@@ -178,23 +196,9 @@ def test_a_restore_over_connections_that_stall(
         print(f"calm {calm_s:.1f} s, {proxy.stalled} stalled {stalled_s:.1f} s, {counted}")
         assert stalled_s <= 1.3 * calm_s
         assert 1 <= counted["store_hedged_reads"] <= SHARE * counted["store_reads"] + 1
-        monkeypatch.setattr(Hedges, "may_hedge", lambda self: False)
+        monkeypatch.setattr(HedgedReads, "read", lambda self, make, nbytes: make())
         first = proxy.connections
         proxy.cut()
         unhedged_s, _ = _restore_s(root)
         print(f"unhedged {unhedged_s:.1f} s, {proxy.connections - first} connections")
         assert unhedged_s >= calm_s + 0.8 * STALL_S
-
-
-def test_reads_take_half_of_what_the_host_has_left() -> None:
-    """Small ones do not ask; one that is larger passes when no other holds a buffer."""
-    room = Room(100 * MIB, 0, free_bytes=lambda: 8 * MIB)
-    with room.taken(3 * MIB), room.taken(4 * MIB):
-        assert room.try_take(92 * MIB)
-        room.give(92 * MIB)
-    with room.taken(50 * MIB):  # it counts as all that there is
-        assert room.try_take(96 * MIB)
-        room.give(96 * MIB)
-    full = Room(100 * MIB, 0, free_bytes=lambda: 0)
-    with full.taken(1 << 10), full.taken(1 << 10):
-        assert full.try_take(100 * MIB - (2 << 10))
