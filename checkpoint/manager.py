@@ -350,8 +350,10 @@ class CheckpointManager:
         `restore`, and it blocks until all have: its record is in the parts of all.
         """
         step = check_step(step)
-        if self._catalog.is_local(step):
+        if self._catalog.is_on_hosts(step):
             self._refuse_in_callback("structure")
+            # Its save may be in flight: before its commit it is nowhere, and after it in the store.
+            self._join_lanes()
         return self._catalog.structure(step)
 
     # --- Restoring

@@ -249,10 +249,7 @@ class StepCatalog:
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds. Raises StepNotFound, Corrupt."""
-        # A look at the store, not at what is listed here: a process that did not hear how a local
-        # save ended goes to the hosts with all others.
-        has_hosts = isinstance(self.tier, LocalTier)
-        if has_hosts and not self.has(step) and not self._is_stored(step):
+        if self.is_on_hosts(step) and not self._is_found_in_store(step):
             return self.tier.structure(step)
         with self.looking_for(step):
             if step in self.foreign:
@@ -260,6 +257,28 @@ class StepCatalog:
             folder = StorePath(self.root.storage, self.state.index.folder(step))
             record = self.seen.show(folder.storage, folder.name)
             return structure_of(HoldfastCheckpoint(folder, record))
+
+    def is_on_hosts(self, step: int) -> bool:
+        """Says whether a step is one of the hosts', if it is there: the store has none that is
+        known. A process that did not hear how a local save ended says so with all others.
+        """
+        return isinstance(self.tier, LocalTier) and not self.has(step)
+
+    def _is_found_in_store(self, step: int) -> bool:
+        """Says whether the store has a step after all, by one look for all processes: two looks
+        around a commit would send some to the hosts, which wait there for the others.
+        """
+        group = self.root.group
+        if group.index and step not in self.tier.steps() and self._is_stored(step):
+            return True  # the outcome of its save was not heard here, and all others read the store
+        found: bool = ask_primary(
+            group,
+            f"{self.root.messages}/stored",
+            lambda: self._is_stored(step),
+            self.root.options.restore_timeout_s,
+            question=str(step),
+        )
+        return found
 
     def _is_stored(self, step: int) -> bool:
         with naming_path(self.path_of(step)):

@@ -88,7 +88,7 @@ class Job:
 
 @contextlib.contextmanager
 def job(
-    root: Path,
+    root: Path | str,
     folders: Sequence[Path | None],
     *,
     every: int = 1000,

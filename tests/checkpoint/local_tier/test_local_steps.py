@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from holdfast.checkpoint.agreement.save_protocol import Effect, Event, Failed, H
 from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.commit import EffectPerformer
 from holdfast.multihost import ClusterGroup
-from tests.support.local_hosts import Job, job
+from tests.support.local_hosts import Job, job, state
+from tests.support.told_stores import told_url
 
 
 def parts(host: Path) -> list[int]:
@@ -48,6 +50,28 @@ def test_structure_of_a_step_not_heard_of(tmp_path: Path, monkeypatch: pytest.Mo
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5, 6]] * 2
         with pytest.raises(StepNotFound, match="the hosts have no step 9 any more"):
             first.each(lambda rank, manager: manager.structure(9))
+
+
+def test_structure_of_a_step_that_is_being_committed(tmp_path: Path) -> None:
+    """One process asks before the commit and one after it: both wait for the save, and read the
+    store. Neither goes to the hosts alone.
+    """
+    never = threading.Event()
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if verb == "commit" and name == "4/checkpoint.json":
+            never.wait(1)  # process 0 asks meanwhile
+
+    url = told_url(tmp_path / "root", before)
+    with job(url, [tmp_path / "host0", tmp_path / "host1"], every=4) as first:
+
+        def look(rank: int, manager: CheckpointManager) -> int:
+            first.begin(rank, 4, state(4, rank))
+            if rank:
+                manager.wait_until_finished()
+            return manager.structure(4).step
+
+        assert first.each(look) == [4, 4]
 
 
 def test_a_large_record_comes_from_the_primary(
