@@ -38,7 +38,13 @@ from .handlers import is_own, make_args, to_path
 from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
 from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
 from .handling.registry import check_args, handler_in
-from .metadata import RootMetadata, StepMetadata, step_metadata, with_item_metadata
+from .metadata import (
+    RootMetadata,
+    StepMetadata,
+    left_out_of,
+    step_metadata,
+    with_item_metadata,
+)
 from .options import AsyncOptions, CheckpointManagerOptions
 from .refusals import not_covered, refuse
 from .roots.policies import (
@@ -106,7 +112,7 @@ class CheckpointManager(AbstractCheckpointManager):
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         if handler_registry is not None:
             self._handlers = standard.handlers_by_item(handler_registry)
-        # The items whose handlers are known: a step may lack them.
+        # The items whose handlers are known: a save may leave them out, by None.
         self._known = {name for name, given in self._handlers.items() if given is not None}
         self._single: bool | None = None  # until the first call shows it
         self._item_names = frozenset(item_names or ())
@@ -295,14 +301,10 @@ class CheckpointManager(AbstractCheckpointManager):
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
         if self._options.read_only:
             return False
-        given = {
-            name: each
-            for name, each in given.items()
-            if each is not None or name not in self._known
-        }
         to_save = {
             name: standard.to_save(f"{CALL}.save", each, self._handler_of(name, each))
             for name, each in given.items()
+            if each is not None or name not in self._known
         }
         custom_metadata = with_item_metadata(custom_metadata, given)
         self._known |= to_save.keys()
@@ -459,7 +461,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
             restored: dict[str, Any] = {}
             for name, each in self._wanted(args, saved).items():
-                if name in self._known and name not in saved.items and not self._single:
+                if name in left_out_of(saved) and not self._single:
                     restored[name] = None
                     continue
                 item = SavedItem.find(f"{CALL}.restore", saved, name, read)
@@ -496,7 +498,7 @@ class CheckpointManager(AbstractCheckpointManager):
                 for name, item in saved.items.items()
                 if item.kind != "files" or is_own(self._handlers.get(name))
             ]
-            return dict.fromkeys([*found, *sorted(self._known - saved.items.keys())])
+            return dict.fromkeys([*found, *left_out_of(saved)])
         return self._composite(args)
 
     def item_metadata(self, step: int) -> Any:
@@ -506,7 +508,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _item_metadata(self, saved: Structure) -> Any:
         single = DEFAULT_ITEM in saved.items if self._single is None else self._single
-        missing = dict.fromkeys(sorted(self._known - saved.items.keys()))
+        missing = dict.fromkeys(left_out_of(saved))
         described = items_lib.trees_metadata(saved) | missing
         return described.get(DEFAULT_ITEM) if single else args_lib.Composite(**described)
 

@@ -163,18 +163,31 @@ def nanoseconds(time_s: float | None) -> int | None:
 
 # Where the metadata of single items is kept in that of their step.
 ITEMS = "orbax_item_metadata"
+LEFT_OUT = "orbax_items_left_out"
 
 
 def with_item_metadata(metadata: Any, args: Mapping[str, Any]) -> Any:
-    """Returns a step's metadata to save, with that of the items whose arguments have some."""
+    """Returns a step's metadata to save, with that of the items whose arguments have some, and with
+    the items that have None for their arguments.
+    """
     own = {name: getattr(each, "custom_metadata", None) for name, each in args.items()}
     given = {name: about for name, about in own.items() if about is not None}
-    return {**(metadata or {}), ITEMS: given} if given else metadata
+    left_out = sorted(name for name, each in args.items() if each is None)
+    ours: dict[str, Any] = {ITEMS: given} if given else {}
+    if left_out:
+        ours |= {LEFT_OUT: left_out}
+    return {**(metadata or {}), **ours} if ours else metadata
 
 
 def custom_metadata_of(saved: Structure) -> dict[str, Any]:
     """Returns the metadata that was given for a step."""
-    return {name: about for name, about in (saved.metadata or {}).items() if name != ITEMS}
+    own = (ITEMS, LEFT_OUT)
+    return {name: about for name, about in (saved.metadata or {}).items() if name not in own}
+
+
+def left_out_of(saved: Structure) -> list[str]:
+    """Returns the items that were left out of a step by None: it restores them as that."""
+    return list((saved.metadata or {}).get(LEFT_OUT, []))
 
 
 def item_metadata_of(saved: Structure, item: str) -> Any:

@@ -22,7 +22,6 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint import load as native_load
 from holdfast.checkpoint import save as native_save
 from holdfast.checkpoint import save_async as native_save_async
-from holdfast.checkpoint.format.tree import ONE_LEAF
 from holdfast.checkpoint.layouts.detect import find_checkpoint
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
@@ -54,7 +53,9 @@ def to_items(checkpointables: Mapping[str, Any], context: Context | None = None)
 
 @contextlib.contextmanager
 def handled(checkpointables: Mapping[str, Any]) -> Iterator[None]:
-    """Raises NoEntryError (a KeyError) for a checkpointable that is no tree and has no handler."""
+    """Raises NoEntryError (a KeyError) for a checkpointable that has no handler: without one of its
+    name, a tree is one of leaves that are known.
+    """
     try:
         yield
     except ValueError as error:
@@ -62,16 +63,19 @@ def handled(checkpointables: Mapping[str, Any]) -> Iterator[None]:
         alone = [
             name
             for name, value in checkpointables.items()
-            if jax.tree_util.all_leaves([value])
-            and not hasattr(value, "dtype")
+            if not all(map(_is_of_a_tree, jax.tree_util.tree_leaves(value)))
             and not (current().registry or global_registry()).has(name)
         ]
-        if isinstance(cause, UnsupportedLeaf) and cause.leaf == ONE_LEAF and alone:
+        if isinstance(cause, UnsupportedLeaf) and alone:
             raise NoEntryError(
                 f"no handler for the checkpointable {', '.join(map(repr, alone))}: {cause}; or"
                 f" register one, handlers.register_handler. See {PAGE}"
             ) from cause
         raise
+
+
+def _is_of_a_tree(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex | str | bytes)
 
 
 def save_checkpointables(

@@ -682,8 +682,14 @@ class Unknown:
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    """A leaf of a tree is a ValueError; a checkpointable without a handler a KeyError."""
+    """A leaf of a tree is a ValueError; a checkpointable without a handler a KeyError, and so is
+    one whose tree has such a leaf, unless its name has a handler.
+    """
     leaves = (Unknown(), {1, 2}, lambda: 1)
+
+    def values_of(leaf: Any) -> list[dict[str, Any]]:
+        deep = {"a": [1, {"b": leaf}]}
+        return [{"state": leaf}, {"state": deep}, {"a": TREE, "b": leaf}, {"a": TREE, "b": deep}]
 
     def program_v0(ocp: Any, root: Path) -> Any:
         found = []
@@ -699,13 +705,13 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     def program_v1(ocp: Any, root: Path) -> Any:
         found = []
         for number, leaf in enumerate(leaves):
-            for how, value in enumerate(({"state": leaf}, {"a": TREE, "b": leaf})):
+            for how, value in enumerate(values_of(leaf)):
                 path = root / f"{number}.{how}"
                 found.append(outcome(lambda at=path, it=value: ocp.save_checkpointables(at, it)))
             path = root / f"{number}.tree"
             found.append(outcome(lambda at=path, leaf=leaf: ocp.save(at, leaf)))
             with ocp.training.Checkpointer(root / f"{number}.steps") as checkpointer:
-                items = {"mine": leaf}
+                items = {"mine": [leaf]}
                 found.append(outcome(lambda it=items: checkpointer.save_checkpointables(0, it)))
         return found
 

@@ -113,11 +113,12 @@ def test_a_composite_handler_with_a_registry(tmp_path: Path) -> None:
 
 def test_an_item_that_is_left_out(tmp_path: Path) -> None:
     """None for an item that was saved before leaves it out of a step, which restores it as None;
-    for an item that nobody knows it is a ValueError.
+    for an item that nobody knows it is a ValueError. One that is not named at all is not there.
     """
 
     def program(ocp: Any, root: Path) -> Any:
         args = ocp.args
+        handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
         without = args.Composite(state=args.StandardSave(TREE), about=None)
         with ocp.CheckpointManager(root / "a") as manager:
             found = [outcome(lambda: manager.save(0, args=without))]
@@ -127,9 +128,16 @@ def test_an_item_that_is_left_out(tmp_path: Path) -> None:
             asked = args.Composite(about=args.JsonRestore())
             found += [manager.restore(2), manager.restore(2, args=asked), manager.restore(1)]
             found.append(manager.item_metadata(2).about)
-        handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-        with ocp.CheckpointManager(root / "a", item_handlers=handlers) as manager:
-            found += [manager.restore(2), manager.item_metadata(2).about]
+            manager.save(3, args=args.Composite(state=args.StandardSave(TREE)))
+            manager.wait_until_finished()
+            found += [manager.restore(3), dict(manager.item_metadata(3)).keys()]
+            found.append(manager.metadata(2).custom_metadata)
+        for given in ({}, {"item_handlers": handlers}):
+            with ocp.CheckpointManager(root / "a", **given) as manager:
+                for step in (2, 3):
+                    found += [manager.restore(step), dict(manager.item_metadata(step)).keys()]
+                found.append(manager.restore(2, args=asked))
+                found.append(outcome(lambda manager=manager: manager.restore(3, args=asked)))
         return found
 
     run_both(program, tmp_path)
