@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +14,7 @@ from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import Group
 from holdfast.multihost.group.late import AwaitedSave, who_is_late
 
+from ..storage.threads import Latch, start_thread
 from .save_protocol import SaveKey
 
 _log = logging.getLogger(__name__)
@@ -37,14 +37,13 @@ class LateWatch:
         self._key = key
         self._awaited = awaited
         self._asks = asks and group.count > 1
-        self._over = threading.Event()
+        self._over = Latch()
 
     def __enter__(self) -> Self:
         if self._asks:
             # A thread of its own: the one that saves stands in the wait.
-            watcher = threading.Thread(target=self._watch, name="holdfast-late-save", daemon=True)
             with contextlib.suppress(RuntimeError):  # an interpreter that ends starts none
-                watcher.start()
+                start_thread(self._watch)
         return self
 
     def __exit__(

@@ -26,7 +26,8 @@ from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
-from ..storage.threads import Latch, do_beside
+from ..storage.byte_budget import ByteBudget
+from ..storage.threads import LOOK_S, Latch, do_beside
 from .reader import Allocate, ItemReader, RangeRead, ReadRequest
 from .sharing import (
     Blocks,
@@ -81,12 +82,16 @@ class _Held:
 class HeldBlocks:
     """The blocks that this process reads for itself and others: each once. Thread-safe.
 
-    `read` brings a block from the store.
+    `read` brings a block from the store, of `size_of` bytes. Those that are being read count in
+    `limit_bytes` too: where there is no room, the oldest that is there is dropped for the next.
     """
 
-    def __init__(self, read: Callable[[int], memoryview], limit_bytes: int) -> None:
+    def __init__(
+        self, read: Callable[[int], memoryview], size_of: Callable[[int], int], limit_bytes: int
+    ) -> None:
         self._read = read
-        self._limit_bytes = limit_bytes
+        self._size_of = size_of
+        self._room = ByteBudget(limit_bytes)
         self._memory = HeldBytes(USE)
         self._held: collections.OrderedDict[int, _Held] = collections.OrderedDict()
         self._dropped: set[int] = set()
@@ -127,23 +132,36 @@ class HeldBlocks:
             return held, True
 
     def _bring(self, block: int, held: _Held) -> None:
+        nbytes = self._size_of(block)
+        while (latch := self._room.take(held, nbytes)) is not None:
+            if not self._drop_oldest():
+                latch.wait(LOOK_S)
+        with self._lock:
+            self._memory.add(nbytes)
         try:
-            held.bring(lambda: self._read(block))
+            if not self._is_closed:
+                held.bring(lambda: self._read(block))
         finally:
             with self._lock:
                 if held.data is None or self._is_closed:
                     self._held.pop(block, None)
-                else:
-                    self._memory.add(held.data.nbytes)
-                    self._make_room(block)
+                    self._give(held, nbytes)
             held.ended.set()
+            if self._room.is_waited_for:
+                self._drop_oldest()
 
-    def _make_room(self, newest: int) -> None:
-        for block, held in list(self._held.items()):
-            if self._memory.nbytes <= self._limit_bytes:
-                return
-            if block != newest and held.data is not None:
-                self._drop(block)
+    def _drop_oldest(self) -> bool:
+        """Drops the block that was asked for first of those that are there, if there is one."""
+        with self._lock:
+            for block, held in self._held.items():
+                if held.data is not None:
+                    self._drop(block)
+                    return True
+        return False
+
+    def _give(self, held: _Held, nbytes: int) -> None:
+        self._memory.drop(nbytes)
+        self._room.give(held)
 
     def given(self, block: int, nbytes: int) -> None:
         """Takes notice that so many bytes of a block have reached one that needs them."""
@@ -154,8 +172,7 @@ class HeldBlocks:
 
     def _drop(self, block: int) -> None:
         held = self._held.pop(block)
-        assert held.data is not None
-        self._memory.drop(held.data.nbytes)
+        self._give(held, self._size_of(block))
         self._dropped.add(block)
 
 
@@ -233,7 +250,7 @@ class SharedReader(ItemReader):
         self._standstills = 0  # before this wave
         self._lock = threading.Lock()
         self._plan: dict[int, SharedBlock] = {}
-        self._held = HeldBlocks(self._read_block, peers.hold_bytes)
+        self._held = HeldBlocks(self._read_block, self._blocks.size, peers.hold_bytes)
         self._asking = _Asking()
         self._waits = _Waits()
         self._counts = collections.Counter[str]()

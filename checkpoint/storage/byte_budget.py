@@ -67,6 +67,18 @@ class ByteBudget:
             self._waiting.append(latch)
             return latch
 
+    def take(self, taker: object, nbytes: int) -> Latch | None:
+        """Takes bytes for `taker`, if they are free; else returns what is set once others have
+        given some. More than there are at all are all of them.
+        """
+        limit = self._total_bytes - self._spare_bytes
+        return self._take(taker, min(nbytes, limit), 0, limit)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for bytes."""
+        return bool(self._waiting)
+
     def try_take(self, taker: object, nbytes: int) -> bool:
         """Takes bytes, besides what `taker` has, if they are free; says whether they were."""
         with self._lock:
