@@ -16,6 +16,13 @@ from ..storage.tombstone import RECORD_NAME
 _log = logging.getLogger(__name__)
 
 
+class _LastRanks(threading.local):
+    """From which rank each thread has read a file last: several read ranges of one file at once."""
+
+    def __init__(self) -> None:
+        self.of_file: dict[str, int] = {}
+
+
 class PeerStorage:
     """The files of one local step as a store to read from: this host's own, else a peer's.
     Thread-safe.
@@ -46,7 +53,7 @@ class PeerStorage:
         self._own = own
         self._holders = [sorted(ranks, key=lambda rank: rank not in own) for ranks in holders]
         self._damaged: dict[str, set[int]] = {}  # by file: the ranks whose copy is
-        self._last: dict[str, int] = {}  # by file: the rank that it was read from
+        self._last = _LastRanks()
         self._silent: set[int] = set()
         self._lock = threading.Lock()
 
@@ -60,7 +67,7 @@ class PeerStorage:
         """
         error: OSError | None = None
         for rank in self._sources(name):
-            self._last[name] = rank
+            self._last.of_file[name] = rank
             try:
                 if rank in self._own:
                     return self._own_folder.read(name, offset, buffers)
@@ -88,18 +95,22 @@ class PeerStorage:
             ranks = [rank for rank in self._holders[int(head)] if rank not in damaged]
             return sorted(ranks, key=lambda rank: rank in self._silent)
 
-    def pass_over(self, path: str) -> bool:
-        """Passes over the copy of a file that was read last and was damaged; returns whether there
-        is another one.
+    def distrust(self, name: str) -> None:
+        """Passes over the copy of a file that this thread has read last: see HasCopies."""
+        rank = self._last.of_file.get(name)
+        if rank is not None:
+            with self._lock:
+                self._damaged.setdefault(name, set()).add(rank)
+
+    def has_another(self, path: str) -> bool:
+        """Says whether a copy of a file is left that is not known to be damaged.
 
         `path` is the file's, as errors show it.
         """
         name = path.removeprefix(f"{self.root}/")
         with self._lock:
-            if name not in self._last:
-                return False
-            self._damaged.setdefault(name, set()).add(self._last[name])
-        return bool(self._sources(name))
+            is_damaged = name in self._damaged
+        return is_damaged and bool(self._sources(name))
 
     def size(self, name: str) -> int:
         """Raises OSError: nobody asks for the size of a file whose record is known."""

@@ -345,6 +345,6 @@ def _from_any_copy(
             return restore()
         except Corrupt as error:
             # What all have agreed on is not the damage of a copy that was read here.
-            if is_decided() or not storage.pass_over(error.file):
+            if is_decided() or not storage.has_another(error.file):
                 raise
             _log.warning("another copy is read instead: %s", error)

@@ -24,7 +24,7 @@ from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord, fetch_record
-from ..storage.base import KeepsFilesOpen, Storage, TellsSizes
+from ..storage.base import HasCopies, KeepsFilesOpen, Storage, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
@@ -436,6 +436,9 @@ class ItemReader:
         return join(self._storage.root, self._step_dir, file.name)
 
     def _corrupt(self, file: FileReport, text: str, leaf: str = "") -> Corrupt:
+        """Returns the error of a file whose bytes this thread has read."""
+        if isinstance(self._storage, HasCopies):
+            self._storage.distrust(join(self._step_dir, file.name))
         path = self._path(file)
         return Corrupt(f"{path}: {text}", path=path, file=path, leaf=leaf)
 

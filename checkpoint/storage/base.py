@@ -139,6 +139,16 @@ class KeepsFilesOpen(Protocol):
 
 
 @runtime_checkable
+class HasCopies(Protocol):
+    """What a store can do besides, if it reads a file from one of several copies."""
+
+    def distrust(self, name: str) -> None:
+        """Reads a file no more from the copy that this thread has read it from last: its bytes are
+        not what was written.
+        """
+
+
+@runtime_checkable
 class SyncsFoldersOnce(Protocol):
     """What a store can do besides, if a new name is durable only when its folder is synced."""
 

@@ -168,13 +168,42 @@ def test_a_damaged_copy_is_passed_over_when_told(hosts: list[PartServer], tmp_pa
     """Each copy once; then there is none, and reading says so. Other files' copies stay."""
     with _storage(hosts, tmp_path) as storage:
         path = f"{storage.root}/{FILE}"
-        assert not storage.pass_over(path), "it was never read"
+        assert not storage.has_another(path), "it was never read"
         for rank in range(3):
             (tmp_path / str(rank) / FILE).write_bytes(bytes([rank]) * len(BYTES))
             assert _read(storage) == bytes([rank]) * 10
-            assert storage.pass_over(path) == (rank < 2)
+            storage.distrust(FILE)
+            assert storage.has_another(path) == (rank < 2)
         with pytest.raises(FileNotFoundError, match="no host that is there has a copy"):
             _read(storage)
+
+
+def test_each_reader_blames_the_copy_that_it_has_read(
+    hosts: list[PartServer], tmp_path: Path
+) -> None:
+    """Threads read ranges of one file from several copies at once; the good one is not blamed."""
+    damaged = tmp_path / "0" / FILE
+    damaged.write_bytes(bytes(len(BYTES)))
+    has_read = threading.Event()
+    may_blame = threading.Event()
+
+    def read_damaged(storage: PeerStorage) -> bytes:
+        data = _read(storage)
+        has_read.set()
+        assert may_blame.wait(20)
+        storage.distrust(FILE)
+        return data
+
+    with ThreadPoolExecutor(1) as pool, _storage(hosts[:2], tmp_path) as storage:
+        first = pool.submit(read_damaged, storage)
+        assert has_read.wait(20)
+        damaged.unlink()  # so that this thread reads from the other copy
+        assert _read(storage) == BYTES[:10]
+        may_blame.set()
+        assert first.result(20) == bytes(10)
+        damaged.write_bytes(bytes(len(BYTES)))
+        assert storage.has_another(f"{storage.root}/{FILE}")
+        assert _read(storage) == BYTES[:10]
 
 
 def test_more_readers_than_places_all_read(
