@@ -86,9 +86,12 @@ class HostStorage(LocalStorage):
         bytes in it.
         """
         path = self._to_change(name)
-        return in_folder(
-            path, lambda: self._take(path, size) or create_own_file(path), self.folder_mode
-        )
+
+        def open_it() -> int:
+            spare = self._take(path, size)
+            return create_own_file(path) if spare is None else spare
+
+        return in_folder(path, open_it, self.folder_mode)
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""

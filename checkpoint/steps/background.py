@@ -6,11 +6,18 @@ import collections
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
-from ..storage.threads import Latch, start_thread
+from ..storage.threads import Latch, do_beside, start_thread
 
 _log = logging.getLogger(__name__)
 KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps
+
+
+class _Job(NamedTuple):
+    what: str
+    do: Callable[[], object]
+    is_due: bool
 
 
 class BackgroundWorker:
@@ -20,17 +27,17 @@ class BackgroundWorker:
     """
 
     def __init__(self) -> None:
-        self._jobs: collections.deque[tuple[str, Callable[[], object]]] = collections.deque()
+        self._jobs: collections.deque[_Job] = collections.deque()
         self._lock = threading.Lock()
-        self._failed: list[tuple[str, Callable[[], object]]] = []
+        self._failed: list[_Job] = []
         self._running = False
         self._idle: Latch | None = None  # None: no job was put since the last ended
 
-    def put(self, what: str, job: Callable[[], object]) -> None:
-        """Adds a job; `what` names it in the log."""
+    def put(self, what: str, job: Callable[[], object], *, is_due: bool = False) -> None:
+        """Adds a job; `what` names it in the log. One that `is_due` is done when it is dropped."""
         with self._lock:
             self._idle = self._idle or Latch()
-            self._jobs.extend([*self._failed, (what, job)])
+            self._jobs.extend([*self._failed, _Job(what, job, is_due)])
             self._failed.clear()
         self._start()
 
@@ -43,7 +50,10 @@ class BackgroundWorker:
     def drop(self) -> None:
         """Forgets the jobs that have not begun: the next manager sweeps."""
         with self._lock:
+            due = [job for job in self._jobs if job.is_due]
             self._jobs.clear()
+        for job in due:
+            do_beside(job.do)
 
     def _start(self) -> None:
         """Starts the thread where there is none for the jobs; after an interrupt of `put` too."""
@@ -62,16 +72,15 @@ class BackgroundWorker:
             if self._running:
                 return
             self._running = True
-        while (next_job := self._take()) is not None:
-            what, job = next_job
+        while (job := self._take()) is not None:
             try:
-                job()
+                job.do()
             except Exception as error:
-                _log.warning("%s failed, it is tried again later: %s", what, error)
+                _log.warning("%s failed, it is tried again later: %s", job.what, error)
                 with self._lock:
-                    self._failed = [*self._failed, (what, job)][-KEPT_FAILURES:]
+                    self._failed = [*self._failed, job][-KEPT_FAILURES:]
 
-    def _take(self) -> tuple[str, Callable[[], object]] | None:
+    def _take(self) -> _Job | None:
         with self._lock:
             if self._jobs:
                 return self._jobs.popleft()

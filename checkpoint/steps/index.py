@@ -286,7 +286,7 @@ class StepIndex:
             )
             release()
             return error
-        self.worker.put(f"closing the record of step {step}", release)
+        self.worker.put(f"closing the record of step {step}", release, is_due=True)
         self.worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
 

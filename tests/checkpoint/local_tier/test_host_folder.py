@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +288,25 @@ def test_a_file_without_a_header_is_checked_in_pieces() -> None:
     read_checked(reads(b""), FileReport("empty", 0, 0, 0), "empty")
     with pytest.raises(HostileCheckpoint):
         read_checked(reads(data), FileReport("f", 1 << 60, 1 << 59, 0), "f")
+
+
+STDIN_CLOSED = """
+import os, sys
+from pathlib import Path
+from holdfast.checkpoint.local_tier.host_folder import HostStorage
+
+storage = HostStorage(Path(sys.argv[1]))
+os.close(0)
+storage.write("1/state/a", 3, [(0, [memoryview(b"old")])])
+storage.spare(["1/state/a"])
+storage.write("2/state/a", 3, [(0, [memoryview(b"new")])])
+assert (Path(sys.argv[1]) / "2/state/a").read_bytes() == b"new"
+assert os.open(os.devnull, os.O_RDONLY) == 0, "the spare file was closed again"
+"""
+
+
+def test_a_spare_file_may_have_the_number_of_stdin(tmp_path: Path) -> None:
+    """Descriptor 0 is one like all others, where a job has closed its standard streams."""
+    arguments = [sys.executable, "-c", STDIN_CLOSED, str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
