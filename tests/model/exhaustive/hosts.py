@@ -1,0 +1,221 @@
+"""Local saves in one execution: hosts with folders of their own, and peers that read each other's
+parts. What a host had is gone when it is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.checkpoint import EveryNSteps, Local
+from holdfast.checkpoint.local_tier import part_copier
+from holdfast.checkpoint.local_tier.host_folder import HostFolder, HostStorage, RunFolder
+from holdfast.checkpoint.local_tier.inventory import Inventory, living_steps
+from holdfast.checkpoint.local_tier.local_save import HostPlace
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
+from holdfast.checkpoint.local_tier.meeting import Meeting, Peer
+from holdfast.checkpoint.local_tier.part_copier import PartCopier
+from holdfast.checkpoint.peers.peer_connection import PeerFailed
+from holdfast.checkpoint.saving.stager import JsonValue, SaveRequest
+from holdfast.checkpoint.steps.lineage import read_branches, run_of
+from holdfast.checkpoint.storage.base import Storage
+
+from .programs import OPTIONS, Manager, told_of
+from .rules import SAVED, STAYS, Broken
+from .scheduler import OK, READ, WRITE, Access, current_task
+from .world import World
+
+
+class ModelServer:
+    """What one host serves."""
+
+    def __init__(self, world: World, process: str) -> None:
+        self.world = world
+        self.process = process
+        self.folders: dict[str, Path] = {}
+        self.given_up: set[str] = set()
+
+    def _step(self, verb: str, name: str) -> None:
+        task = current_task()
+        assert task is not None
+        self.world.step(task, f"{verb} {name}", ((("served", self.process), WRITE),), ())
+
+    def publish(self, folder: Path, name: str, files: Iterable[str]) -> None:
+        """Serves a part and its files."""
+        self._step("serves", name)
+        self.folders.update(dict.fromkeys([name, *files], folder))
+
+    def give_up(self, name: str) -> None:
+        """Says that a part will not come."""
+        self._step("gives up", name)
+        self.given_up.add(name)
+
+    def withdraw(self, folder: str) -> None:
+        """Serves nothing of a folder any more."""
+        self._step("withdraws", folder)
+        for name in [name for name in self.folders if name.startswith(folder)]:
+            del self.folders[name]
+
+
+class ModelPeer:
+    """A connection to one host's server."""
+
+    def __init__(self, address: str, secret: bytes, tls: Any, *, timeout_s: float) -> None:
+        task = current_task()
+        assert task is not None
+        self.address = address
+        self._task = task
+        self._world: World = task.run.world  # type: ignore[attr-defined]
+        self._server = self._world.servers[address]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def _step(self, label: str, *, waits_for: str = "") -> bool:
+        """Takes a step; says whether the host answers."""
+        server = self._server
+        run = self._world.run
+
+        def is_ready() -> bool:
+            is_dead = server.process in run.dead
+            return is_dead or waits_for in server.folders or waits_for in server.given_up
+
+        accesses: list[Access] = [
+            (("served", server.process), READ),
+            (("alive", server.process), READ),
+        ]
+        ready = is_ready if waits_for else None
+        variant = self._world.step(
+            self._task, label, accesses, (), ready=ready, can_time_out=bool(waits_for)
+        )
+        assert variant == OK
+        if waits_for and not is_ready():
+            run.actual = None
+            return False
+        return server.process not in run.dead
+
+    def wait(self, name: str, timeout_s: float) -> bytes:
+        """Returns a part once it is served."""
+        if not self._step(f"asks {self._server.process} for {name}", waits_for=name):
+            raise PeerFailed(errno.EIO, f"{self.address} does not answer")
+        if name in self._server.given_up:
+            raise FileNotFoundError(errno.ENOENT, "it will not come", name)
+        with self._world.unobserved():
+            path: Path = self._server.folders[name] / name
+            return path.read_bytes()
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
+        """Fills buffers with bytes of a file that is served."""
+        if not self._step(f"copies {name} from {self._server.process}"):
+            raise PeerFailed(errno.EIO, f"{self.address} does not answer")
+        folder = self._server.folders.get(name)
+        if folder is None:
+            raise PeerFailed(errno.EIO, f"{self.address} has no {name}")
+        with self._world.unobserved(), open(folder / name, "rb") as file:
+            return os.preadv(file.fileno(), buffers, offset)
+
+
+@contextlib.contextmanager
+def modelled_peers() -> Iterator[None]:
+    """Has copies of parts go through `ModelPeer`."""
+    names = vars(part_copier)
+    real = names["PeerConnection"]
+    names["PeerConnection"] = ModelPeer
+    try:
+        yield
+    finally:
+        names["PeerConnection"] = real
+
+
+class HostSaver:
+    """One process's part of local saves: it writes on its host, and copies its peer's part."""
+
+    def __init__(self, world: World, folder: Path, manager: Manager, names: str) -> None:
+        group = manager.root.group
+        local = Local(str(folder), save_policy=EveryNSteps(1), replicas=1, keep=1)
+        server: Any = ModelServer(world, names[group.index])
+        world.servers[names[group.index]] = server
+        others = [rank for rank in range(group.count) if rank != group.index]
+        meeting = Meeting(
+            index=group.index,
+            peers=tuple(Peer(name, name, 0, name, address=name) for name in names),
+            secret=b"",
+            tls=None,
+            copies=[
+                [rank for rank in range(group.count) if rank != own] for own in range(len(names))
+            ],
+            copies_from=others,
+            listers=list(range(group.count)),
+            why_off="",
+            own_error="",
+            server=server,
+            mark=None,
+        )
+        place = HostPlace(
+            local=local,
+            path=folder,
+            storage=HostStorage(folder),
+            group=group,
+            options=OPTIONS,
+            meeting=meeting,
+            copier=PartCopier(local, meeting),
+            lineage=manager.state.lineage,
+            writer_id=manager.id,
+            folders=RunFolder(folder, syncs=False),
+        )
+        self._world = world
+        self._manager = manager
+        self._counter = 0
+        self.steps = LocalSteps(manager.storage, place)
+        self.told: list[tuple[int, str]] = []  # steps, and how their saves ended
+
+    def save(self, step: int) -> str:
+        """Saves a step on the hosts; returns what this process was told."""
+        manager = self._manager
+        self._counter += 1
+        save_id = f"{manager.id}{self._counter:08x}"
+        place = manager.catalog.local_place_of(step)
+        manager.state.order.begun(place)
+        request = SaveRequest(
+            self._counter,
+            step,
+            save_id=save_id,
+            place=place,
+            values={"state": JsonValue(json.dumps(save_id).encode(), per_process=True)},
+            started_s=self._world.now_s,
+            may_miss=False,
+        )
+        how = told_of(self.steps.save(request))
+        self.told.append((step, how))
+        return how
+
+
+def check_hosts(
+    world: World, savers: Sequence[HostSaver], folders: Sequence[Path], storage: Storage
+) -> None:
+    """Raises Broken unless the newest local step that was acknowledged is whole on those hosts that
+    are left, or a newer one.
+    """
+    branches = read_branches(storage)
+    run = run_of(branches)
+    inventories = []
+    for folder in folders:
+        parts = HostFolder(folder, run).scan() if run and folder.is_dir() else []
+        inventories.append(Inventory([part.summary() for part in parts]))
+    whole = living_steps(inventories, branches)
+    newest = whole[0].key.step if whole else -1
+    acknowledged = [step for saver in savers for step, how in saver.told if how == SAVED]
+    if acknowledged and newest < max(acknowledged):
+        raise Broken(
+            STAYS,
+            f"local step {max(acknowledged)} was acknowledged, and the hosts that are left have"
+            f" {newest if whole else 'none'}",
+        )
