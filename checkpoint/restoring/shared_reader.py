@@ -26,8 +26,7 @@ from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
-from ..storage.byte_budget import ByteBudget
-from ..storage.threads import LOOK_S, Latch, do_beside
+from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
 from .reader import Allocate, ItemReader, RangeRead, ReadRequest
 from .sharing import (
     Blocks,

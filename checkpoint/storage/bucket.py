@@ -32,13 +32,12 @@ import numpy as np
 from ..errors import CheckpointError
 from ..memory.budget import free_host_bytes
 from .base import Entry, Part, TensorStoreAccess
-from .byte_budget import ByteBudget
 from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, fill, joined
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
-from .threads import Latch, do_beside, run_side_by_side, start_thread
+from .threads import ByteBudget, Latch, do_beside, run_side_by_side, start_thread
 
 PART_BYTES = 16 << 20  # of a file that is streamed; a shorter one is one request
 HELD_BYTES = 2 * PART_BYTES  # of a part: while it is filled, and on its way

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .byte_budget import ByteBudget
 from .hedges import LOOK_S, Hedges
 from .retries import is_throttled
+from .threads import ByteBudget
 
 READ_BYTES = 192 << 20  # of the buffers of all tries of one store
 SPARE_BYTES = 32 << 20  # of these, which only second tries use

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.checkpoint.storage.byte_budget import ByteBudget
 from holdfast.checkpoint.storage.path import open_storage
+from holdfast.checkpoint.storage.threads import ByteBudget
 
 MIB = 1 << 20
 

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options
 from holdfast.checkpoint.storage.bucket import BucketStorage
-from holdfast.checkpoint.storage.byte_budget import ByteBudget
 from holdfast.checkpoint.storage.hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from holdfast.checkpoint.storage.hedges import SHARE, Hedges
+from holdfast.checkpoint.storage.threads import ByteBudget
 from tests.checkpoint.storage.test_retries import Clock
 from tests.support.object_servers import BUCKET, rclone_server, s3_server
 from tests.support.proxy import SlowProxy, address_of, through
