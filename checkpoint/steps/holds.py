@@ -1,8 +1,8 @@
 """Holds: files under `.holdfast/holds/` by which a reader keeps a step from being deleted.
 
 Keep policies honour holds. A hold's name says all: `<step>-<seconds>-<made>-<id>`. Its time begins
-when the file is made, by the store's clock where listings have times, else by `<made>`, which is
-Unix seconds of the reader's clock.
+when the file is made, and what its store's clock says counts, now and then, where listings have
+times. Elsewhere it is `<made>`, which is Unix seconds of the reader's clock.
 """
 
 from __future__ import annotations
@@ -65,16 +65,36 @@ def held_steps(storage: Storage) -> set[int]:
     """Returns the steps that are held now, and forgets holds that are long over."""
     held = set()
     over = []
-    now = time.time()
-    for entry in storage.list(HOLDS):
+    now_s = time.time()
+    entries = storage.list(HOLDS)
+    if any(entry.modified_s for entry in entries):
+        now_s = _now_of(storage)
+    for entry in entries:
         match = _NAME.fullmatch(entry.name.rpartition("/")[2])
         if match is None:
             continue
         step, seconds, made = map(int, match.groups())
-        if now < (entry.modified_s or made) + seconds:
+        since_s = now_s if entry.modified_s else time.time()
+        if since_s < (entry.modified_s or made) + seconds:
             held.add(step)
         else:
             over.append(entry.name)
     with contextlib.suppress(OSError):  # what cannot be forgotten is over nevertheless
         storage.delete(over)
     return held
+
+
+def _now_of(storage: Storage) -> float:
+    """Returns the time by the store's clock, of a file that is made for it; by this host's where
+    that cannot be made.
+    """
+    name = f"{HOLDS}/now-{secrets.token_hex(4)}"
+    with contextlib.suppress(OSError):
+        try:
+            storage.write(name, 1, [(0, [memoryview(b"\n")])])
+            times = [entry.modified_s for entry in storage.list(HOLDS) if entry.name == name]
+        finally:
+            storage.delete([name])
+        if times and times[0]:
+            return times[0]
+    return time.time()

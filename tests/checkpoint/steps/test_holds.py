@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, drop_hold, held_steps, hold
-from holdfast.checkpoint.storage.base import Storage
+from holdfast.checkpoint.storage.base import Entry, Storage
+from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -67,6 +69,32 @@ def test_a_hold_whose_time_is_over_is_forgotten(storage: Storage) -> None:
         for entry in storage.list(HOLDS):
             os.utime(Path(storage.root) / entry.name, (made, made))
     assert held_steps(storage) == {2} and len(storage.list(HOLDS)) == 1
+
+
+class _OtherClock(CountingStorage):
+    """A folder of a server whose clock is wrong by so many seconds."""
+
+    def __init__(self, path: Path, ahead_s: float) -> None:
+        super().__init__(LocalStorage(path), lambda done_bytes: None)
+        self._ahead_s = ahead_s
+
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
+        found = super().list(folder, recursive=recursive, names_only=names_only)
+        return [replace(each, modified_s=each.modified_s + self._ahead_s) for each in found]
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_the_clock_of_the_store_counts_alone(ahead_s: float, tmp_path: Path) -> None:
+    """A hold neither ends early nor stays for an hour where the store's clock is not the host's."""
+    storage = _OtherClock(tmp_path, ahead_s)
+    name = add_hold(storage, 7, 60)
+    assert held_steps(storage) == {7}
+    made = time.time() - 100
+    os.utime(tmp_path / name, (made, made))
+    assert held_steps(storage) == set()
+    assert storage.list(HOLDS) == []
 
 
 def test_other_files_are_no_holds(storage: Storage) -> None:
