@@ -31,7 +31,7 @@ class CheckpointError(HoldfastError):
 
 
 class StepExists(CheckpointError):
-    """Says that the step is already there; nothing was written."""
+    """Says that the step is already there, and stays as it is."""
 
 
 class StepOutOfOrder(CheckpointError):

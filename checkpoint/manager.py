@@ -159,8 +159,9 @@ class CheckpointManager:
         since the last save, and leaves the steps above that behind (see `left_steps`).
 
         Raises StepExists, StepOutOfOrder where no lower step was restored, UnsupportedLeaf,
-        ValueError before anything is written. The error of an
-        earlier save that failed in the background is raised here too, after this save has begun:
+        ValueError before anything is written. Where another writer commits the step meanwhile,
+        StepExists comes from the handle, and what was written is removed. The error of an earlier
+        save that failed in the background is raised here too, after this save has begun:
         every process then begins the same saves, whenever it learns of a failure. A miss (see
         Options.on_save_error) is not raised here.
         """

@@ -4,8 +4,7 @@ Names are relative to the store's root, with `/` between their parts. A store kn
 trees, packs or steps. All calls block, and may come from several threads at once.
 
 This module is public: who writes a store implements `Storage` and runs
-`holdfast.testing.StorageContract` on it. It is provisional until object stores have their new
-engine: verbs may still be added.
+`holdfast.testing.StorageContract` on it. It is provisional: verbs may still be added.
 """
 
 from __future__ import annotations
