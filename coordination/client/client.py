@@ -254,14 +254,26 @@ class CoordinationClient:
         raise failure
 
     def cancel_barrier(self, barrier_id: str) -> None:
-        """Fails the ongoing barrier `barrier_id` for all its participants, with code CANCELLED.
-        Unknown: INVALID_ARGUMENT or NOT_FOUND.
+        """Fails the instance of `barrier_id` that this process waits at, or would come to next, for
+        all its participants, with code CANCELLED. It counts as this process's call of it.
+
+        Over meanwhile: FAILED_PRECONDITION. Not its participant: INVALID_ARGUMENT.
         """
-        counter = max(0, self._counters.get(barrier_id, 0))
+        with self._lock:
+            ongoing = barrier_id in self._ongoing
+            counter = self._counters.get(barrier_id, -1) + (not ongoing)
         request = pb.CancelBarrierRequest(
             barrier_id=barrier_id, counter=counter, source_task_id=self.process_id
         )
-        self._call("CancelBarrier", request)
+        try:
+            self._call("CancelBarrier", request)
+        except CoordinationError as error:
+            reached = barrier_counter(error)
+            if reached is None or reached < counter or ongoing:
+                raise
+            request.counter = reached + 1  # the others have gone on without this process
+            self._call("CancelBarrier", request)
+        self._counters[barrier_id] = request.counter
 
     # --- Keys
 

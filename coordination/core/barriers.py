@@ -245,7 +245,9 @@ class Barriers:
     def _outsider(self, barrier: Barrier, arrival: Arrival) -> Status | None:
         named = self._named(arrival)
         outcome = barrier.outcome
-        if outcome is not None:
+        if outcome is not None and not outcome.first and not outcome.came:
+            alike = True  # a cancel came first, which names nobody
+        elif outcome is not None:
             alike = self._bits(named) == outcome.members
         else:
             # Identity first: to compare two sets costs as many steps as there are tasks, for each

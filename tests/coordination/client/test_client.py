@@ -296,6 +296,25 @@ def test_a_cancelled_barrier_fails_for_those_who_wait(service: Served, session: 
     at_once([client.shutdown for client in clients])
 
 
+def test_who_has_yet_to_arrive_cancels_the_next_instance(service: Served) -> None:
+    """After earlier ones too, and those that ended without it. The cancel is its call."""
+    clients = join(service, session=True)
+    first, second = clients
+    at_once([functools.partial(client.wait_at_barrier, "c", 20_000) for client in clients])
+    for missed in (0, 2):
+        for _ in range(missed):
+            with pytest.raises(BarrierTimeout):
+                first.wait_at_barrier("c", 50)
+        waited, cancelled = at_once(
+            [lambda: first.wait_at_barrier("c", 20_000), lambda: second.cancel_barrier("c")]
+        )
+        assert cancelled is None
+        assert isinstance(waited, CoordinationError) and waited.code == "CANCELLED"
+    together = [functools.partial(client.wait_at_barrier, "c", 20_000) for client in clients]
+    assert at_once(together) == [None] * 2
+    at_once([client.shutdown for client in clients])
+
+
 def test_one_client_serves_many_threads(service: Served, session: bool) -> None:
     """Sixteen threads that set, get, increment and meet at barriers of their own through two
     clients see only their own answers.

@@ -145,6 +145,17 @@ def test_a_cancelled_barrier_may_be_cancelled_again() -> None:
     assert codes == [Code.OK, Code.OK, Code.FAILED_PRECONDITION]
 
 
+def test_a_cancel_that_comes_first_names_no_participants() -> None:
+    """Who they are is fixed by the first that arrives, as without it; they learn of it first."""
+    driver = Driver()
+    driver.machine.barriers.cancel(driver.call(), 0, "pair", 0, driver.now)
+    calls = [driver.barrier(task_id, "pair", ids=(0, 1)) for task_id in (0, 1)]
+    assert [driver.code(call) for call in calls] == [Code.CANCELLED] * 2
+    calls = [driver.barrier(task_id, "pair", 1, ids=(0, 1)) for task_id in (0, 1)]
+    assert [driver.answers[call] for call in calls] == [(1, None)] * 2
+    assert driver.code(driver.barrier(2, "pair", 2)) is Code.INVALID_ARGUMENT  # fixed again
+
+
 def test_a_restarted_process_counts_from_zero() -> None:
     """Its first call joins the instance that is open, or opens the next."""
     driver = Driver(2, recoverable=True)
