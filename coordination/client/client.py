@@ -262,18 +262,21 @@ class CoordinationClient:
         with self._lock:
             ongoing = barrier_id in self._ongoing
             counter = self._counters.get(barrier_id, -1) + (not ongoing)
-        request = pb.CancelBarrierRequest(
-            barrier_id=barrier_id, counter=counter, source_task_id=self.process_id
-        )
         try:
-            self._call("CancelBarrier", request)
+            self._cancel(barrier_id, counter)
         except CoordinationError as error:
             reached = barrier_counter(error)
             if reached is None or reached < counter or ongoing:
                 raise
-            request.counter = reached + 1  # the others have gone on without this process
-            self._call("CancelBarrier", request)
-        self._counters[barrier_id] = request.counter
+            counter = reached + 1  # the others have gone on without this process
+            self._cancel(barrier_id, counter)
+        self._counters[barrier_id] = counter
+
+    def _cancel(self, barrier_id: str, counter: int) -> None:
+        request = pb.CancelBarrierRequest(
+            barrier_id=barrier_id, counter=counter, source_task_id=self.process_id
+        )
+        self._call("CancelBarrier", request)
 
     # --- Keys
 

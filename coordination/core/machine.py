@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..limits import Config
+from ..names import NEXT_KEY
 from .barriers import Arrival, Barriers, repeated
 from .devices import Devices
 from .events import EventLog
@@ -39,7 +40,8 @@ from .timers import Timers
 from .watches import TaskWatches
 
 _SCAN_INTERVAL_S = 1.0
-OUR_WAITS = "holdfast/sync/"  # keys that a thread of ours waits for in every healthy process
+# Keys that a thread of ours waits for in every healthy process.
+OUR_WAITS = ("holdfast/sync/", NEXT_KEY)
 STANDSTILL_S = 1.0
 """A tick that comes later than this after it was due comes from a service that stood still, and
 heard nobody.

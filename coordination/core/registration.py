@@ -84,6 +84,9 @@ class Registration:
         if incarnation in task.former:
             self._completions.fail(call, self._task_table.fenced(task))
             return
+        if self._over is not None:
+            self._completions.fail(call, self._over)
+            return
         self._void_older(task_id, incarnation)
         refusal = self._may_register(task, incarnation)
         if refusal is not None:

@@ -329,9 +329,10 @@ def job_folders() -> list[JobFolder]:
     try:
         parent = user_folder()
         _check_owner(parent)
-        return [
-            JobFolder(path)
-            for path in sorted(parent.glob("job-*"), key=lambda path: path.lstat().st_mtime)
-        ]
+        begun = {}
+        for path in parent.glob("job-*"):
+            with contextlib.suppress(FileNotFoundError):  # removed beside this look
+                begun[path] = path.lstat().st_mtime
+        return [JobFolder(path) for path in sorted(begun, key=begun.__getitem__)]
     except (OSError, CoordinationError):
         return []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.diagnosis.stacks import parse
@@ -26,6 +27,8 @@ _MOST_PLACES = 4
 _MOST_NAMED = 8
 # For what another process finds out.
 _FOUND_MS = 15_000
+# The folder of each kind in which this process has told last, by client.
+_told: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,18 @@ def tell_once(
         return str(client.blocking_key_value_get(f"{folder}/why", timeout_ms))
     why = find()
     client.key_value_set(f"{folder}/why", why)
+    _forget_earlier(client, folder)
     return why
+
+
+def _forget_earlier(client: Any, folder: str) -> None:
+    """Deletes the folder of the same kind that this process told in before: nobody asks there."""
+    kind = folder.rpartition("/")[0]
+    told = _told.setdefault(client, {})
+    earlier = told.get(kind)
+    told[kind] = folder
+    if earlier is not None:
+        client.key_value_delete(earlier)
 
 
 def _find(client: StatusClient, group: Group, save: AwaitedSave) -> str:

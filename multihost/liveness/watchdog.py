@@ -29,7 +29,6 @@ from holdfast.coordination.vitals import stacks
 from ..group.collectives import on_thread
 from ..group.late import tell_once
 from ..group.runtime import current_client, current_spec, distributed_process_id
-from ..job import current_job
 from ..spec import ProcessSpec
 
 _log = logging.getLogger(__name__)
@@ -37,8 +36,10 @@ _log = logging.getLogger(__name__)
 HANG_EXIT_CODE = 124
 STACKS_PREFIX = "holdfast/stacks/"
 _HANGS_PREFIX = "holdfast/hangs/"
-# What one process may put on the coordinator: the stacks of about 200 threads.
+# What one process may put on the coordinator: the stacks of about 200 threads. All together leave
+# room for the keys that saves need.
 _STACKS_BYTES = 256 * 1024
+_ALL_STACKS_BYTES = 64 * 1024 * 1024
 _LAST_RESORT_S = 5.0
 # Of these, for a process that ends: to find out why.
 _WHY_S = 4.0
@@ -77,9 +78,8 @@ class Watchdog:
         self._reported_s: float | None = None
         self._closed = threading.Event()
         self.hangs = 0
-        self._watch_list = current_job().ensure(_WatchList)
         # Before the block begins: it may take the GIL at once and never give it back.
-        self._watch_list.add(self)
+        _watch_list.add(self)
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,7 @@ class Watchdog:
     def close(self) -> None:
         """Stops watching. Waits for a report that is being written, for a few seconds at most."""
         self._closed.set()
-        self._watch_list.remove(self)
+        _watch_list.remove(self)
         self._thread.join(_LAST_RESORT_S)
 
     @property
@@ -124,7 +124,7 @@ class Watchdog:
             check_s = self.timeout_s / 4
             if self._closed.wait(check_s if hanging else min(self.timeout_s - idle_s, check_s)):
                 return
-            self._watch_list.arm()
+            _watch_list.arm()
 
     def _hang(self, idle_s: float) -> None:
         self.hangs += 1
@@ -146,9 +146,7 @@ class Watchdog:
 
 def progress() -> None:
     """Records progress with all watchdogs of this process."""
-    watch_list = current_job().get(_WatchList)
-    if watch_list is not None:
-        watch_list.progress()
+    _watch_list.progress()
 
 
 def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
@@ -159,9 +157,10 @@ def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
     with suppress(Exception):
         client: Any = current_client()
         task = distributed_process_id()
-        body = json.dumps(
-            {"unix_s": time.time(), "why": text, "stacks": all_stacks[-_STACKS_BYTES:]}
-        )
+        spec = current_spec()
+        count = 1 if spec is None else spec.num_processes
+        most = min(_STACKS_BYTES, _ALL_STACKS_BYTES // count)
+        body = json.dumps({"unix_s": time.time(), "why": text, "stacks": all_stacks[-most:]})
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
         # Why comes first: once the others learn that this process ends, they are elsewhere.
         wait([on_thread("why", lambda: _log_why(client))], _WHY_S)
@@ -194,7 +193,7 @@ def _why(client: Any, spec: ProcessSpec) -> str:
 
 
 class _WatchList:
-    """The part of a job that has this process's watchdogs, and the two timers of C for them."""
+    """The watchdogs of this process, whatever job it is in, and the two timers of C for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the rest
@@ -218,6 +217,28 @@ class _WatchList:
         """Records progress with all."""
         for dog in self._watching:
             dog.progress()
+
+    def before_fork(self) -> None:
+        """Stops faulthandler's timer, and holds it until `after_fork`.
+
+        It is a thread that a child does not have: the child's first call of faulthandler's would
+        wait for it for ever.
+        """
+        self._lock.acquire()
+        if self._watching:
+            faulthandler.cancel_dump_traceback_later()
+
+    def after_fork(self) -> None:
+        """Sets the timer again."""
+        self._lock.release()
+        if self._watching:
+            self.arm()
+
+    def forget(self) -> None:
+        """Leaves the parent's watchdogs to the parent: a forked child has none of their threads."""
+        self._watching.clear()
+        self._exit_timer = None
+        self._lock.release()
 
     def arm(self) -> None:
         """Sets both timers for the watchdog that would act first, or stops them."""
@@ -271,3 +292,13 @@ class _TimerSpec(ctypes.Structure):
     """`struct itimerspec`: an interval, left 0, and the time until the one expiry."""
 
     _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
+_watch_list = _WatchList()
+
+
+os.register_at_fork(
+    before=_watch_list.before_fork,
+    after_in_parent=_watch_list.after_fork,
+    after_in_child=_watch_list.forget,
+)

@@ -160,17 +160,18 @@ def initialize(  # noqa: PLR0913
     if discovered.spec is not None:
         refuse_child(discovered.spec)
     preemption.start(None, sources=preemption_sources)
-    if discovered.worker is not None:
-        met = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
-        discovered = dataclasses.replace(discovered, spec=met)
-    if discovered.spec is None or (discovered.spec.num_processes == 1 and not discovered.launched):
-        _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
-        return
-    preemption.set_waiting(True)
-    _left_alone.clear()
-    timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
     try:
-        _join(discovered, discovered.spec, timeouts, deadline, collective_s=collective_timeout_s)
+        spec = discovered.spec
+        if discovered.worker is not None:
+            spec = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
+            discovered = dataclasses.replace(discovered, spec=spec)
+        if spec is None or (spec.num_processes == 1 and not discovered.launched):
+            _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
+            return
+        preemption.set_waiting(True)
+        _left_alone.clear()
+        timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
+        _join(discovered, spec, timeouts, deadline, collective_s=collective_timeout_s)
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
         raise

@@ -246,7 +246,11 @@ def only_rank_0_joins(config: dict[str, str]) -> None:
     from holdfast import multihost
 
     if ray.train.get_context().get_world_rank() == 0:
-        multihost.initialize(timeout_s=3)
+        try:
+            multihost.initialize(timeout_s=3)
+        finally:
+            left = [each.name for each in threading.enumerate() if "holdfast" in each.name]
+            assert not left, left
     else:
         threading.Event().wait(20)
 

@@ -9,6 +9,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
+from holdfast.coordination.names import NEXT_KEY
 from tests.support.driver import CountedLooks, Driver
 
 
@@ -150,8 +151,11 @@ def test_calls_that_go_away_are_never_answered() -> None:
 
 
 def test_waiting_calls_are_counted_by_task() -> None:
-    """Gets and barriers count; tasks that wait for nothing are not listed."""
+    """Gets and barriers count, a thread of ours that listens does not; tasks that wait for nothing
+    are not listed.
+    """
     driver = Driver(3)
+    driver.get(NEXT_KEY, task_id=0)
     driver.get("k", task_id=1)
     driver.barrier(1)
     driver.barrier(2)

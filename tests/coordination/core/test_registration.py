@@ -23,6 +23,16 @@ def test_agents_register_together() -> None:
     assert driver.code(driver.register(9, 1)) is Code.INVALID_ARGUMENT
 
 
+def test_no_agent_joins_an_attempt_that_is_over() -> None:
+    """Those that wait are told, and so is one that comes later."""
+    driver = Driver(2, sessions=False)
+    early = driver.register(0, 10)
+    driver.machine.end_attempt("process 1 has failed")
+    late = driver.register(1, 20)
+    assert [driver.code(call) for call in (early, late)] == [Code.ABORTED] * 2
+    assert driver.message(late) == "process 1 has failed"
+
+
 def test_a_restart_needs_a_recoverable_job() -> None:
     """Strict: ABORTED, and the error reaches every poll. Recoverable: it reconnects silently."""
     for recoverable in (False, True):

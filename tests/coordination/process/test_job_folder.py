@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def test_a_published_job_is_found(base: Path) -> None:
     assert [each.job() for each in job_folders()] == [job] and job.runs
     folder.remove()
     assert job_folders() == []
+
+
+def test_a_folder_that_goes_meanwhile_hides_no_other(base: Path) -> None:
+    """The list is of those that are there."""
+    living = JobFolder.create()
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            for folder in [JobFolder.create() for _ in range(20)]:
+                folder.remove()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert all(living.path in {folder.path for folder in job_folders()} for _ in range(300))
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_the_folders_of_the_dead_go(base: Path) -> None:

@@ -5,6 +5,7 @@ holds the GIL.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import threading
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.coordination.vitals import stacks
-from holdfast.multihost import HANG_EXIT_CODE, watchdog
+from holdfast.multihost import HANG_EXIT_CODE, job, watchdog
+from holdfast.multihost.liveness.watchdog import progress
 from tests.support.cluster import run_processes
 from tests.support.paths import program
 
@@ -85,6 +87,29 @@ def test_progress_keeps_it_quiet(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(20):
             dog.progress()
     assert not caplog.records and dog.statistics()["hangs"] == 0
+
+
+def test_it_hears_of_progress_in_the_next_job(errors: Errors) -> None:
+    """A process that outlives its attempt joins another job, and its watchdogs stay."""
+    with watchdog(0.5) as dog:
+        job.forget_job()
+        end_s = time.monotonic() + 1.5
+        while time.monotonic() < end_s:
+            progress()
+            time.sleep(0.01)
+        assert dog.hangs == 0
+
+
+def test_a_forked_child_has_none_of_its_parents(errors: Errors) -> None:
+    """Its own ends without a timer of C for the parent's, which nobody would set again."""
+    with watchdog(0.2):
+        child = os.fork()
+        if not child:
+            with watchdog(60):
+                pass
+            time.sleep(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_time_out_has_to_be_above_zero() -> None:
