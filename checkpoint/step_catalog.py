@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, naming_path
 from .format.record import Record, SeenRecord, read_record
-from .format.step_folders import has_record, look_at_root, read_step_names
+from .format.step_folders import find_newest, has_record, look_at_root, read_step_names
 from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
@@ -102,8 +102,25 @@ class StepCatalog:
         steps = self.known_steps()
         left = self.left_steps()
         if self.root.group.count == 1:
+            if self.root.storage.posix is not None:
+                return max([*self._newest_in_folder(), *self.tier.steps()], default=None)
             steps, left = self.look()
         return max({*steps} - {*left} | {*self.tier.steps()}, default=None)
+
+    def _newest_in_folder(self) -> list[int]:
+        """Returns the newest step of a folder, and of other libraries', that was not left behind;
+        without a look at the older ones.
+        """
+        storage = self.root.storage
+        with naming_path(self.root.where):
+            marks = read_marks(storage)
+
+            def counts(step: int, folder: str) -> bool:
+                return not left_among(storage, {step: folder}, marks, identify)
+
+            own = find_newest(storage, read_step_names(storage), counts)
+            others = [step for step, name in self.foreign.folders().items() if counts(step, name)]
+        return others if own is None else [own, *others]
 
     def has(self, step: int) -> bool:
         """Says whether the store has a step, in whatever layout. One that was left behind gives way

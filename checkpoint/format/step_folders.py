@@ -206,7 +206,8 @@ def _is_listed(storage: Storage, name: str) -> bool:
 
 def root_folders(storage: Storage) -> list[str]:
     """Returns the names of a root's folders, steps or not."""
-    return [entry.name[:-1] for entry in storage.list("") if entry.name.endswith("/")]
+    entries = storage.list("", names_only=True)
+    return [entry.name[:-1] for entry in entries if entry.name.endswith("/")]
 
 
 def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
@@ -276,6 +277,27 @@ def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
     A folder without a record is no step.
     """
     return look_at_root(storage, names or read_step_names(storage)).steps
+
+
+def find_newest(
+    storage: Storage, names: StepNames, counts: Callable[[int, str], bool]
+) -> int | None:
+    """Returns the newest step of a folder that `counts`, by its number and its folder's name; None
+    where none does. It looks into the newest folders alone.
+    """
+    before: list[int] = []
+    for _ in range(LOOKS):
+        folders = step_folders(storage, names)
+        numbered = sorted(folders, reverse=True)
+        there = (step for step in numbered if has_record(storage, folders[step]))
+        newest = next(there, None)
+        # As in look_at_root: the newest that is listed may have been deleted for a newer one.
+        if numbered[:1] in ([newest], []) or numbered == before:
+            candidates = [newest] if newest is not None else []
+            steps = itertools.chain(candidates, there)
+            return next((step for step in steps if counts(step, folders[step])), None)
+        before = numbered
+    return newest
 
 
 def look_at_root(storage: Storage, names: StepNames) -> RootListing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,11 @@ from holdfast.checkpoint import (
     KeepLast,
     StepExists,
     StepNotFound,
+    register_storage,
     save,
 )
+from holdfast.checkpoint.storage.counting import CountingStorage
+from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
@@ -118,3 +123,33 @@ def test_a_failed_deletion_is_everybodys(tmp_path: Path) -> None:
     with groups(3) as all_of_them:
         found = at_once([lambda group=group: deletes(group) for group in all_of_them])
     assert found == [[1, str(tmp_path / "root"), [1, 2], [2]]] * 3
+
+
+class _ReadsNamed(CountingStorage):
+    """A folder that notes which files were read."""
+
+    def __init__(self, path: str, read: list[str]) -> None:
+        super().__init__(LocalStorage(path), lambda done_bytes: None)
+        self._names = read
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        self._names.append(name)
+        return super().read(name, offset, buffers)
+
+
+def test_the_latest_step_costs_no_look_at_the_older_ones(tmp_path: Path) -> None:
+    """Nor where the newest folders hold no step, or one that was left behind."""
+    read: list[str] = []
+    register_storage("noted", lambda url, _: _ReadsNamed(url.partition("://")[2], read))
+    with CheckpointManager(f"noted://{tmp_path}") as manager:
+        for step in range(20):
+            manager.save(step, STATE).wait()
+        manager.restore(17)
+        manager.save(18, STATE | {"w": np.zeros(4)}).wait()
+        (tmp_path / "30").mkdir()
+        read.clear()
+        assert manager.latest_step() == 18
+        assert {name.partition("/")[0] for name in read} <= {".holdfast", "30", "19", "18"}
+        shutil.rmtree(tmp_path / "18")
+        save(tmp_path / "25", STATE, step=25)
+        assert manager.latest_step() == 25
