@@ -1,13 +1,15 @@
 """The errors of holdfast: one tree, picklable, with their facts as attributes.
 
-HoldfastError
-  CoordinationError            the coordination service refused or failed a call; `.code` is the
-  gRPC status name
-    BarrierTimeout             a barrier's time ran out; also a TimeoutError ProcessLost
-    another process of the job is gone CoordinatorLost            the coordination service cannot be
-    reached Fenced                     this process may not go on: another has taken over, or this
-    is another's job or number
-  (JobError, in holdfast.multihost; CheckpointError, in holdfast.checkpoint)
+- HoldfastError
+    - CoordinationError: the coordination service refused or failed a call; `.code` is the gRPC
+      status name
+        - BarrierTimeout: a barrier's time ran out; also a TimeoutError
+        - ProcessLost: another process of the job is gone
+        - CoordinatorLost: the coordination service cannot be reached
+        - Fenced: this process may not go on: another has taken over, or this is another's job or
+          number
+    - JobError, in holdfast.multihost
+    - CheckpointError, in holdfast.checkpoint
 """
 
 from __future__ import annotations

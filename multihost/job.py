@@ -1,4 +1,7 @@
-"""The job that this process belongs to, as far as it knows: one value, and the only global.
+"""The job that this process belongs to, as far as it knows: one value.
+
+What is kept beside it is the process's, whatever job it is in: its watchdogs, what is called before
+it leaves a job, and what an attempt has left behind.
 
 A part of the job (ids, health, vitals, preemption, ...) stands in a wing above. It is put here by
 its own module and asked for by its class, so that nothing here has to know it.
