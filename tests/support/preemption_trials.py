@@ -117,7 +117,7 @@ def run_ahead(plan: Plan, manager: checkpoint.CheckpointManager, last: int) -> i
 def run_slowly(
     plan: Plan, manager: checkpoint.CheckpointManager, last: int, step_s: float
 ) -> int | None:
-    """Makes steps of some time, saves some of them, and returns the step at which it has stopped."""
+    """Makes steps of some time, saves some of them, and returns the step at which it stopped."""
     for step in range(0, last + 1, plan.stride):
         if step == last:
             print("the last step", flush=True)
