@@ -245,11 +245,18 @@ def _writer_and_sweep(scene: Scene) -> None:
 
 
 def _opening_and_sweep(scene: Scene) -> None:
+    told: list[str] = []
+
     def save() -> None:
-        scene.keep(Manager(scene.world, scene.storage())).save(5)
+        told.append(scene.keep(Manager(scene.world, scene.storage())).save(5))
+
+    def check() -> None:
+        if told != [SAVED]:
+            raise Broken(LIVES, f"a save beside a sweep is told as {told}")
 
     scene.add("a", save)
     scene.add("s", lambda: sweep(scene.storage()))
+    scene.world.last_checks.append(check)
 
 
 def _fenced_writer(scene: Scene) -> None:
@@ -305,7 +312,7 @@ def _back_and_on(scene: Scene) -> None:
 
     def before() -> None:
         writer.save(4)
-        writer.save(5)
+        writer.save(6)
         writer.went_back_to(4)
 
     scene.serially("a", before)
@@ -381,11 +388,11 @@ CONFIGURATIONS = (
     _in("bucket", "a writer that is fenced, one error", _fenced_writer, faults={"a": ONE_ERROR}),
     _in(
         "folder",
-        "a writer that is fenced as it commits, one error",
+        "a link that lands late, beside a sweep",
         _fenced_writer,
         first=COMMITS,
         leaves_files=frozenset("a"),
-        faults={"a": ONE_ERROR},
+        faults={"a": Faults(frozenset({LATE}), most=1, where=("link ",))},
         is_large=True,
     ),
     _in("bucket", "a writer and its successor", _writer_and_successor),
@@ -418,6 +425,7 @@ CONFIGURATIONS = (
         "folder",
         "a local save of two, a host lost",
         _local_saves,
+        first=("a", "serves "),
         faults={"b": DIES},
         is_large=True,
     ),
@@ -425,6 +433,7 @@ CONFIGURATIONS = (
         "folder",
         "a local save of two, the primary's host lost",
         _local_saves,
+        first=("a", "serves "),
         faults={"a": DIES},
         is_large=True,
         most_s=900,

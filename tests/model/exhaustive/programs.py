@@ -40,6 +40,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import Solo
 
 from .rules import FAILED, SAVED, UNKNOWN, Began, Decides, Failed, GoesBack, May, Told, Took
+from .scheduler import READ, current_task
 from .world import World
 
 OPTIONS = Options(check_free_space=False)
@@ -130,6 +131,12 @@ class Manager:
         world = self._world
 
         def decided(new: StepFacts, **more: Any) -> list[int]:
+            task = current_task()
+            assert task is not None
+            # What is held matters to it, whether or not the code looks.
+            holds = ".holdfast/holds/"
+            accesses = ((holds, READ), (f"root/{holds}", READ))
+            world.step(task, "decides which steps go", accesses, ())
             world.effect(Decides(world.who()))
             return superfluous(index, new, **more)
 

@@ -1,0 +1,310 @@
+"""Rules taken back in the real code, each of which an invariant misses."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import rules
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule of the code that is taken back: in `function` of a module, `text` becomes `instead`.
+
+    `found_in` are the configurations that miss it, and `breaks` the invariants that they name.
+    """
+
+    name: str
+    module: str
+    function: str
+    text: str
+    instead: str
+    found_in: str
+    breaks: tuple[str, ...]
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Has the code go without the rule."""
+        module = importlib.import_module(f"holdfast.checkpoint.{self.module}")
+        owner: Any = module
+        *path, last = self.function.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        real = inspect.getattr_static(owner, last)
+        function = real.func if hasattr(real, "func") else real
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.text) == 1, f"{self.name}: {self.function} reads otherwise now"
+        scope: dict[str, Any] = {}
+        code = compile(
+            "from __future__ import annotations\n" + source.replace(self.text, self.instead),
+            f"<{self.name}>",
+            "exec",
+        )
+        exec(code, module.__dict__, scope)
+        setattr(owner, last, scope[last])
+        # What has taken the function's name from its module has the old one.
+        takers = [
+            (other, last)
+            for name, other in list(sys.modules.items())
+            if name.startswith(("holdfast.checkpoint", "tests.model.exhaustive"))
+            and other is not module
+            and getattr(other, last, None) is real
+        ]
+        for other, name in takers:
+            setattr(other, name, scope[last])
+        try:
+            yield
+        finally:
+            setattr(owner, last, real)
+            for other, name in takers:
+                setattr(other, name, real)
+
+
+PROTOCOL = "agreement.save_protocol"
+OBJECT = "storage.object"
+LOCAL = "storage.local"
+GARBAGE = "steps.garbage"
+COMMIT = "saving.commit"
+
+MUTATIONS = (
+    Mutation(
+        "an unclear answer is a refusal",
+        module=PROTOCOL,
+        function="settle",
+        text="if not is_ours(found, key):",
+        instead="if not is_ours(found, key): return _not_committed(key, answer.error)\n    if 0:",
+        found_in="unknown answer, and a reader",
+        breaks=(rules.NO_GUESS, rules.WHOLE),
+    ),
+    Mutation(
+        "an error of a commit is a refusal",
+        module=COMMIT,
+        function="EffectPerformer.perform",
+        text="return Unclear(error)",
+        instead="return Refused(error)",
+        found_in="unknown answer, and a reader",
+        breaks=(rules.NO_GUESS, rules.WHOLE),
+    ),
+    Mutation(
+        "a process that heard nothing has failed",
+        module=PROTOCOL,
+        function="follow",
+        text=(
+            "return unheard(key, (yield from _read()),"
+            ' f"process {process} was not told how it ended: {why}")'
+        ),
+        instead="return _not_committed(key, SaveFailed('not heard'))",
+        found_in="the primary dies",
+        breaks=(rules.NO_GUESS, rules.WHOLE, rules.ONE_MEANING),
+    ),
+    Mutation(
+        "whose record stands does not matter",
+        module=PROTOCOL,
+        function="is_ours",
+        text="and found.save_id == key.save_id",
+        instead="",
+        found_in="two writers of one step, one error",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "a commit that was begun is told as done",
+        module=PROTOCOL,
+        function="_commit",
+        text="assert isinstance(answer, Unclear)",
+        instead="return SaveResult(key)",
+        found_in="unknown answer, and a reader",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "a commit replaces what stands",
+        module=LOCAL,
+        function="LocalStorage._publish",
+        text="if replace or self._single_writer:",
+        instead="if True:",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.ONE_MEANING, rules.STAYS),
+    ),
+    Mutation(
+        "a pack is not fsynced",
+        module=LOCAL,
+        function="LocalStorage.write",
+        text="os.fsync(file)",
+        instead="pass",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "the folder of a pack is not synced",
+        module=LOCAL,
+        function="LocalStorage.write",
+        text="sync_folder(path.parent)",
+        instead="pass",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "a record's name is not synced",
+        module=LOCAL,
+        function="LocalStorage.commit",
+        text="sync_folder(path.parent)",
+        instead="pass",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "a record is not fsynced",
+        module=LOCAL,
+        function="LocalStorage.commit",
+        text="os.fsync(file)",
+        instead="pass",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "the folder of a step is not synced",
+        module=LOCAL,
+        function="make_folders",
+        text="sync_folder(folder.parent)",
+        instead="pass",
+        found_in="two writers of one step, in a folder",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "a commit is put without a condition",
+        module=OBJECT,
+        function="ObjectStorage.commit",
+        text="self.put(name, data, generation)",
+        instead="self.put(name, data)",
+        found_in="two writers of one step, in a bucket",
+        breaks=(rules.ONE_MEANING, rules.STAYS),
+    ),
+    Mutation(
+        "a commit does not look for its claim",
+        module=OBJECT,
+        function="ObjectStorage._before_commit",
+        text="if not has_claim:",
+        instead="if False:",
+        found_in="a writer that is fenced and wakes, in a bucket",
+        breaks=(rules.ONE_MEANING, rules.STAYS, rules.WHOLE),
+    ),
+    Mutation(
+        "a tombstone names nobody",
+        module=OBJECT,
+        function="ObjectStorage._before_commit",
+        text="if writer_id in fenced_writers(standing):",
+        instead="if False:",
+        found_in="a writer that is fenced, one error, in a bucket",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "a commit is not looked at again by its own bytes",
+        module=OBJECT,
+        function="ObjectStorage._before_commit",
+        text="if standing is not None and says_the_same(standing, data):",
+        instead="if False:",
+        found_in="unknown answer, and a reader, in a bucket",
+        breaks=(rules.NO_GUESS, rules.WHOLE),
+    ),
+    Mutation(
+        "a sweep buries nobody in a bucket",
+        module="steps.object_claims",
+        function="ObjectClaims.bury",
+        text="return names if self._values.put(name, marked, generation) else []",
+        instead="return names",
+        found_in="a writer that is fenced and wakes, in a bucket",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "a tombstone is put without a condition",
+        module="steps.object_claims",
+        function="ObjectClaims.bury",
+        text="self._values.put(name, marked, generation)",
+        instead="self._values.put(name, marked)",
+        found_in="a writer that is fenced and wakes, in a bucket",
+        breaks=(rules.STAYS, rules.ONE_MEANING, rules.WHOLE),
+    ),
+    Mutation(
+        "a sweep lists claims before packs",
+        module=GARBAGE,
+        function="sweep_files",
+        text="deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))",
+        instead=(
+            "standing = claims.standing(); claims.standing = lambda: standing;"
+            " deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))"
+        ),
+        found_in="an opening and a save, beside a sweep, in a bucket",
+        breaks=(rules.LIVES,),
+    ),
+    Mutation(
+        "a fence leaves the claim",
+        module="steps.local_claims",
+        function="LocalClaims.fence",
+        text="if writer_id in self.standing():",
+        instead="if False:",
+        found_in="a writer that is fenced as it commits, in a folder",
+        breaks=(rules.ONE_MEANING, rules.WHOLE),
+    ),
+    Mutation(
+        "a sweep removes what it lists of an empty folder",
+        module=GARBAGE,
+        function="_delete_empty",
+        text='if name.endswith("/")',
+        instead="",
+        found_in="a writer and a sweep",
+        breaks=(rules.STAYS, rules.ONE_MEANING),
+    ),
+    Mutation(
+        "a sweep takes every writer for dead",
+        module="steps.claims",
+        function="may_fence",
+        text="if dead:",
+        instead="if True:",
+        found_in="a writer and a sweep",
+        breaks=(rules.LIVES,),
+    ),
+    Mutation(
+        "a deletion takes the packs first",
+        module="steps.index",
+        function="StepIndex._delete",
+        text="storage.delete([record])",
+        instead=(
+            "storage.delete([f'{folder}/{name}' for name in names()]); storage.delete([record])"
+        ),
+        found_in="retention and a reader's hold",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "holds are not looked at",
+        module="steps.index",
+        function="StepIndex.superfluous",
+        text="held_steps(storage) |",
+        instead="",
+        found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "an overwrite deletes before it commits",
+        module=COMMIT,
+        function="EffectPerformer._commit",
+        text="name = join(target.folder, RECORD_NAME)",
+        instead="self._delete_replaced(replaced)\n    name = join(target.folder, RECORD_NAME)",
+        found_in="overwrite and a reader",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "what is left is marked after the commit",
+        module="steps.lineage",
+        function="Lineage.current",
+        text="self._mark(place.base, key.save_id, self._saved)",
+        instead="pass",
+        found_in="going back and saving on",
+        breaks=(rules.LEFT,),
+    ),
+)
