@@ -78,8 +78,11 @@ class StepRestorer:
             gives_way = fallback and isinstance(error, _DAMAGE)
             # Hosts may be lost: what cannot be read of a local step is in the store, or older.
             gives_way |= key is not None and (fallback or chosen is None)
-            # The newest is what it is now, where a writer replaced it meanwhile.
-            gives_way |= chosen is None and isinstance(error, StepGone)
+            # The newest is what it is now, where a writer replaced or deleted it meanwhile: also
+            # between the listing and the opening, where its record is missing.
+            is_missing = isinstance(error, StepNotFound) and not fallback
+            is_gone = isinstance(error, StepGone) or is_missing
+            gives_way |= chosen is None and is_gone
             if verdict.is_mistake or not gives_way:
                 raise error
             what = "step" if key is None else "local step"
@@ -87,7 +90,7 @@ class StepRestorer:
             if key is not None:
                 self._tier.pass_over(key)
                 continue
-            if not isinstance(error, StepGone):
+            if not is_gone:
                 failures[step] = error_text(error)
                 self._state.index.pass_over(step)
                 self._state.reporter.report()

@@ -31,6 +31,9 @@ from holdfast.checkpoint.format import record
 from holdfast.checkpoint.step_restorer import StepRestorer
 from holdfast.checkpoint.storage.base import Entry, Part, Storage
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
+from tests.support.told_stores import told_url
 
 
 def tree(step: int) -> dict[str, object]:
@@ -80,6 +83,35 @@ def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:
         manager.save(4, tree(4))
         manager.wait_until_finished()
         assert equal(manager.restore(like=tree(0), fallback=True), 4)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_newest_is_what_it_is_when_it_is_opened(count: int, tmp_path: Path) -> None:
+    """A writer that keeps one step deletes the newest, for one that is newer still, after a reader
+    has listed it and before it opens it: nobody has asked for its number.
+    """
+    with CheckpointManager(tmp_path, keep_policy=KeepLast(1)) as writer:
+        writer.save(1, tree(1)).wait()
+        listed = ["1/checkpoint.json"]
+
+        def before(verb: str, name: str, end_s: float) -> None:
+            if verb == "fetch" and name in listed:
+                listed.remove(name)
+                writer.save(2, tree(2)).wait()
+
+        url = told_url(tmp_path, before)
+        reads = Options(read_only=True)
+
+        def restored(group: Group) -> bool:
+            with CheckpointManager(url, group=group, options=reads) as reader:
+                return equal(reader.restore(), 2)
+
+        with groups(count) as all_of_them:
+            found = at_once([lambda group=group: restored(group) for group in all_of_them])
+        assert found == [True] * count and listed == []
+        with CheckpointManager(url, options=reads) as reader:
+            with pytest.raises(StepNotFound, match="there is no step 1 "):
+                reader.restore(1)
 
 
 def read_through(manager: CheckpointManager, storage: Storage) -> None:
