@@ -191,9 +191,8 @@ def _lineage_of(
     if not root.is_writing_primary:
         return NoLineage()
 
-    def mark(base: int, save: str, own: Collection[int]) -> None:
+    def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
         """Marks what the branch of a save leaves, of all that is in the store by now."""
-        storage = root.storage
         names = read_step_names(storage)
         found = look_at_steps(storage, names, find_foreign_steps, identify)
         index.leave_late(

@@ -115,9 +115,7 @@ class SingleSave:
             self._give_up(is_unclear=result is None or result.is_unclear)
 
     def _give_up(self, *, is_unclear: bool = False) -> None:
-        root = self.root
-        if root.group.index == 0:
-            give_up_claim(root.storage, root.claims, root.writer, is_unclear=is_unclear)
+        give_up_claim(self.root, is_unclear=is_unclear)
 
 
 class BackgroundSave(SingleSave):

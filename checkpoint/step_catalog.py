@@ -318,40 +318,44 @@ class StepCatalog:
         group = self.root.group
         name = f"{self.root.messages}/delete"
         timeout_s = self.root.options.save_timeout_s
+        end_s = time.monotonic() + timeout_s
         is_durable, is_last = ask_primary(
-            group, name, lambda: self._find(step), timeout_s, question=f"find {step}"
+            group, name, lambda: self._find(step, end_s), timeout_s, question=f"find {step}"
         )
         if is_last:
-            self.tier.roll_back(step, lambda: self._begin_below(step))
+            self.tier.roll_back(step, lambda: self._begin_below(step, end_s))
         if not is_durable:
             return
         # Where it stays, it stays on all: their lists are alike.
-        ask_primary(group, name, lambda: self._remove(step), timeout_s, question=f"delete {step}")
+        ask_primary(
+            group, name, lambda: self._remove(step, end_s), timeout_s, question=f"delete {step}"
+        )
         if group.index:
             index.remove([step])
         self.state.reporter.report()
         self.state.worker.wait(timeout_s)
 
-    def _find(self, step: int) -> tuple[bool, bool]:
+    def _find(self, step: int, end_s: float) -> tuple[bool, bool]:
         """Returns, at the primary, whether the store has a step, and whether it is a local step or
         the newest: what is deleted must not come back from a host, nor what was saved after it
         there. Newer local steps of a durable one stay. Raises StepNotFound.
         """
         index = self.state.index
         local = self.tier.steps()
-        is_durable = self._exists(step)
+        with naming_path(self.path_of(step)):
+            is_durable = index.exists(step, end_s=end_s)
         if not is_durable and step not in local:
             raise self.not_found(step)
         line = {*index.steps()} - index.left_behind()
         return is_durable, step in local or step == max([*line, *local], default=step)
 
-    def _begin_below(self, step: int) -> None:
+    def _begin_below(self, step: int, end_s: float) -> None:
         with naming_path(self.root.where):
-            self.state.lineage.deleting_newest(step)
+            self.state.lineage.deleting_newest(step, end_s)
 
-    def _remove(self, step: int) -> None:
+    def _remove(self, step: int, end_s: float) -> None:
         """Deletes a step of the store, at the primary. Raises CheckpointError where it stays."""
-        error = self.state.index.remove([step]).get(step)
+        error = self.state.index.remove([step], end_s=end_s).get(step)
         if error is not None:
             where = self.root.where
             raise CheckpointError(

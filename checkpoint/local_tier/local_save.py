@@ -130,7 +130,8 @@ class LocalSave:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
 
         def begin() -> dict[str, Any]:
-            branch = self._place.lineage.current(self._request.key, self._request.place)
+            end_s = self._parts_target.end_s
+            branch = self._place.lineage.current(self._request.key, self._request.place, end_s)
             assert branch is not None
             return asdict(branch)
 

@@ -80,6 +80,7 @@ from .replicas import ReplicaSums, find_drift
 _log = logging.getLogger(__name__)
 RESULT_WAIT_S = 30.0  # what the primary's result may take beyond the save's own time
 DELETE_S = 5.0  # for what a failed save has written; what stays is deleted in the background
+LOOK_S = 10.0  # for the record that settles how a save ended, when its own time may be over
 NAMED_LEAVES = 5  # of those that were lost
 _REFUSALS = (NotCommitted, StepExists, Fenced)  # of a commit, for certain
 
@@ -255,6 +256,7 @@ class EffectPerformer:
         self._own_error: Exception | None = None
         self._has_tried = False  # to commit: what fails before it is a failed save
         self._is_unclear = False
+        self._settled_by_s = 0.0  # by the monotonic clock, from the first look at the record on
         self.reported = False
 
     def add_cause(self, error: HoldfastError | None) -> None:
@@ -439,7 +441,7 @@ class EffectPerformer:
             raise SaveFailed(message, step=target.key.step, passes=True)
         target.report(SaveStage.COMMITTING)
         # Read before the commit: after it, nothing says what the old record named.
-        replaced = set(_named_files(target)) if target.overwrite else set()
+        replaced = set(self._named_files()) if target.overwrite else set()
         name = join(target.folder, RECORD_NAME)
         target.cancellation.close(target.key.step, target.group.index)
         self._has_tried = True
@@ -456,16 +458,28 @@ class EffectPerformer:
             self._delete_replaced(replaced - set(parse_record(record, target.where).file_names()))
         return Committed()
 
+    def _named_files(self) -> list[str]:
+        """Returns the files that the record in place names; none where the record is damaged.
+
+        What a damaged record named stays until somebody looks.
+        """
+        try:
+            return read_record(self._target.timed_storage, self._target.folder).file_names()
+        except CheckpointError:
+            return []
+
     def _delete_replaced(self, names: set[str]) -> None:
         try:
-            delete_files(self._target.storage, self._target.folder, sorted(names))
+            delete_files(self._target.timed_storage, self._target.folder, sorted(names))
         except OSError as error:  # the step is saved; a sweep finds them
             _log.warning("what %s was before could not be deleted: %s", self._target.where, error)
 
     def _read(self) -> Found:
         target = self._target
+        self._settled_by_s = self._settled_by_s or time.monotonic() + LOOK_S
+        storage = until(target.storage, max(target.end_s, self._settled_by_s))
         try:
-            found = read_record(target.storage, target.folder).writer_id
+            found = read_record(storage, target.folder).writer_id
         except StepNotFound:
             return RecordAbsent()
         if found != target.key.save_id or target.storage.posix is None:
@@ -482,12 +496,12 @@ class EffectPerformer:
         target = self._target
         names = self._work.own_files()
 
-        def delete() -> None:
-            delete_files(target.storage, target.folder, names)
+        def delete(limit_s: float) -> None:
+            storage = until(target.storage, time.monotonic() + limit_s)
+            delete_files(storage, target.folder, names)
 
         try:
-            storage = until(target.storage, time.monotonic() + DELETE_S)
-            delete_files(storage, target.folder, names)
+            delete(min(DELETE_S, target.timeout_s))
         except OSError as error:
             _log.warning(
                 "the files of the failed save of %s could not be deleted yet: %s",
@@ -495,17 +509,8 @@ class EffectPerformer:
                 error,
             )
             if target.worker is not None:
+                # Its time once more. What stays then a sweep finds.
                 target.worker.put(
-                    f"deleting what is left of the failed save of {target.where}", delete
+                    f"deleting what is left of the failed save of {target.where}",
+                    lambda: delete(target.timeout_s),
                 )
-
-
-def _named_files(target: SaveTarget) -> list[str]:
-    """Returns the files that the record in place names; none where the record is damaged.
-
-    What a damaged record named stays until somebody looks.
-    """
-    try:
-        return read_record(target.storage, target.folder).file_names()
-    except CheckpointError:
-        return []

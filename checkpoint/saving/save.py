@@ -15,7 +15,7 @@ from holdfast.coordination import HoldfastError
 
 from ..agreement.misses import Misses
 from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous
-from ..errors import CheckpointError, CommitUnknown, SaveCancelled, failure_of
+from ..errors import CommitUnknown, SaveCancelled, failure_of
 from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
 from ..format.step_folders import has_record, write_hint
@@ -29,6 +29,7 @@ from ..steps.opening import OpenRoot
 from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
 from ..storage.local import fenced
+from ..storage.retries import until
 from .commit import SaveTarget, run_protocol
 from .incremental import NAMES, SaveHistory
 from .item_files import ItemTarget, report_json, write_files, write_json
@@ -79,7 +80,7 @@ class SnapshotWork:
         except FileNotFoundError as error:
             target = self._target
             # Without its claim a sweep takes away what it is writing.
-            if target.storage.list(target.claim):
+            if target.timed_storage.list(target.claim):
                 raise
             raise fenced(f"{target.storage.root}/{target.claim}") from error
 
@@ -285,7 +286,8 @@ class _StepWork(SnapshotWork):
         return super().write()
 
     def _current_branch(self) -> BranchStart | None:
-        branch = self._state.lineage.current(self._request.key, self._request.place)
+        request = self._request
+        branch = self._state.lineage.current(request.key, request.place, self._target.end_s)
         return None if branch is None else branch.start
 
     def steps_crc(self) -> int:
@@ -412,7 +414,8 @@ class StepSaver:
         """Knows the step, at the primary, if its record is there after all. In a group all know it
         with the next save.
         """
-        if has_record(self.root.storage, request.folder):
+        end_s = time.monotonic() + self.options.save_timeout_s
+        if has_record(until(self.storage, end_s), request.folder):
             self.state.index.add_late(request.facts)
 
     def _note_step(self, request: SaveRequest, result: SaveResult) -> None:
@@ -436,18 +439,13 @@ class StepSaver:
             self.state.leave(result.branch, request.step)
         if self.root.group.index:
             return
-        storage = self.root.storage
-        if storage.posix is None:
-            self.state.worker.put(
-                f"announcing step {request.step}",
-                lambda: write_hint(storage, request.step, request.save_id),
-            )
-        try:
+        if self.storage.posix is not None:
+            return
+
+        def announce() -> None:
+            end_s = time.monotonic() + self.options.save_timeout_s
+            write_hint(until(self.storage, end_s), request.step, request.save_id)
             # A claim that was not renewed for a day counts as dead, where a store has no locks.
-            self.root.claims.take(self.root.writer)
-        except (OSError, CheckpointError) as error:
-            _log.warning(
-                "the claim on %s could not be renewed, it is tried again after the next save: %s",
-                self.root.where,
-                error,
-            )
+            self.root.claims.until(end_s).take(self.root.writer)
+
+        self.state.worker.put(f"announcing step {request.step}, and renewing the claim", announce)

@@ -92,6 +92,11 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
 class Claims(Protocol):
     """All that a manager asks of a root's claims. Blocking; raises the store's OSError."""
 
+    def until(self, end_s: float) -> Claims:
+        """Returns the same claims, whose requests of the store end then, by the monotonic clock,
+        where it can do that.
+        """
+
     def take(self, writer: Writer) -> None:
         """Makes the claim; called again, shows that the writer lives.
 

@@ -40,6 +40,7 @@ from .step_files import delete_files, list_files
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty
 _MOST_METRICS = 8  # of one step, for those who watch
+FILES_S = 60.0  # for the packs of a deleted step; what stays is tried once more, or swept
 MOST_HELD = 16  # records of deleted steps whose bytes are held, each by an open file
 
 
@@ -327,7 +328,8 @@ class StepIndex:
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()
-        delete_files(self._storage, folder, names)
+        storage = until(self._storage, time.monotonic() + FILES_S)
+        delete_files(storage, folder, names)
         self.statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
 import threading
@@ -32,6 +33,7 @@ from ..agreement.save_protocol import BranchStart, SaveKey
 from ..errors import CheckpointError, StepOutOfOrder
 from ..format.record import whole
 from ..storage.base import NameTaken, Storage
+from ..storage.retries import until
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import body_of, sealed
 from .claims import FOLDER, WRITER_ID
@@ -235,7 +237,7 @@ class Lineage:
     With `begins` there are branches from this manager's first save on; without, only where the root
     has some already. Where its opening found none, the first save does not look for them again.
     `mark` marks the steps of the store as left that are above a base, but for some: it is called
-    with the base, the id of the branch's first save, and those.
+    with the store, the base, the id of the branch's first save, and those.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class Lineage:
         *,
         begins: bool,
         found_none: bool = False,
-        mark: Callable[[int, str, Collection[int]], None] = lambda base, save, own: None,
+        mark: Callable[[Storage, int, str, Collection[int]], None] = lambda *_: None,
     ) -> None:
         self._storage = storage
         self._writer_id = writer_id
@@ -264,74 +266,77 @@ class Lineage:
         with self._lock:
             self._is_open = False
 
-    def deleting_newest(self, step: int) -> None:
+    def deleting_newest(self, step: int, end_s: float = math.inf) -> None:
         """Begins a branch below the newest step, which is about to be deleted: local steps from
         there on do not come back.
         """
         with self._lock:
-            self._current = self._begin(step - 1)
+            self._current = self._begin(until(self._storage, end_s), step - 1)
 
-    def current(self, key: SaveKey, place: Position) -> Branch | None:
+    def current(self, key: SaveKey, place: Position, end_s: float = math.inf) -> Branch | None:
         """Returns the branch that a save belongs to, which its file says durably by then; None
-        where the root has none. What it leaves behind is marked by then too.
+        where the root has none. What it leaves behind is marked by then too. The store is asked
+        until `end_s` by the monotonic clock.
 
         Raises Fenced, NotCommitted, CheckpointError, OSError.
         """
+        storage = until(self._storage, end_s)
         with self._lock:
             if place.restores != self._restores:
                 self._restores = place.restores
                 self._saved.clear()
             if place.is_branch:
                 # First: a crash between the two leaves what the hosts have.
-                self._mark(place.base, key.save_id, self._saved)
+                self._mark(storage, place.base, key.save_id, self._saved)
                 self._is_open = False
             if not self._is_open:
-                self._current = self._first_or_next(place.base)
+                self._current = self._first_or_next(storage, place.base)
                 self._is_open = True
             if place.is_branch:
                 self._saved.add(key.step)
             return self._current
 
-    def _first_or_next(self, base: int) -> Branch | None:
+    def _first_or_next(self, storage: Storage, base: int) -> Branch | None:
         found_none = self._found_none
         # For one save alone: other managers of the root may begin branches meanwhile.
         self._found_none = False
-        return None if found_none and not self._begins else self._begin(base)
+        return None if found_none and not self._begins else self._begin(storage, base)
 
-    def _begin(self, base: int) -> Branch | None:
+    def _begin(self, storage: Storage, base: int) -> Branch | None:
         for _ in range(RACES):
-            known = read_branches(self._storage)
+            known = read_branches(storage)
             if not known and not self._begins:
                 return None
             number = known[-1].number + 1 if known else 1
             run = run_of(known) or secrets.token_hex(16)
-            where = where_of(self._storage)
+            where = where_of(storage)
             branch = Branch(run, number, self._writer_id, base, where=where)
             try:
-                self._storage.commit(
+                storage.commit(
                     f"{BRANCHES}/{number}.json", branch.to_bytes(), f"{FOLDER}/{self._writer_id}"
                 )
             except NameTaken:
                 continue
-            self._prune(known)
+            _prune(storage, known)
             return branch
         raise NameTaken(
             17,
             f"other writers took {RACES} numbers of branches",
-            f"{self._storage.root}/{BRANCHES}",
+            f"{storage.root}/{BRANCHES}",
         )
 
-    def _prune(self, known: Sequence[Branch]) -> None:
-        try:
-            self._storage.delete(
-                [f"{BRANCHES}/{branch.number}.json" for branch in known[: -KEPT_BRANCHES + 1]]
-            )
-        except OSError as error:
-            _log.warning(
-                "old branches of %s could not be deleted, the next one does it: %s",
-                self._storage.root,
-                error,
-            )
+
+def _prune(storage: Storage, known: Sequence[Branch]) -> None:
+    try:
+        storage.delete(
+            [f"{BRANCHES}/{branch.number}.json" for branch in known[: -KEPT_BRANCHES + 1]]
+        )
+    except OSError as error:
+        _log.warning(
+            "old branches of %s could not be deleted, the next one does it: %s",
+            storage.root,
+            error,
+        )
 
 
 class NoLineage:
@@ -340,9 +345,9 @@ class NoLineage:
     def restored(self) -> None:
         """Takes no note."""
 
-    def deleting_newest(self, step: int) -> None:
+    def deleting_newest(self, step: int, end_s: float = math.inf) -> None:
         """Begins nothing: the primary does."""
 
-    def current(self, key: SaveKey, place: Position) -> Branch | None:
+    def current(self, key: SaveKey, place: Position, end_s: float = math.inf) -> Branch | None:
         """Raises AssertionError: what this process saves has no branch that it could know."""
         raise AssertionError("only the writing primary knows the branch of a save")

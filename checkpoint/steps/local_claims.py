@@ -31,6 +31,10 @@ class LocalClaims:
         self._single_writer = single_writer
         self._locks: dict[str, FileLock] = {}
 
+    def until(self, end_s: float) -> LocalClaims:
+        """Returns itself: calls of a file system cannot be broken off."""
+        return self
+
     def take(self, writer: Writer) -> None:
         """Makes the claim, with a lock that is held by this process and by no child of it."""
         if writer.id in self._locks:

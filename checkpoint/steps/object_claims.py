@@ -14,6 +14,7 @@ from ..format.record import parse_record
 from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.path import join
+from ..storage.retries import until
 from ..storage.steady_time import steady_time_s
 from ..storage.tombstone import (
     RECORD_NAME,
@@ -37,20 +38,31 @@ RACERS = 4  # of the probe: writes to one name that begin at the same time
 class ObjectClaims:
     """Claims in an object store: objects that their writers renew."""
 
-    def __init__(self, storage: Storage, *, claim_age_s: float = DAY_S) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        claim_age_s: float = DAY_S,
+        renewed: dict[str, float] | None = None,
+    ) -> None:
         assert storage.conditions is not None
         self._storage = storage
         self._values = storage.conditions
         self.age_s = claim_age_s
-        self._renewed = time.monotonic()
-        self._taken: set[str] = set()
+        # When each claim of this process was taken or renewed, by the monotonic clock.
+        self._renewed: dict[str, float] = {} if renewed is None else renewed
+
+    def until(self, end_s: float) -> ObjectClaims:
+        """Returns the same claims, whose requests end at a time of the monotonic clock."""
+        timed = until(self._storage, end_s)
+        return ObjectClaims(timed, claim_age_s=self.age_s, renewed=self._renewed)
 
     def take(self, writer: Writer) -> None:
         """Makes the claim, or renews it when a twentieth of the claim's age has passed.
 
         The store shows first that it honours conditions, once a process and bucket.
         """
-        if writer.id in self._taken:
+        if writer.id in self._renewed:
             self._renew(writer)
             return
         try:
@@ -58,7 +70,7 @@ class ObjectClaims:
                 self._check_conditions()
                 _honour_conditions.add(self._values.bucket)
             self._values.put(_name(writer.id), json.dumps(asdict(writer)).encode())
-            self._taken.add(writer.id)
+            self._renewed[writer.id] = time.monotonic()
         except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket"
@@ -96,7 +108,7 @@ class ObjectClaims:
         )
 
     def _renew(self, writer: Writer) -> None:
-        if time.monotonic() - self._renewed < self.age_s / 20:
+        if time.monotonic() - self._renewed[writer.id] < self.age_s / 20:
             return
         name = _name(writer.id)
         claim, generation = self._values.get(name)
@@ -104,7 +116,7 @@ class ObjectClaims:
         if claim is not None:
             renewed = replace(writer, renewed_s=steady_time_s())
             self._values.put(name, json.dumps(asdict(renewed)).encode(), generation)
-        self._renewed = time.monotonic()
+        self._renewed[writer.id] = time.monotonic()
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads the other claims; one that was not renewed for long counts as dead."""
@@ -118,7 +130,7 @@ class ObjectClaims:
 
     def fence(self, writer_id: str) -> None:
         """Deletes the claim: its writer's next commit finds none."""
-        self._taken.discard(writer_id)
+        self._renewed.pop(writer_id, None)
         self._storage.delete([_name(writer_id)])
 
     def standing(self) -> set[str]:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeAlias
@@ -32,6 +33,7 @@ from ..format.step_folders import (
 from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..storage.base import NameTaken, Storage
+from ..storage.retries import until
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
 from .garbage import fence_others, sweep_files, sweep_step
 from .left_behind import (
@@ -147,7 +149,8 @@ class OpenRoot:
         if not self.is_writing_primary:
             return
         try:
-            self.claims.fence(self.writer.id)
+            end_s = time.monotonic() + self.options.save_timeout_s
+            self.claims.until(end_s).fence(self.writer.id)
         except OSError as error:
             _log.warning(
                 "the claim on %s could not be removed, the next manager does it: %s",
@@ -450,16 +453,20 @@ def _is_full(error: CheckpointError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_ERRORS
 
 
-def give_up_claim(
-    storage: Storage, claims: Claims, writer: Writer, step_dir: str = "", *, is_unclear: bool
-) -> None:
-    """Removes the claim of a single save, and the folder of claims where it is empty; sweeps what
-    single saves have left in its folder, unless it `is_unclear` how this one ended.
+def give_up_claim(root: OpenRoot, step_dir: str = "", *, is_unclear: bool) -> None:
+    """Removes the claim of a single save, at the primary, and the folder of claims where it is
+    empty; sweeps what single saves have left in its folder, unless it `is_unclear` how this one
+    ended.
 
-    What cannot be removed is left to the next writer.
+    It takes the time of a save at most. What cannot be removed is left to the next writer.
     """
+    if root.group.index:
+        return
+    end_s = time.monotonic() + root.options.save_timeout_s
+    storage = until(root.storage, end_s)
+    claims = root.claims.until(end_s)
     try:
-        claims.fence(writer.id)
+        claims.fence(root.writer.id)
         if not is_unclear:
             # Without its claim: of several saves at once the last one out finds what all have left,
             # its own packs too, where another has replaced its record.

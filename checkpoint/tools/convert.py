@@ -76,7 +76,7 @@ from ..saving.record_builder import RecordHead, build_record, check_plan
 from ..saving.replicas import ReplicaSums
 from ..steps.claims import FOLDER, Claims
 from ..steps.object_claims import open_claims
-from ..steps.opening import give_up_claim, open_root
+from ..steps.opening import OpenRoot, give_up_claim, open_root
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
 from ..storage.path import StorePath, free_bytes, join, open_storage
@@ -624,9 +624,11 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     """
     storage = root.storage
     step = conversion.step
+    options = Options()
     opened = open_root(
-        storage, claims, Solo(), Options(), find_foreign=find_foreign_steps, identify=identify
+        storage, claims, Solo(), options, find_foreign=find_foreign_steps, identify=identify
     )
+    held = OpenRoot.of(opened, storage, claims, group=Solo(), options=options)
     writer_id = opened.writer.id
     folder = opened.step_names.name_of(step)
     is_unclear = False
@@ -654,7 +656,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
             cause = result.error.__cause__
             raise cause if isinstance(cause, HoldfastError) and result.deletable else result.error
     finally:
-        give_up_claim(storage, claims, opened.writer, folder, is_unclear=is_unclear)
+        give_up_claim(held, folder, is_unclear=is_unclear)
     return str(root / folder)
 
 

@@ -80,11 +80,11 @@ def test_who_does_not_renew_counts_as_dead(storage: BucketStorage) -> None:
     assert [dead for _, dead in claims.others("")] == [True], (
         "a twentieth of its age has not passed"
     )
-    claims._renewed -= 6
+    claims._renewed[mine.id] -= 6
     claims.take(mine)
     assert [dead for _, dead in claims.others("")] == [False]
     ObjectClaims(storage).fence(mine.id)
-    claims._renewed -= 6
+    claims._renewed[mine.id] -= 6
     claims.take(mine)
     assert claims.standing() == set()
 
@@ -102,7 +102,7 @@ def test_a_clock_that_jumps_takes_no_claim(
         for _ in ("as it was written before the jump", "and after it"):
             others = ObjectClaims(storage, claim_age_s=100).others("")
             assert [is_dead for _, is_dead in others] == [False]
-            claims._renewed -= 6
+            claims._renewed[mine.id] -= 6
             claims.take(mine)
 
 
