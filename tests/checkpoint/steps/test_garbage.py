@@ -184,7 +184,7 @@ def test_a_sweep_of_whole_steps_reads_nothing(tmp_path: Path) -> None:
     storage = _Watched(LocalStorage(tmp_path))
     claims = LocalClaims(LocalStorage(tmp_path))
     assert sweep_files(storage, claims) == []
-    assert storage.bytes_read == [] and storage.looked_at == [FOLDER, ""]
+    assert storage.bytes_read == [] and storage.looked_at == [FOLDER]
     stray = f"3/state/00000-00000-{OTHER}.safetensors"
     put(tmp_path, stray)
     assert sweep_files(storage, claims) == [stray] and len(storage.bytes_read) == 2
