@@ -13,81 +13,22 @@ none.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CheckpointError, StepNotFound
-from ..format.item_report import FILE_NAME
 from ..format.record import read_record
-from ..storage.base import Storage, UploadsParts
+from ..storage.base import Storage
 from ..storage.path import join, open_storage
-from ..storage.steady_time import steady_time_s
 from ..storage.tombstone import RECORD_NAME
 from .claims import Claims, Writer, may_fence, this_writer, writer_of
-from .object_claims import ObjectClaims, open_claims
+from .object_claims import open_claims
 from .step_files import StepFiles, delete_files, list_files, list_steps_files
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A file that is being uploaded, or was when its writer died. `began_s` is in Unix seconds."""
-
-    name: str
-    id: str
-    began_s: float
-
-
-class Uploads:
-    """The uploads below one prefix of a bucket of s3://, through boto3; none without it.
-
-    obstore can neither list nor end them. Errors are boto3's.
-    """
-
-    def __init__(self, storage: UploadsParts) -> None:
-        self._settings, self._prefix = storage.s3_settings
-
-    def list(self) -> list[Upload]:
-        """Returns the uploads that are not at their end."""
-        if importlib.util.find_spec("boto3") is None:
-            return []
-        if "bucket" not in self._settings or self._settings.get("skip_signature") == "true":
-            return []  # whoever has no credentials uploads nothing
-        pages = self._client().get_paginator("list_multipart_uploads")
-        skip = len(self._prefix)
-        return [
-            Upload(found["Key"][skip:], found["UploadId"], found["Initiated"].timestamp())
-            for page in pages.paginate(Bucket=self._settings["bucket"], Prefix=self._prefix)
-            for found in page.get("Uploads", [])
-        ]
-
-    def end(self, upload: Upload) -> None:
-        """Ends an upload: its parts are deleted."""
-        self._client().abort_multipart_upload(
-            Bucket=self._settings["bucket"],
-            Key=self._prefix + upload.name,
-            UploadId=upload.id,
-        )
-
-    def _client(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        endpoint = self._settings.get("endpoint")
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=self._settings.get("region"),
-            aws_access_key_id=self._settings.get("access_key_id"),
-            aws_secret_access_key=self._settings.get("secret_access_key"),
-            aws_session_token=self._settings.get("session_token"),
-            config=Config(s3={"addressing_style": "path"}) if endpoint else None,
-        )
 
 
 @dataclass
@@ -132,48 +73,11 @@ def sweep_files(
 ) -> list[str]:
     """Deletes packs that no record names, of writers without a claim; returns their names.
 
-    Folders that are then empty go too, and uploads of such writers that never came to their end.
+    Folders that are then empty go too.
     `listed` are the names of all files of the root, from a listing before this call: an opening
     has one, and the order of a sweep asks only that it is older than the look at the claims.
     """
-    uploads = _old_uploads(storage, claims)
-    deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))
-    _end_uploads(storage, claims, uploads)
-    return deleted
-
-
-def _old_uploads(storage: Storage, claims: Claims) -> list[Upload]:
-    """Returns the uploads of packs that are older than a claim may be."""
-    if not isinstance(storage, UploadsParts) or not isinstance(claims, ObjectClaims):
-        return []
-    try:
-        found = Uploads(storage).list()
-    except Exception as error:  # boto3's own kinds: the sweep of packs needs none of it
-        _log.info("%s: its unfinished uploads could not be listed: %s", storage.root, error)
-        return []
-    oldest_s = steady_time_s() - claims.age_s
-    return [each for each in found if each.began_s < oldest_s and _writer_of_pack(each.name)]
-
-
-def _end_uploads(storage: Storage, claims: Claims, uploads: Sequence[Upload]) -> None:
-    """Ends those of the uploads whose writer has no claim. They were listed before this call."""
-    if not uploads:
-        return
-    assert isinstance(storage, UploadsParts)
-    standing = claims.standing()
-    for upload in uploads:
-        if _writer_of_pack(upload.name) in standing:
-            continue
-        try:
-            Uploads(storage).end(upload)
-        except Exception as error:
-            _log.info("%s: the upload of %s stays: %s", storage.root, upload.name, error)
-
-
-def _writer_of_pack(path: str) -> str | None:
-    """Returns the id of a pack's writer, by the pack's path in the root; None for other files."""
-    match = FILE_NAME.fullmatch(path.rpartition("/")[2])
-    return None if match is None else writer_of(match[3])
+    return _sweep_steps(storage, claims, list_steps_files(storage, listed))
 
 
 def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:

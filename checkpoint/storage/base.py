@@ -9,7 +9,7 @@ This module is public: who writes a store implements `Storage` and runs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,18 +169,6 @@ class CopiesFiles(Protocol):
 
     def copy(self, source: str, name: str) -> None:
         """Copies a file within the store."""
-
-
-@runtime_checkable
-class UploadsParts(Protocol):
-    """What a store can do besides, if a death may leave uploads in it that nobody sees.
-
-    `s3_settings` are the bucket and how to reach it, as obstore's S3Store names these, and the
-    prefix of the root. There is no bucket where nothing is left.
-    """
-
-    @property
-    def s3_settings(self) -> tuple[Mapping[str, str], str]: ...
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -206,11 +206,6 @@ class BucketStorage(ObjectStorage):
             raise fault_of(error, f"{self._url}/{upload.name}").error from error
         finally:
             upload.lent.wait()
-
-    @property
-    def s3_settings(self) -> tuple[Mapping[str, str], str]:
-        """The settings of the bucket, and the prefix: see UploadsParts."""
-        return (self._store.config if self._scheme == "s3" else {}), self._prefix
 
     @property
     def can_copy(self) -> bool:
