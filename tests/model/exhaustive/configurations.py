@@ -150,7 +150,7 @@ class Searcher:
         world = self.world(configuration, Replay(choices))
         if not world.run.is_over:
             world.run.execute()
-        self._end(world.run, {})
+        self.end(world.run)
         return f"{configuration.name}\n{tell(world.story)}\n{violation}"
 
     def search(
@@ -160,15 +160,17 @@ class Searcher:
         counts: dict[str, int] = {}
         search = Search(
             lambda chooser: self.world(configuration, chooser).run,
-            lambda run: self._end(run, counts),
+            lambda run: self.end(run, counts),
             most_executions=configuration.most_executions,
             most_s=configuration.most_s,
         )
         search.counts = counts
         return search, search.run(shortest_within_s=shortest_within_s)
 
-    def _end(self, run: Run, counts: dict[str, int]) -> None:
+    def end(self, run: Run, counts: dict[str, int] | None = None) -> None:
+        """Judges an execution that is over, and forgets its files."""
         world: World = run.world  # type: ignore[attr-defined]
+        counts = {} if counts is None else counts
         for what, count in world.counts.items():
             counts[what] = counts.get(what, 0) + count
         try:
@@ -428,14 +430,5 @@ CONFIGURATIONS = (
         first=("a", "serves "),
         faults={"b": DIES},
         is_large=True,
-    ),
-    _in(
-        "folder",
-        "a local save of two, the primary's host lost",
-        _local_saves,
-        first=("a", "serves "),
-        faults={"a": DIES},
-        is_large=True,
-        most_s=900,
     ),
 )

@@ -68,7 +68,9 @@ def tell_effect(effect: Effect) -> str:
             return f"{who} has step {step} of save {save}"
         case Failed(who, step, _):
             return f"{who} hears that step {step} is gone"
-        case Durable() | May() | Decides() | GoesBack() | Began() | Named() | Gone():
+        case Durable(name=name):
+            return f"{name or 'the root'} is synced"
+        case May() | Decides() | GoesBack() | Began() | Named() | Gone():
             return ""
 
 
