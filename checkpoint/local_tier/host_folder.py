@@ -232,14 +232,16 @@ class HostFolder:
             if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)
         ]
 
-    def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> None:
+    def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> list[str]:
         """Deletes local saves of earlier attempts, and what they left unfinished, but for those
-        that stay.
+        that stay; returns the names of their folders.
 
         Nothing of a later branch than `branch` is touched, nor of this one's `writer`: there the
         processes of this attempt are at work.
         """
-        self.delete(lambda found, save_id: found <= branch and not save_id.startswith(writer), stay)
+        return self.delete(
+            lambda found, save_id: found <= branch and not save_id.startswith(writer), stay
+        )
 
     def delete(self, goes: Callable[[int, str], bool], stay: Collection[LocalKey]) -> list[str]:
         """Deletes the local saves that go by branch and save id, but for those that stay; returns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,12 @@ class HostPlace:
         """Lets peers read a part of this host."""
         if self.meeting.server is not None:
             self.meeting.server.publish(folder.path, part.name, part.files)
+
+    def withdraw(self, folders: Iterable[str]) -> None:
+        """Lets peers read nothing more of these local saves."""
+        for name in folders:
+            if self.meeting.server is not None:
+                self.meeting.server.withdraw(name)
 
 
 class LocalSave:
@@ -169,7 +175,7 @@ class LocalSave:
         keep = place.local.keep
         if place.meeting.is_lister and self._known is not None:
             stay = [key for key in self._known if key.step <= branch.base][:keep]
-            folder.prune(branch.number, place.writer_id, stay)
+            place.withdraw(folder.prune(branch.number, place.writer_id, stay))
         others = len(place.meeting.copies_from)
         need = self._request.own_bytes * (1 + others)
         most = place.local.max_bytes
@@ -233,14 +239,12 @@ class LocalSave:
         """
         if self.folder is None or self.key is None:
             return
-        server = self._place.meeting.server
+        # Before the files go: a peer that asks hears that they are not there.
+        self._place.withdraw(key.folder for key in keys)
         for key in keys:
             more_files: list[str] = []
             if key == self.key:
                 more_files = [f"{key.folder}/{name}" for name in self.own_files()]
-            elif server is not None:
-                # Before the files go: a peer that asks hears that they are not there.
-                server.withdraw(key.folder)
             self.folder.let_go(key, more_files)
         if result.error is None and self._known is not None and self._place.meeting.is_lister:
-            self.folder.prune(self.key.branch, self._place.writer_id, stay)
+            self._place.withdraw(self.folder.prune(self.key.branch, self._place.writer_id, stay))

@@ -21,6 +21,7 @@ from ..agreement.save_protocol import (
 from ..errors import (
     CheckpointError,
     Corrupt,
+    StepGone,
     StepNotFound,
     error_text,
     naming_path,
@@ -197,7 +198,8 @@ class LocalSteps:
 
     def head(self, step: int) -> StepHead:
         """Returns what process 0's part of a local step says. Raises StepNotFound, Corrupt."""
-        found = next((found for found in self._found if found.key.step == step), None)
+        with self._lock:
+            found = next((found for found in self._found if found.key.step == step), None)
         if found is None:
             raise StepNotFound(f"there is no local step {step}", step=step)
         return self._head(found)
@@ -206,9 +208,16 @@ class LocalSteps:
         """Returns a step to read from; every process calls it. Blocks.
 
         Raises, on every process, why there is no record of the step; PeerFailed where this process
-        could not fetch it.
+        could not fetch it, StepGone where a durable save has replaced or left the step meanwhile.
         """
-        step = next(step for step in self._found if step.key == key)
+        with self._lock:
+            step = next((step for step in self._found if step.key == key), None)
+        if step is None:
+            raise StepGone(
+                f"local step {key.step} is no longer one of the root's: a durable save has replaced"
+                " it, or left it behind; restore again",
+                step=key.step,
+            )
         name = f"{self._place.messages}/record"
         timeout_s = self._place.options.restore_timeout_s
         text_name = f"{key.folder}/record"

@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from ..storage.hedges import LOOK_S
-from ..storage.threads import do_beside, start_thread
+from ..storage.threads import start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
@@ -189,9 +189,11 @@ class PartServer:
             self._files = {name for name in self._files if not name.startswith(f"{folder}/")}
 
     def statistics(self) -> dict[str, int]:
-        """Returns counts of connections, of those that were refused, and of bytes served."""
+        """Returns counts of connections, of those that were refused, of bytes served, and of the
+        parts that are served now.
+        """
         with self._changed:
-            return dict(self._counts)
+            return {**self._counts, "parts": len(self._parts)}
 
     # --- connections
 
@@ -216,7 +218,21 @@ class PartServer:
                     return
                 self._counts["connections"] += 1
                 self._connections.add(connection)
-            do_beside(self._serve, connection)
+            try:
+                start_thread(self._serve, connection)
+            except (
+                RuntimeError
+            ) as error:  # a limit of processes: others end, and the peer asks again
+                _log.warning(
+                    "the part server at %s could not serve a connection: %s", self.address, error
+                )
+                self._let_go(connection)
+
+    def _let_go(self, connection: socket.socket) -> None:
+        with self._changed:
+            self._connections.discard(connection)
+            self._has_room.notify()
+        connection.close()
 
     def _make_room(self) -> bool:
         """Says whether one more connection may be served; ends an idle one for it if need be."""
@@ -246,10 +262,7 @@ class PartServer:
                 with self._changed:
                     self._counts["refused"] += 1
         finally:
-            with self._changed:
-                self._connections.discard(connection)
-                self._has_room.notify()
-            connection.close()
+            self._let_go(connection)
 
     def _replace(self, plain: socket.socket, connection: socket.socket) -> socket.socket:
         with self._changed:

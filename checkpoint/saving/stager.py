@@ -32,7 +32,7 @@ from .commit import Cancellation
 from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .item_files import ItemTarget
 from .plan import Plan
-from .planner import Planner
+from .planner import Planner, refuse_deleted
 from .record_builder import check_sizes
 from .replicas import ReplicaSums, turn_of, view_replicas
 from .snapshot import ArrayWaits, ShardViews, Snapshot, blamed, take_snapshot
@@ -189,6 +189,8 @@ class SaveStager:
                     files[name] = self._stage_files(name, value)
                 elif is_tree(value):
                     tree = encode_leaf_types(FlatTree.of(value))
+                    for path, leaf in zip(tree.paths, tree.leaves, strict=True):
+                        refuse_deleted(path, leaf)
                     with own_settings():
                         with request.waits.dispatching(() if order.dtype is None else tree.leaves):
                             cast = cast_tree(tree, order.dtype)

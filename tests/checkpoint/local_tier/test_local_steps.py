@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import CheckpointManager, StepNotFound
+from holdfast.checkpoint import CheckpointManager, StepGone, StepNotFound
 from holdfast.checkpoint.agreement.group_record import MESSAGE_BYTES
-from holdfast.checkpoint.agreement.save_protocol import Effect, Event, Failed, Hear, Tell
+from holdfast.checkpoint.agreement.save_protocol import (
+    BranchStart,
+    Effect,
+    Event,
+    Failed,
+    Hear,
+    Tell,
+)
 from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.commit import EffectPerformer
 from holdfast.multihost import ClusterGroup
@@ -72,6 +79,33 @@ def test_structure_of_a_step_that_is_being_committed(tmp_path: Path) -> None:
             return manager.structure(4).step
 
         assert first.each(look) == [4, 4]
+
+
+def test_a_local_step_that_a_durable_save_has_left_is_gone(tmp_path: Path) -> None:
+    """Between the choice of a local step and its opening: that is StepGone, for the restore to
+    choose again.
+    """
+    with job(tmp_path / "root", [tmp_path / "host0"], replicas=0) as first:
+        first.save(5)
+        tier = first.managers[0]._catalog.tier
+        (key,) = tier.found()
+        tier.leave(BranchStart(key.branch + 1, 4), 4)
+        with pytest.raises(StepGone, match="local step 5 is no longer one of the root's"):
+            tier.open_step(key)
+
+
+def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
+    """What a survey found of an earlier life goes with a later save, and so does its place in the
+    server: its tables do not grow.
+    """
+    hosts = [tmp_path / "host0", tmp_path / "host1"]
+    with job(tmp_path / "root", hosts, keep=1) as first:
+        first.save(5)
+    with job(tmp_path / "root", hosts, keep=1) as second:
+        second.save(6)
+        second.save(7)
+        servers = [manager._catalog.tier._meeting.server for manager in second.managers]
+        assert [server.statistics()["parts"] for server in servers] == [2, 2]  # own, and a copy
 
 
 def test_a_large_record_comes_from_the_primary(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,6 +200,27 @@ def test_what_was_withdrawn_is_absent(server: PartServer) -> None:
     server.withdraw(KEY.folder)
     with PeerConnection(server.address, SECRET) as peer, pytest.raises(FileNotFoundError):
         peer.read(FILE, 0, [memoryview(bytearray(10))], 5)
+
+
+def test_a_thread_that_cannot_be_started_ends_one_connection(
+    server: PartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a limit of processes: the peer hears at once, and the next connection is served."""
+    refused = [RuntimeError("can't start new thread")]
+    start = _thread.start_new_thread
+
+    def start_one(*arguments: Any) -> int:
+        if refused:
+            raise refused.pop()
+        return start(*arguments)
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_one)
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as first:
+        assert _is_ended(first)
+    with PeerConnection(server.address, SECRET) as peer:
+        assert peer.read(FILE, 0, [memoryview(bytearray(10))], 5) == 10
+    assert refused == []
 
 
 def test_a_link_in_place_of_a_pack_is_not_followed(server: PartServer, tmp_path: Path) -> None:

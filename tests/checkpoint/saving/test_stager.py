@@ -167,3 +167,15 @@ def test_a_computation_that_failed_is_named_by_the_writer(tmp_path: Path) -> Non
     with pytest.raises(SaveFailed, match=r"the computation of 'w' failed: .*model is down"):
         save(tmp_path / "orbax", {"w": failed_array()}, layout="orbax")
     assert not [*(tmp_path / "orbax").glob("*")]
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_a_donated_array_is_named_whatever_plan_is_cached(dtype: Any, tmp_path: Path) -> None:
+    """The plan of the save before fits: the leaf is refused all the same, by its name."""
+    tree = {"w": jnp.arange(4.0), "b": jnp.ones(3)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree, dtype=dtype).wait()
+        tree["b"].delete()
+        with pytest.raises(UnsupportedLeaf, match="the leaf 'b' was deleted or donated"):
+            manager.save(2, tree, dtype=dtype)
+        assert manager.all_steps() == [1]
