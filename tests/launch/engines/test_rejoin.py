@@ -23,6 +23,7 @@ from tests.support.paths import program
 
 POLICY = RestartPolicy(max_failures=3)
 _WRITER = re.compile(r"/checkpoint%2F([0-9a-f]{8})%2F")  # in names of messages
+_USED = ("files", "sockets", "threads", "memory")
 COLD = StandbySettings(wanted=False)
 
 
@@ -372,10 +373,11 @@ def test_what_outlives_many_attempts_is_bounded(tmp_path: Path) -> None:
     for process in (1, 2):
         usages = [note for note in trial.notes("train") if note["process"] == process]
         assert len(usages) == 101
-        settled = usages[10]
-        last = usages[-1]
-        assert last["files"] <= settled["files"] + 2
-        assert last["sockets"] <= settled["sockets"] + 2
-        assert last["threads"] <= settled["threads"] + 2
-        assert last["memory"] <= 1.05 * settled["memory"]
+        # The thread of a save that its attempt's end has stopped may take some seconds to go. What
+        # stays behind after each attempt, or after each tenth one, is there in all of the last ten.
+        most = {kind: max(each[kind] for each in usages[5:15]) for kind in _USED}
+        least = {kind: min(each[kind] for each in usages[-10:]) for kind in _USED}
+        for kind in ("files", "sockets", "threads"):
+            assert least[kind] <= most[kind] + 2, (kind, usages)
+        assert least["memory"] <= 1.05 * most["memory"]
     trial.check_apart()
