@@ -324,6 +324,87 @@ def test_parameters_out_of_a_state(tmp_path: Path) -> None:
     run_both(program, tmp_path)
 
 
+def test_a_trainer_with_a_data_iterator(tmp_path: Path) -> None:
+    """As MaxText: a manager of a registry, or of handlers by item, whose iterator is saved by a
+    handler of the program's with arguments of its own, beside a state of chunks; a restart.
+    """
+
+    class Iterator:
+        def __init__(self) -> None:
+            self.at = 0
+
+        def get_state(self) -> bytes:
+            return json.dumps({"at": self.at}).encode()
+
+        def set_state(self, state: bytes) -> None:
+            self.at = json.loads(state)["at"]
+
+    def program(ocp: Any, root: Path) -> Any:
+        class GrainHandler(ocp.CheckpointHandler):  # type: ignore[misc]
+            def _file(self, directory: Any) -> Any:
+                return directory / f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+
+            def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
+                self._file(directory).write_bytes((item or args.item).get_state())
+
+            def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
+                item = item or args.item
+                item.set_state(self._file(directory).read_bytes())
+                return item
+
+        @ocp.args.register_with_handler(GrainHandler, for_save=True)
+        @dataclasses.dataclass
+        class GrainSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
+            item: Any
+
+        @ocp.args.register_with_handler(GrainHandler, for_restore=True)
+        @dataclasses.dataclass
+        class GrainRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
+            item: Any
+
+        def handler() -> Any:
+            return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+
+        def with_registry() -> dict[str, Any]:
+            registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+            for args in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+                registry.add("items", args, handler())
+            for args in (GrainSave, GrainRestore):
+                registry.add("iter", args, GrainHandler())
+            return {"handler_registry": registry}
+
+        def with_handlers() -> dict[str, Any]:
+            handlers = {"items": handler(), "iter": GrainHandler()}
+            return {"item_names": ("items", "iter"), "item_handlers": handlers}
+
+        found = []
+        for name, made in (("registry", with_registry), ("handlers", with_handlers)):
+            options = ocp.CheckpointManagerOptions(
+                create=True, save_interval_steps=2, enable_async_checkpointing=True, max_to_keep=2
+            )
+            iterator = Iterator()
+            with ocp.CheckpointManager(root / name, options=options, **made()) as manager:
+                for step in range(5):
+                    iterator.at = 10 * step
+                    state = {"params": _params(step), "step": jnp.int32(step)}
+                    save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=1 << 20), state)
+                    items = ocp.args.PyTreeSave(item=state, save_args=save_args)
+                    both = ocp.args.Composite(items=items, iter=GrainSave(item=iterator))
+                    found.append(manager.save(step, args=both))
+                manager.wait_until_finished()
+            with ocp.CheckpointManager(root / name, options=options, **made()) as manager:
+                state = {"params": _params(), "step": jnp.int32(0)}
+                how = ocp.checkpoint_utils.construct_restore_args(state)
+                items = ocp.args.PyTreeRestore(item=state, restore_args=how)
+                both = ocp.args.Composite(items=items, iter=GrainRestore(item=Iterator()))
+                step = manager.latest_step()
+                restored = manager.restore(step, args=both)
+                found += [list(manager.all_steps()), restored["items"], restored["iter"].at]
+        return found
+
+    assert 40 in run_both(program, tmp_path)
+
+
 def test_items_that_know_their_handlers(tmp_path: Path) -> None:
     """As kauldron: a manager made late, the usual item among named ones, new steps iterated."""
 
