@@ -21,6 +21,7 @@ import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, KeepLast
 from holdfast.coordination import HoldfastError
+from tests.support.tracing import log_there, trace
 
 LIBRARY = ctypes.CDLL(None)
 LIBRARY.killpoint_arm.argtypes = (ctypes.c_long, ctypes.c_int)
@@ -51,6 +52,7 @@ def make(root: Path) -> None:
 def attempt(root: Path, known: Path, point: int, error: int) -> list[Any]:
     """Goes back to the base and saves; returns how that ended, and if the point was reached."""
     how = "saved"
+    trace(root, "process 0")
     with CheckpointManager(root, keep_policy=KeepLast(1)) as manager:
         manager._state.worker.wait()
         assert number_at(manager, BASE) == BASE
@@ -70,6 +72,7 @@ def check(root: Path, known: bool) -> dict[str, Any]:
     """Opens the root as the next run would. Before the mark nothing has happened, after it the base
     is the newest, after the commit the new step. What was left, and not overtaken, is there.
     """
+    trace(root, "the next run")
     with CheckpointManager(root, keep_policy=KeepLast(1)) as manager:
         steps = manager.all_steps()
         left = manager.left_steps()
@@ -122,6 +125,7 @@ def main() -> None:
         root = scratch / str(point)
         known = scratch / f"{point}.known"
         shutil.copytree(template, root)
+        log_there(root)
         code, said = forked(lambda: attempt(root, known, point, error))  # noqa: B023
         assert code in (0, -signal.SIGKILL), code
         how, reached = said or ["killed", True]

@@ -26,6 +26,7 @@ from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, KeepLast, Options
 from holdfast.coordination import CoordinationService, HoldfastError, ServiceTimeouts
 from holdfast.multihost import Group, Solo
+from tests.support.tracing import log_there, trace
 
 LIBRARY = ctypes.CDLL(None)
 LIBRARY.killpoint_arm.argtypes = (ctypes.c_long, ctypes.c_int)
@@ -127,6 +128,7 @@ def attempt(root: Path, processes: int, victim: int, point: int, error: int) -> 
             group = multihost.default_group()
             mesh = Mesh(np.array(jax.devices()), "x")
             group.barrier("armed", timeout_s=60)
+        trace(root, f"process {index}")
         known = root.parent / f"{root.name}.known{index}"
         if index == victim:
             LIBRARY.killpoint_arm(point, error)
@@ -185,6 +187,7 @@ def check(root: Path, known: bool, processes: int) -> dict[str, Any]:
     """Opens the root as the next attempt would: listed steps are exact, what was known is there,
     the next save leaves nothing behind.
     """
+    trace(root, "the next attempt")
     linked = any(path.stat().st_nlink > 1 for path in root.glob("3/*/*"))
     with CheckpointManager(root, keep_policy=KeepLast(2), group=Solo(), options=OPTIONS) as manager:
         manager._state.worker.wait()
@@ -240,6 +243,7 @@ def main() -> None:
     for point in points:
         root = scratch / str(point)
         shutil.copytree(template, root)
+        log_there(root)
         found = attempt(root, processes, victim, point, error)
         code, said = ended(
             fork(lambda root=root, found=found: check(root, found["known"], processes))

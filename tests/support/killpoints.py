@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
+ROOT = str(HERE.parent.parent)  # a server is a script, and imports what is beside it
 
 
 def build(folder: Path, name: str = "killpoint") -> Path:
@@ -59,7 +60,12 @@ def walk(
 
     With `incremental` the save links files of one before it, whose calls are points too.
     """
-    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": ROOT,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable,
@@ -84,7 +90,12 @@ def walk_local(
     """Does so with local saves of one process or two, and the calls below the folder of the
     victim's host, reading ones among them.
     """
-    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": ROOT,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         numbers = map(str, (processes, victim, error))
         command = [
@@ -103,7 +114,12 @@ def walk_local(
 
 def walk_branch(library: Path, error: int, points: Sequence[int]) -> list[dict[str, Any]]:
     """Does so with a save by which a job that went back begins a branch."""
-    environment = {**os.environ, "LD_PRELOAD": str(library), "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": ROOT,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         server = str(HERE / "killpoint_branch_server.py")
         command = [sys.executable, server, scratch, str(error), json.dumps(list(points))]
