@@ -234,10 +234,10 @@ MUTATIONS = (
         "a sweep lists claims before packs",
         module=GARBAGE,
         function="sweep_files",
-        text="deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))",
+        text="return _sweep_steps(storage, claims, list_steps_files(storage, listed))",
         instead=(
             "standing = claims.standing(); claims.standing = lambda: standing;"
-            " deleted = _sweep_steps(storage, claims, list_steps_files(storage, listed))"
+            " return _sweep_steps(storage, claims, list_steps_files(storage, listed))"
         ),
         found_in="an opening and a save, beside a sweep, in a bucket",
         breaks=(rules.LIVES,),
@@ -302,7 +302,7 @@ MUTATIONS = (
         "what is left is marked after the commit",
         module="steps.lineage",
         function="Lineage.current",
-        text="self._mark(place.base, key.save_id, self._saved)",
+        text="self._mark(storage, place.base, key.save_id, self._saved)",
         instead="pass",
         found_in="going back and saving on",
         breaks=(rules.LEFT,),

@@ -338,6 +338,9 @@ class Judge:
         self._unsynced_names.discard(name)
         if claim := _CLAIM.fullmatch(name):
             self._fenced.add(claim[1])
+        if dropped := _HOLD.match(name):
+            for held in self._held_then.values():
+                held.discard(int(dropped[1]))
         folder, _, last = name.rpartition("/")
         if last == RECORD and folder in self.records:
             self._record_went(who, folder)
