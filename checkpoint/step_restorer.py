@@ -45,6 +45,7 @@ class StepRestorer:
         self._state = catalog.state
         self._tier = catalog.tier
         self._timeout_s = catalog.root.options.restore_timeout_s
+        self._tries = 0  # alike on all processes, whatever each of them restores
 
     def restore(
         self,
@@ -160,6 +161,7 @@ class StepRestorer:
         hold_s: float,
     ) -> tuple[dict[str, Any] | None, Verdict]:
         """Returns the values by item, and how the restore ended on all processes."""
+        self._tries += 1
         agreement = RestoreAgreement(
             self._root.group,
             f"{self._root.messages}/restore",
@@ -266,6 +268,7 @@ class StepRestorer:
             folder,
             group,
             f"{self._root.messages}/record",
+            question=str(self._tries),
             timeout_s=self._timeout_s,
             find_room=lambda record: self._has_room(_wanted_of(record, wanted), options),
         )
@@ -285,7 +288,7 @@ class StepRestorer:
         options: RestoreOptions,
         agreement: RestoreAgreement,
     ) -> dict[str, Any]:
-        storage, record = self._tier.open_step(key)
+        storage, record = self._tier.open_step(key, str(self._tries))
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
         restores = {

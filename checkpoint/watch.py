@@ -55,10 +55,11 @@ def iterate_steps(
     """Yields steps as they come, ascending, and ends when none has come for `timeout_s`. Where the
     job has gone back to an older step, those come that it has saved since, again ascending.
 
-    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it
-    meanwhile (0: it is not held, for a store that this process cannot write to). With
-    `skip_to_newest` steps that were overtaken are left out; else each one is yielded that is still
-    there.
+    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy that decides
+    from then on deletes it (0: it is not held, for a store that this process cannot write to). One
+    that was deciding at that moment may: a restore then raises StepGone, and the loop goes on with
+    a newer step. With `skip_to_newest` steps that were overtaken are left out; else each one is
+    yielded that is still there.
     """
     # Not in the generator, which begins with the loop: the path is that of this call.
     storage = open_storage(directory)

@@ -31,7 +31,7 @@ _CHECKSUM = b"checksum:"
 @dataclass(frozen=True)
 class RecordMessage:
     """The record as the primary sends it: whole, or its checksum, or nothing of it. With a whole
-    one it says whether each process `has_room` for what it is to read. `question` is its folder.
+    one it says whether each process `has_room` for what it is to read.
 
     A record is much larger than all else of the message, so its bytes go as they are, compressed.
     """
@@ -55,12 +55,12 @@ class RecordMessage:
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote, up to RECORD_LIMIT_BYTES."""
         head, _, text = data.partition(b"\n")
-        folder = head.decode()
+        question = head.decode()
         for kind in (_RECORD, _ROOMY_RECORD):
             if text.startswith(kind):
                 body = zlib.decompressobj().decompress(text[len(kind) :], RECORD_LIMIT_BYTES)
-                return cls(folder, body, has_room=kind == _ROOMY_RECORD)
-        return cls(folder, crc=int(text[len(_CHECKSUM) :])) if text else cls(folder)
+                return cls(question, body, has_room=kind == _ROOMY_RECORD)
+        return cls(question, crc=int(text[len(_CHECKSUM) :])) if text else cls(question)
 
 
 class SentRecord(NamedTuple):
@@ -76,12 +76,14 @@ def read_record_together(
     group: Group,
     name: str,
     *,
+    question: str = "",
     timeout_s: float,
     find_room: Callable[[Record], bool] = lambda record: False,
 ) -> SentRecord:
     """Returns a step's record on every process of a group, which all call it alike. Blocks.
 
-    The primary reads it and sends it on, compressed, by a message of that `name`. Where that is
+    The primary reads it and sends it on, compressed, by a message of that `name`, to those that ask
+    the same `question`, even for another folder: they find out as they agree. Where that is
     more than MESSAGE_BYTES, each reads it from the store, and raises StepGone if it is no longer
     the same. Where the primary cannot read it, each finds out for itself. Raises as `read_record`
     does, and BarrierTimeout or ProcessLost where the primary does not answer within `timeout_s`.
@@ -93,9 +95,15 @@ def read_record_together(
         return SentRecord(read_record(storage, step_dir))
     if group.index == 0:
         return _read_and_send(
-            storage, step_dir, group, name, timeout_s=timeout_s, find_room=find_room
+            storage,
+            step_dir,
+            group,
+            name,
+            question=question,
+            timeout_s=timeout_s,
+            find_room=find_room,
         )
-    message = hear(group, name, step_dir, RecordMessage.from_bytes, timeout_s)
+    message = hear(group, name, question, RecordMessage.from_bytes, timeout_s)
     data = message.record
     if data is None:
         data = fetch_record(storage, step_dir)
@@ -114,18 +122,19 @@ def _read_and_send(
     group: Group,
     name: str,
     *,
+    question: str,
     timeout_s: float,
     find_room: Callable[[Record], bool],
 ) -> SentRecord:
-    message = RecordMessage(step_dir).to_bytes()
+    message = RecordMessage(question).to_bytes()
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
         has_room = find_room(record)
-        message = RecordMessage(step_dir, data, has_room=has_room).to_bytes()
+        message = RecordMessage(question, data, has_room=has_room).to_bytes()
         if len(message) > MESSAGE_BYTES:
             has_room = False
-            message = RecordMessage(step_dir, crc=crc32c(data)).to_bytes()
+            message = RecordMessage(question, crc=crc32c(data)).to_bytes()
         return SentRecord(record, has_room)
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

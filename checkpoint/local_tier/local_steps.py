@@ -204,8 +204,8 @@ class LocalSteps:
             raise StepNotFound(f"there is no local step {step}", step=step)
         return self._head(found)
 
-    def open(self, key: LocalKey) -> tuple[PeerStorage, Record]:
-        """Returns a step to read from; every process calls it. Blocks.
+    def open(self, key: LocalKey, question: str) -> tuple[PeerStorage, Record]:
+        """Returns a step to read from; every process calls it, with the same `question`. Blocks.
 
         Raises, on every process, why there is no record of the step; PeerFailed where this process
         could not fetch it, StepGone where a durable save has replaced or left the step meanwhile.
@@ -232,7 +232,7 @@ class LocalSteps:
             server.offer(text_name, packed)
             return ""
 
-        told: str = ask_primary(self._place.group, name, pack, timeout_s, question=key.folder)
+        told: str = ask_primary(self._place.group, name, pack, timeout_s, question=question)
         packed = base64.b64decode(told) if told else self._text_of(0, text_name)
         record = zlib.decompressobj().decompress(packed, RECORD_LIMIT_BYTES)
         storage = self._storage_of(step, record)

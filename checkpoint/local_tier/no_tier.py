@@ -52,7 +52,7 @@ class NoTier:
         """Raises StepNotFound."""
         self.head(key.step)
 
-    def open_step(self, key: LocalKey) -> NoReturn:
+    def open_step(self, key: LocalKey, question: str) -> NoReturn:
         """Raises StepNotFound."""
         self.head(key.step)
 

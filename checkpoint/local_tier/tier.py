@@ -250,9 +250,11 @@ class LocalTier:
 
     # --- restoring
 
-    def open_step(self, key: LocalKey) -> tuple[PeerStorage, Record]:
-        """Returns a local step to read from; every process calls it. Blocks."""
-        return self._steps.open(key)
+    def open_step(self, key: LocalKey, question: str) -> tuple[PeerStorage, Record]:
+        """Returns a local step to read from; every process calls it, with the same `question`.
+        Blocks.
+        """
+        return self._steps.open(key, question)
 
     def head(self, step: int) -> StepHead:
         """Returns metrics and metadata of a local step. Raises StepNotFound, Corrupt."""
@@ -267,7 +269,7 @@ class LocalTier:
         key = next((key for key in self.found() if key.step == step), None)
         if key is None:
             raise StepNotFound(f"the hosts have no step {step} any more", step=step)
-        storage, _ = self.open_step(key)
+        storage, _ = self.open_step(key, key.folder)
         with contextlib.closing(storage):
             return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder)))
 

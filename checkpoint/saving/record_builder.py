@@ -153,14 +153,17 @@ def _draft(plan: Plan) -> bytes:
 
 
 def check_sizes(
-    trees: Mapping[str, tuple[Plan, Sequence[Any]]], json_items: int, metadata: Any
+    trees: Mapping[str, tuple[Plan, Sequence[Any]]], name_bytes: int, metadata: Any
 ) -> None:
     """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError for the record.
 
-    `trees` has each tree's plan and Python values. What the values of other processes add is known
-    when the record is built.
+    `trees` has each tree's plan and Python values; `name_bytes` say where JSON and files are. What
+    the values of other processes add is known when the record is built.
     """
-    parts = {"the metadata": len(_metadata_text(metadata).encode())}
+    parts = {
+        "the metadata": len(_metadata_text(metadata).encode()),
+        "the names of JSON items and files": name_bytes,
+    }
     for name, (plan, values) in trees.items():
         sizes = [count_value_bytes(value) for value in values]
         if sum(sizes) > JSON_LIMIT_BYTES:
@@ -175,7 +178,6 @@ def check_sizes(
         parts[f"the Python values of the item {name!r}"] = sum(sizes)
         tree_bytes = len(plan.cache.get("record", ""))
         parts[f"the tree of the item {name!r}"] = tree_bytes + FILE_BYTES * len(plan.files)
-        parts["the names of JSON items"] = FILE_BYTES * json_items * plan.process_count
     if sum(parts.values()) > RECORD_LIMIT_BYTES:
         largest_part = max(parts, key=lambda part: parts[part])
         raise ValueError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
 from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner, refuse_deleted
-from .record_builder import check_sizes
+from .record_builder import FILE_BYTES, check_sizes
 from .replicas import ReplicaSums, turn_of, view_replicas
 from .snapshot import ArrayWaits, ShardViews, Snapshot, blamed, take_snapshot
 
@@ -207,7 +208,7 @@ class SaveStager:
                     values[name] = _stage_json(name, value)
             check_sizes(
                 {name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()},
-                len(values) + sum(map(len, files.values())),
+                self._name_bytes(values.values(), files.values()),
                 staged.metadata,
             )
             if isinstance(order.metrics, Mapping):
@@ -228,19 +229,34 @@ class SaveStager:
     def _take_snapshot(
         self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree, views: ShardViews
     ) -> Snapshot:
+        place = self._place(request, item)
         unmoved: Unmoved | None = None
         if self._history is not None:
-            unmoved = link_unmoved(self._history, plan, tree.leaves, self._place(request, item))
-        return take_snapshot(
-            plan,
-            tree,
-            memory=self._memory,
-            unmoved=unmoved,
-            waits=request.waits,
-            # A network would be idle meanwhile. A disk's own writes would make the copies slower.
-            copies_later=self._storage.posix is None,
-            views=views,
-        )
+            unmoved = link_unmoved(self._history, plan, tree.leaves, place)
+        try:
+            return take_snapshot(
+                plan,
+                tree,
+                memory=self._memory,
+                unmoved=unmoved,
+                waits=request.waits,
+                # A network would be idle meanwhile. A disk's own writes would slow the copies.
+                copies_later=self._storage.posix is None,
+                views=views,
+            )
+        except BaseException:
+            if unmoved is not None:
+                unlink(unmoved, plan, place)
+            raise
+
+    def _name_bytes(self, values: Iterable[JsonValue], files: Iterable[StagedFiles]) -> int:
+        """Returns how many bytes of the record say where JSON and files are, about."""
+        count = self._group.count
+        nbytes = sum(FILE_BYTES * (count if value.per_process else 1) for value in values)
+        for staged in files:
+            own = sum(FILE_BYTES + len(json.dumps(name)) for name in staged.names)
+            nbytes += own * (count if staged.per_process else 1)
+        return nbytes
 
     def _view_replicas(
         self, request: SaveRequest, plan: Plan, tree: FlatTree

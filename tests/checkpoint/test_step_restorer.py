@@ -252,8 +252,8 @@ def test_falling_back_beside_a_writer(tmp_path: Path, found: str) -> None:
                         writer._state.worker.wait(30)
                     return result
 
-                def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-                    result = inner.list(folder, recursive=recursive)
+                def list(self, folder: str, **how: bool) -> list[Entry]:
+                    result = inner.list(folder, **how)
                     return self._replace(folder, result) if found == "folders" else result  # type: ignore[return-value]
 
                 def fetch(self, name: str, limit_bytes: int) -> bytes:

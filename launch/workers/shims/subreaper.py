@@ -40,7 +40,7 @@ _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 _EXECUTES_S = 1.0  # for what the command has forked to become a program
 _LOOK_S = 0.01
 _OF_A_PROGRAM = b"HOLDFAST_JOINED="  # in the environment of what a process has started that joined
-_END_BY_ITSELF_S = 1.0  # for a shell whose program has ended
+_END_BY_ITSELF_S = 1.0  # for a shell whose program has ended, and for helpers of the command
 # A file in memory of each process that has joined (coordination/vitals.py).
 _JOINED = "/memfd:holdfast-vitals-"
 
@@ -108,7 +108,8 @@ def descendants(above: int | None = None) -> list[int]:
 def words_of(pid: int, name: str) -> list[bytes]:
     """Returns a process's arguments, its `cmdline`, or its `environ`; [] where it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-        return file.read().removesuffix(b"\0").split(b"\0")
+        data = file.read()
+        return data.removesuffix(b"\0").split(b"\0") if data else []
     return []
 
 
@@ -145,17 +146,30 @@ def program_left(command: list[bytes]) -> int | None:
         time.sleep(_LOOK_S)
 
 
-def name_left(command: list[bytes], errors: int) -> None:
-    """Names what the command has left in the background, and not a program of the job's."""
+def in_background(command: list[bytes]) -> dict[int, bytes]:
+    """Returns what the command has left in the background, and not a program of the job's."""
+    left = {}
     for pid in all_children().get(os.getpid(), ()):
         words = words_of(pid, "cmdline")
-        if not words or words == command:
-            continue
-        if any(word.startswith(_OF_A_PROGRAM) for word in words_of(pid, "environ")):
-            continue
+        is_known = not words or words == command
+        if not is_known and not any(
+            word.startswith(_OF_A_PROGRAM) for word in words_of(pid, "environ")
+        ):
+            left[pid] = b" ".join(words)
+    return left
+
+
+def name_left(command: list[bytes], errors: int) -> None:
+    """Names what the command has left in the background, and does not end by itself, as helpers of
+    multiprocessing do.
+    """
+    deadline = time.monotonic() + _END_BY_ITSELF_S
+    while (left := in_background(command)) and time.monotonic() < deadline:
+        time.sleep(_KILL_AGAIN_S)
+    for pid, words in left.items():
         line = (
             f"holdfast: the command has ended with 0, so process {pid}"
-            f" ({b' '.join(words).decode(errors='replace')}), which it has left in the background,"
+            f" ({words.decode(errors='replace')}), which it has left in the background,"
             " is ended: a shell waits by `wait`, setsid by `setsid --wait`\n"
         )
         with contextlib.suppress(OSError):

@@ -120,8 +120,8 @@ def test_the_latest_step_beside_a_writer_that_keeps_one(
     with CheckpointManager(tmp_path, keep_policy=keep) as writer:
 
         class Replacing(LocalStorage):
-            def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
-                found = super().list(folder, recursive=recursive)
+            def list(self, folder: str, **how: bool) -> list[Entry]:
+                found = super().list(folder, **how)
                 step = writer.latest_step()
                 if step < 20 and (folder == "") == (looked_at == "root"):
                     writer.save(step + 1, {"n": step + 1})
@@ -148,7 +148,7 @@ def test_a_list_beside_a_writer_is_no_older_than_its_beginning(tmp_path: Path) -
             def list(
                 self, folder: str, *, recursive: bool = False, names_only: bool = False
             ) -> list[Entry]:
-                found = super().list(folder, recursive=recursive)
+                found = super().list(folder, **how)
                 step = writer.latest_step()
                 if folder == "" and step < 5:
                     writer.save(step + 1, {"n": step + 1})
@@ -167,9 +167,9 @@ def test_the_latest_of_many_steps_is_found_without_listing_all(tmp_path: Path) -
     listed: set[str] = set()
 
     class Listing(LocalStorage):
-        def list(self, folder: str, *, recursive: bool = False) -> list[Entry]:
+        def list(self, folder: str, **how: bool) -> list[Entry]:
             listed.add(folder)
-            return super().list(folder, recursive=recursive)
+            return super().list(folder, **how)
 
     for step in range(20):
         save(tmp_path / str(step), {"step": step}, step=step)

@@ -91,7 +91,7 @@ def test_a_local_step_that_a_durable_save_has_left_is_gone(tmp_path: Path) -> No
         (key,) = tier.found()
         tier.leave(BranchStart(key.branch + 1, 4), 4)
         with pytest.raises(StepGone, match="local step 5 is no longer one of the root's"):
-            tier.open_step(key)
+            tier.open_step(key, "1")
 
 
 def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:

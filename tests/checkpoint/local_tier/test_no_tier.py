@@ -35,7 +35,7 @@ def test_a_local_step_is_not_found() -> None:
     for ask in (
         lambda: tier.head(7),
         lambda: tier.structure(7),
-        lambda: tier.open_step(KEY),
+        lambda: tier.open_step(KEY, "1"),
         lambda: tier.pass_over(KEY),
     ):
         with pytest.raises(StepNotFound, match="there is no local step 7"):

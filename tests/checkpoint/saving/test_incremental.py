@@ -29,6 +29,7 @@ from holdfast.checkpoint import (
     KeepAll,
     KeepLast,
     Options,
+    SaveFailed,
     UnsupportedLeaf,
     load,
     save,
@@ -54,6 +55,7 @@ from holdfast.cli.entry import main
 from holdfast.multihost import ClusterGroup
 from tests.checkpoint.golden.read import read_chunks
 from tests.support.checkpointing import at_once, groups, run_together
+from tests.support.failed_arrays import failed_array, forget_failures
 from tests.support.libraries import need
 from tests.support.object_servers import s3_server
 from tests.support.paths import program
@@ -271,6 +273,19 @@ def test_a_link_reported_as_failed_leaves_nothing(
         assert_is(manager.restore(2), state(7, 2))
     named = read_record(LocalStorage(tmp_path), "2").file_names()
     assert [f"state/{path.name}" for path in (tmp_path / "2/state").iterdir()] == named
+
+
+def test_a_leaf_that_fails_leaves_no_links(tmp_path: Path) -> None:
+    """What was linked for a save that does not begin goes, and the next save is whole."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        manager.save(1, state(7, 1)).wait()
+        failing = state(7, 2) | {"lora": failed_array((1 << 14,))}
+        with pytest.raises(SaveFailed, match="'lora' failed"):
+            manager.save(2, failing).wait()
+        forget_failures()
+        assert not (tmp_path / "2").exists()
+        manager.save(3, state(7, 3)).wait()
+    verify(tmp_path)
 
 
 def test_the_older_step_may_go_at_any_time(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.checkpoint import (
     CheckpointManager,
+    Files,
     Json,
     Options,
     SaveFailed,
@@ -20,7 +21,7 @@ from holdfast.checkpoint import (
     save_async,
 )
 from holdfast.checkpoint.errors import LeafFailed, failure_of
-from holdfast.checkpoint.saving import stager
+from holdfast.checkpoint.saving import record_builder, stager
 from holdfast.checkpoint.saving.snapshot import Shard, Snapshot
 from holdfast.checkpoint.saving.stager import JsonValue, SaveOrder, SaveRequest, SaveStager
 from holdfast.checkpoint.storage.bucket import BucketStorage
@@ -122,6 +123,23 @@ def test_what_fails_holds_nothing(
     with pytest.raises(kind):
         save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items, metrics=metrics))
     assert len(taken) == 1 and taken[0].packs == {}
+
+
+@pytest.mark.parametrize("tree", [{}, {"state": {"w": np.zeros(4)}}])
+def test_names_that_no_record_holds_are_refused_at_once(
+    save_stager: SaveStager, tree: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files, as long as they are, beside a tree or without one: before anything is written."""
+
+    def write(folder: Path) -> None:
+        for number in range(20):
+            (folder / f"{number}-{'n' * 200}").touch()
+
+    items = tree | {"files": Files(write)}
+    save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items)).release()
+    monkeypatch.setattr(record_builder, "RECORD_LIMIT_BYTES", 7_000)
+    with pytest.raises(ValueError, match="are the names of JSON items and files"):
+        save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items))
 
 
 @pytest.fixture
