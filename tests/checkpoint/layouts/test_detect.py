@@ -145,9 +145,7 @@ def test_a_list_beside_a_writer_is_no_older_than_its_beginning(tmp_path: Path) -
             writer.wait_until_finished()
 
         class Replacing(LocalStorage):
-            def list(
-                self, folder: str, *, recursive: bool = False, names_only: bool = False
-            ) -> list[Entry]:
+            def list(self, folder: str, **how: bool) -> list[Entry]:
                 found = super().list(folder, **how)
                 step = writer.latest_step()
                 if folder == "" and step < 5:

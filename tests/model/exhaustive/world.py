@@ -11,6 +11,7 @@ import contextlib
 import functools
 import secrets
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,7 +325,12 @@ def _start(work: Callable[..., object], *arguments: object) -> None:
         return
     world: World = task.run.world  # type: ignore[attr-defined]
     if world.is_serial:
-        work(*arguments)
+        thread = threading.current_thread()
+        name = thread.name
+        try:
+            work(*arguments)
+        finally:
+            thread.name = name  # it may be that of all tests
         return
     name = f"{task.process} in the background"
     begun = task.run.spawn(task.process, lambda: work(*arguments), name)

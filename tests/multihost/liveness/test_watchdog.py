@@ -5,9 +5,10 @@ holds the GIL.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -100,16 +101,24 @@ def test_it_hears_of_progress_in_the_next_job(errors: Errors) -> None:
         assert dog.hangs == 0
 
 
-def test_a_forked_child_has_none_of_its_parents(errors: Errors) -> None:
-    """Its own ends without a timer of C for the parent's, which nobody would set again."""
-    with watchdog(0.2):
-        child = os.fork()
-        if not child:
-            with watchdog(60):
-                pass
-            time.sleep(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+FORKS = """
+import os
+from holdfast.multihost import watchdog
+with watchdog(0.2):
+    child = os.fork()
+    if not child:
+        with watchdog(60):
+            pass
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_forked_child_watches_too() -> None:
+    """The thread of faulthandler's that its parent's watchdogs have is not there to wait for."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_time_out_has_to_be_above_zero() -> None:
