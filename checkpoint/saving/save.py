@@ -296,8 +296,9 @@ class _StepWork(SnapshotWork):
 
     def superfluous(self, *, list_steps: bool) -> Superfluous:
         index = self._state.index
-        # What this save has left behind.
-        index.take_late()
+        # What this save has left behind. A step that was found since the reports were compared is
+        # news to the others.
+        list_steps |= index.take_late()
         deleted = self._delete_superfluous()
         steps = tuple(index.steps()) if list_steps else None
         left = None

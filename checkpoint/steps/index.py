@@ -160,8 +160,8 @@ class StepIndex:
         with self._lock:
             self._late[committed.step] = committed
 
-    def take_late(self) -> None:
-        """Knows the steps that were added or left behind late."""
+    def take_late(self) -> bool:
+        """Knows the steps that were added or left behind late; says whether any was added."""
         with self._lock:
             self._left_behind |= self._late_left
             self._late_left = set()
@@ -170,6 +170,7 @@ class StepIndex:
             for step, facts in late.items():
                 self._facts.setdefault(step, facts)
             self._left_behind -= late.keys()
+            return bool(late)
 
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -95,14 +96,16 @@ class StorePath:
 
 def free_bytes(storage: Storage) -> int | None:
     """Returns how much room the disk of a folder has, which need not be there yet; None for what is
-    no folder.
+    no folder, and where the disk does not say.
     """
     if storage.posix is None:
         return None
     path = storage.posix.path
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
+    with contextlib.suppress(OSError):  # who writes there will hear of it
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        return shutil.disk_usage(path).free
+    return None
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:
