@@ -309,7 +309,8 @@ def _overwrite_and_reader(scene: Scene) -> None:
     scene.add("r", lambda: read_newest(scene.world, scene.storage()))
 
 
-def _back_and_on(scene: Scene) -> None:
+def back_and_on(scene: Scene) -> None:
+    """A writer goes back and saves on, beside an evaluator."""
     writer = scene.manager("a")
 
     def before() -> None:
@@ -328,7 +329,8 @@ def _group(scene: Scene) -> None:
         scene.add(process, lambda manager=manager: manager.save(5))  # type: ignore[misc]
 
 
-def _local_saves(scene: Scene) -> None:
+def local_saves(scene: Scene) -> None:
+    """Two hosts save a local step."""
     savers = scene.host_savers("ab")
     for process, saver in savers.items():
         scene.add(process, lambda saver=saver: saver.save(2))  # type: ignore[misc]
@@ -418,15 +420,15 @@ CONFIGURATIONS = (
     *_both("retention and a reader's hold", _retention_and_hold),
     *_both("overwrite and a reader", _overwrite_and_reader),
     *_both("overwrite and a reader, one error", _overwrite_and_reader, faults={"a": ONE_ERROR}),
-    *_both("going back and saving on, beside an evaluator", _back_and_on),
-    *_both("going back and saving on, the writer dies", _back_and_on, faults={"a": DIES}),
+    *_both("going back and saving on, beside an evaluator", back_and_on),
+    *_both("going back and saving on, the writer dies", back_and_on, faults={"a": DIES}),
     *_both("a group of two, one dies", _group, faults={"b": DIES}),
     *_both("a group of two, the primary dies", _group, faults={"a": DIES}, large=["folder"]),
     *_both("a group of two, one error", _group, faults={"b": ANY_ERROR}, large=["folder"]),
     _in(
         "folder",
         "a local save of two, a host lost",
-        _local_saves,
+        local_saves,
         first=("a", "serves "),
         faults={"b": DIES},
         is_large=True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.support.paths import ROOT
 
-from .configurations import Configuration, Scene, Searcher, searcher
+from .configurations import Configuration, Scene, Searcher, back_and_on, local_saves, searcher
 from .disk import LATE
 from .programs import read_newest, sweep
 from .scheduler import CRASH, OK, Run, Task
@@ -124,24 +124,6 @@ def _unknown(scene: Scene) -> None:
     scene.add("r", lambda: read_newest(scene.world, scene.storage()))
 
 
-def _back(scene: Scene) -> None:
-    writer = scene.manager("a")
-
-    def before() -> None:
-        writer.save(4)
-        writer.save(6)
-        writer.went_back_to(4)
-
-    scene.serially("a", before)
-    scene.add("a", lambda: writer.save(5))
-    scene.add("r", lambda: read_newest(scene.world, scene.storage()))
-
-
-def _local(scene: Scene) -> None:
-    for process, saver in scene.host_savers("ab").items():
-        scene.add(process, lambda saver=saver: saver.save(2))  # type: ignore[misc]
-
-
 TRANSCRIPTS = (
     Transcript(
         file="save.md",
@@ -224,7 +206,7 @@ TRANSCRIPTS = (
         title="Going back, and a new branch",
         prose="`a` has saved steps 4 and 6, and restored step 4. It goes on from there.",
         store="bucket",
-        prepare=_back,
+        prepare=back_and_on,
         faults={},
         cues=(
             Cue(
@@ -245,7 +227,7 @@ TRANSCRIPTS = (
         title="A local save, and a host that is lost",
         prose="Two hosts keep step 1, each with a copy of the other's part. They save step 2.",
         store="folder",
-        prepare=_local,
+        prepare=local_saves,
         faults={"b": Faults(crashes=True)},
         cues=(
             Cue(
