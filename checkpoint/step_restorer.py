@@ -168,11 +168,7 @@ class StepRestorer:
             f"{name_items(wanted)} of step {step}",
             self._timeout_s,
         )
-        options = replace(
-            options,
-            before_reading=agreement.before_reading,
-            before_collective=agreement.before_collective,
-        )
+        options = replace(options, before_reading=agreement.before_reading)
         shares = key is None and step not in self._catalog.foreign
         if not shares or not is_worth_sharing(options.read, self._root.storage, self._root.group):
             return self._agree_on(step, key, wanted, options, agreement, hold_s=hold_s)

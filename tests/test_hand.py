@@ -24,7 +24,7 @@ MOST: dict[str, dict[str, int]] = {
         "parameters": 6,
         "globals": 1,
         "outside_assignments": 46,
-        "wide_lines": 3,
+        "wide_lines": 2,
     },
     "tests": {
         "parallel": 14,

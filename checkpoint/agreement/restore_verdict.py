@@ -1,8 +1,8 @@
 """Restores end alike on all processes of a group: one small message of each to the primary, and its
 verdict to all.
 
-Whoever fails says so instead of leaving the others to train on, or to wait in a collective that it
-never enters. Every process of a group calls the same, in the same order.
+Whoever fails says so instead of leaving the others to train on. Every process of a group calls the
+same, in the same order.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class PostedShare:
 
 class RestoreAgreement:
     """The agreements of one restore of a group: one at its end, and of each tree one before it is
-    read, and one before its collectives if it has some. For one thread.
+    read. For one thread.
 
     What is posted is exchanged in its turn on a thread; every other agreement waits for it.
 
@@ -175,7 +175,6 @@ class RestoreAgreement:
         self._is_open = False
         self._has_room = False
         self._save_id = ""
-        self._collectives = 0
         self._read: set[str] = set()
         self._shares = 0
         self._lock = threading.Lock()
@@ -208,16 +207,9 @@ class RestoreAgreement:
         """Whether the processes have agreed on an error already."""
         return self._verdict is not None
 
-    def before_collective(self) -> None:
-        """Raises, on every process, if one of them has failed: nobody enters a collective that
-        another does not.
-        """
-        self._collectives += 1
-        self._go_on(self._agree(f"before collective {self._collectives}", None))
-
     def before_reading(self, need: MemoryNeed) -> None:
-        """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item;
-        also what `before_collective` raises.
+        """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item,
+        and the error of one that has failed.
 
         An item that is read again has its room, and so has a small one, or one for which the
         primary has found it: alike on all processes.
@@ -226,9 +218,7 @@ class RestoreAgreement:
         if known or is_small(need.item_bytes, self._group.count):
             return
         self._read.add(need.item)
-        self._go_on(self._agree(f"before {need.item!r} is read", None, need))
-
-    def _go_on(self, verdict: Verdict) -> None:
+        verdict = self._agree(f"before {need.item!r} is read", None, need)
         if verdict.error is not None:
             self._verdict = verdict
             raise verdict.error

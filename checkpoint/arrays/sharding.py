@@ -123,16 +123,6 @@ def _show_mesh(mesh: Any) -> str:
     return " ".join(f"{axis}={size}" for axis, size in mesh.shape_tuple)
 
 
-def plain_sharding(sharding: NamedSharding, rank: int) -> NamedSharding:
-    """Returns where an array of `rank` axes lies, without what steers computations: axis types,
-    and what is reduced.
-    """
-    text = _text_axes(sharding.mesh)
-    axes = [[text[name] for name in axes_of(entry)] for entry in spec_of_axes(sharding, rank)]
-    mesh = Mesh(sharding.mesh.devices, list(text.values()))
-    return NamedSharding(mesh, _spec(axes), memory_kind=sharding.memory_kind)
-
-
 def _spec(axes: Sequence[Sequence[str]], reduced: Sequence[str] = ()) -> Any:
     make: Any = PartitionSpec
     return make(*(tuple(entry) or None for entry in axes), reduced=frozenset(reduced))

@@ -677,7 +677,7 @@ def restore_checkpoint(
 ) -> Any:
     """Restores one item of any layout.
 
-    There are no collectives: "once" is for a step of ours with `peers`, others are read by each.
+    "once" is for a step of ours with `peers`; others are read by each process.
     """
     options = options or RestoreOptions()
     item = pick_item(checkpoint.info, item)

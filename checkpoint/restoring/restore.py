@@ -30,7 +30,6 @@ from ..memory.need import MemoryNeed, find_shortage
 from ..memory.pool import POOL
 from ..storage.base import Storage
 from ..storage.path import join
-from .collective_read import read_once
 from .devices import DevicePlacement, Region
 from .match import (
     SAVED,
@@ -104,11 +103,10 @@ class RestoreOptions:
     (pattern, replacement), or a function. `rules` are rules of surgery, applied after it by
     `restore_checkpoint`. `read` is "each", "once" or "auto" (see `CheckpointManager.restore`);
     every process calls it alike. With `peers` the processes of these pass on what they read;
-    without them "once" spreads it by device collectives. `memory` says what this process may take
-    of its host's memory. `before_reading` is called with what a tree needs of that memory,
-    `before_collective` when this process has read all that it reads; both may raise. `per_process`
-    says whose copies of leaves that were kept per process come back (None: those of all, along a
-    first axis).
+    without them each process reads what it needs. `memory` says what this process may take of its
+    host's memory. `before_reading` is called with what a tree needs of that memory, and may raise.
+    `per_process` says whose copies of leaves that were kept per process come back (None: those of
+    all, along a first axis).
     """
 
     partial: bool | Callable[[str], bool] = False
@@ -122,7 +120,6 @@ class RestoreOptions:
     per_process: PerProcessSelection | None = None
     memory: MemoryBudget = WHOLE_BUDGET
     before_reading: Callable[[MemoryNeed], None] = check_alone
-    before_collective: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if self.read not in ("each", "once", "auto"):
@@ -282,15 +279,8 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
 def _read_all(
     reader: ArrayReader, item: ItemRecord, requests: Sequence[LeafRequest], options: RestoreOptions
 ) -> list[Any]:
-    def read(reader: ArrayReader, requests: Sequence[LeafRequest]) -> list[Any]:
-        return _read(reader, item, requests, options)
-
     with own_settings():
-        if options.read != "once" or options.peers is not None:
-            values = read(reader, requests)
-        else:
-            before = options.before_collective
-            values = read_once(reader, requests, read, allocate, before_collective=before)
+        values = _read(reader, item, requests, options)
     return [
         as_weak(value) if request.weak else value
         for value, request in zip(values, requests, strict=True)

@@ -27,12 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from holdfast.checkpoint import SAVED, TreeMismatch, load, save, verify
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
-from holdfast.checkpoint.restoring import collective_read
-from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
 from holdfast.checkpoint.saving import plan
 from holdfast.checkpoint.storage.local import LocalStorage
 
-BUNDLED_BYTES = collective_read.BUNDLED_BYTES
 CUTS = (plan.CHUNK_BYTES, plan.SHARED_CHUNK_BYTES, plan.SHARE_BYTES, plan.PACK_BYTES)
 
 
@@ -189,7 +186,7 @@ def placed(facts: dict[str, Any]) -> Any:
 
 
 def do_load(request: dict[str, Any]) -> None:
-    """Loads it with a `like`, without one, in part, and with each byte read once."""
+    """Loads it with a `like`, and without one."""
     folder = request["folder"]
     tree = request["tree"]
     wanted = build(tree, like)
@@ -222,23 +219,6 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     return dict(zip(flat.paths, flat.leaves, strict=True))
 
 
-def do_read_once(request: dict[str, Any]) -> None:
-    """Loads it with each byte read once in the whole job: a collective, so nothing of one process
-    may fail before it.
-    """
-    collective_read.BUNDLED_BYTES = (request["cuts"] or [BUNDLED_BYTES])[0]
-    store = LocalStorage(request["folder"])
-    found = restore_item(
-        store,
-        "",
-        read_record(store, ""),
-        "state",
-        like=build(request["tree"], like),
-        options=RestoreOptions(read="once"),
-    )
-    check_tree(request["tree"], found, lambda facts: facts.get("wanted"))
-
-
 def do_refuse(request: dict[str, Any]) -> None:
     """Asks for a sharding that does not divide the one leaf, which is an error that names it."""
     with pytest.raises(TreeMismatch, match="divide") as caught:
@@ -250,7 +230,6 @@ DO = {
     "save": do_save,
     "load": do_load,
     "load_once": do_load_once,
-    "read_once": do_read_once,
     "refuse": do_refuse,
 }
 

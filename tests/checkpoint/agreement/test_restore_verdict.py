@@ -147,7 +147,7 @@ def test_an_item_that_is_not_there_is_a_mistake_once_the_step_was_opened() -> No
         assert agreement.run(raising(StepNotFound("no item")), "root")[1].is_mistake == is_open
 
 
-def test_before_a_collective() -> None:
+def test_before_all_have_shared() -> None:
     """All raise there if one has failed, and nobody asks the others again at the end; a process
     that has none is told apart.
     """
@@ -159,7 +159,7 @@ def test_before_a_collective() -> None:
             if group.index == 1 and script == "fails":
                 raise Corrupt("damaged")
             if group.index == 0 or script != "has none":
-                agreement.before_collective()
+                agreement.share("")
             return "value"
 
         return agreement.run(restore, "root/1")
@@ -177,19 +177,19 @@ def test_before_a_collective() -> None:
 
 
 def test_who_does_not_come_is_named_once() -> None:
-    """The wait ends after the time given, before a collective and at the end; an own error is
+    """The wait ends after the time given, in the middle and at the end; an own error is
     raised all the same.
     """
     with groups(2) as (primary, _):
         agreement = RestoreAgreement(primary, "restore", "step 1", 0.3)
 
         def restore() -> None:
-            agreement.before_collective()
+            agreement.share("")
 
         error = agreement.run(restore, "root")[1].error
         assert isinstance(error, BarrierTimeout) and error.missing == (1,)
         assert error.__notes__ == [
-            "it came up while all processes were to agree on step 1, before collective 1"
+            "it came up while all processes were to agree on step 1, share 1"
         ]
         own = Corrupt("damaged")
         assert (

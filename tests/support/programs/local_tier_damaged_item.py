@@ -11,7 +11,6 @@ from sharded_state import same, state
 
 from holdfast.checkpoint.saving.stager import SaveOrder
 
-# Larger than what travels in a bundle: each item has collectives of its own.
 SIZE = 1 << 19
 
 items = {"first": state(1, SIZE), "second": state(2, SIZE)}
